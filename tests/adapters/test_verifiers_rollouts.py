@@ -85,13 +85,13 @@ def test_what_no_tool_server_would_let_through_is_answered_by_the_world():
     spoken = [("Reed", "{}"), *(("Read", each) for each in broken), ("Write", half), ("Glob", '{"pattern": "*"}')]
     (episode,) = play({"wild": [spoken]})
     workspace = Workspace(generate_task(0))
-    expected = [workspace.call(name, adapter._arguments(text)).text for name, text in spoken]
+    expected = [workspace.call(name, adapter._parse_arguments(text)).text for name, text in spoken]
     calls = json.loads(episode.model_dump_json())["traces"][0]["info"]["calls"]
     assert [call["text"] for call in calls] == expected
     assert [call["arguments"] for call in calls] == [text for _, text in spoken]
     assert [call["kind"] for call in calls][: len(broken)] == ["tool_not_found"] + ["input_validation"] * 7
     deep = "[" * 100_000  # verifiers' own parser gives up on it before we are asked
-    assert adapter._arguments(deep) is deep
+    assert adapter._parse_arguments(deep) is deep
 
 
 def test_an_episode_that_verifiers_stops_is_worth_what_its_files_are():

@@ -91,10 +91,10 @@ def _play(args: argparse.Namespace) -> int:
 
 
 def _warn(sandbox: str) -> None:
-    from composer_replication.envs.workspace.sandbox import NO_WALL
+    from composer_replication.envs.workspace.sandbox import LIMITS_ONLY
 
     if sandbox == "rlimits":
-        log(f"tests ran without isolation (rlimits): {NO_WALL}")
+        log(f"tests ran without isolation (rlimits): {LIMITS_ONLY}")
 
 
 def _lines(episode: Episode) -> list[str]:

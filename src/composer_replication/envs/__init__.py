@@ -1,11 +1,11 @@
-"""Places where an agent acts, errs and is judged, on any machine. Nothing heavy is imported.
+"""Environments in which an agent acts, makes errors and gets a reward, on any machine. Nothing heavy is imported.
 
-workspace               a pocket coding workspace: tasks, tools, tests in a sandbox, a reward
+workspace               a small coding workspace: tasks, tools, tests in a sandbox, a reward
+policies                scripted agents: an expert, and agents that make mistakes at set rates
+student                 the embedded student: a small model that makes errors and follows hints
+logs                    an episode as a conversation, an ATIF document or a Claude Code log
+adviser_server          scripted teachers of adjustable skill behind a local address
 trl_environment         the workspace in TRL
-policies                who plays in it: an expert, agents that err at set rates
-logs                    an episode as a conversation, as ATIF, as a Claude Code log
-student                 the embedded student: a small agent that errs and follows hints
-adviser_server          advisers of adjustable skill, behind a loopback address
 verifiers_environment   the workspace in verifiers
 openenv_server          the workspace behind an OpenEnv server, and its client
 """

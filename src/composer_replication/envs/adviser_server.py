@@ -1,9 +1,9 @@
-"""Advisers of adjustable skill behind an OpenAI-compatible address on this machine, for states of the workspace.
+"""Serve scripted teachers of adjustable skill over a local OpenAI-compatible API, for states of the workspace.
 
-A request is recognised by its first user message, which is a task's prompt; its calls are made again in a fresh
-workspace, and the adviser says what it would do there. `world-expert` is always right; `world-flawed-0.3` makes, where
-one can be made, a mistake in three of ten answers. The same question has the same answer. Nothing is executed: a run of
-the tests that a state shows is taken as made.
+A request is recognized by its first user message, which is a task's prompt. The server repeats the request's calls in a
+fresh workspace and answers with the next call: `world-expert` always with the right one, `world-flawed-0.3` with a
+mistake in 30% of the states where one is possible. The same request gets the same answer. No tests are executed: a
+RunTests call in a request counts as done.
 """
 
 from __future__ import annotations
@@ -27,15 +27,17 @@ from composer_replication.envs.workspace.workspace import Workspace
 
 MODELS = ("world-expert", "world-flawed-0.1", "world-flawed-0.3", "world-flawed-0.6")
 DIFFICULTIES = cast("tuple[Difficulty, ...]", get_args(Difficulty))
+# "world-expert", or "world-flawed-0.3" -> rate "0.3"; not "world-flawed-2"
 _MODEL = re.compile(r"world-(?:expert|flawed-(?P<rate>0(?:\.\d{1,6})?|1(?:\.0{1,6})?))")
 _HOST, _MAX_BODY, _CONTEXT = "127.0.0.1", 16 * 2**20, 200_000
-_USD_PER_INPUT, _USD_PER_OUTPUT = 1e-7, 4e-7  # a price, so that a cap has something to hold
+_USD_PER_INPUT, _USD_PER_OUTPUT = 1e-7, 4e-7  # invented prices, so that spending caps can be tried out
 _BYTES_PER_TOKEN = 4
+# The replay wraps tool results in tags with a random name: "<data-a1>\ntext\n</data-a1>" -> "text"
 _FENCE = re.compile(r"<data-(\w+)>\n(.*)\n</data-\1>", re.DOTALL)
 
 
 class HttpRefusal(Exception):
-    """A request that has no answer, with the HTTP status that says so."""
+    """A request that cannot be answered, with the HTTP status of the refusal."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -43,6 +45,8 @@ class HttpRefusal(Exception):
 
 
 class _NoRuns(TestRunner):
+    """A runner that executes nothing."""
+
     __test__ = False
 
     def run_tests(self, files: Mapping[str, str], paths: Sequence[str]) -> TestReport:  # noqa: ARG002
@@ -52,8 +56,8 @@ class _NoRuns(TestRunner):
         return []
 
 
-class _Shown(NamedTuple):
-    """What the messages of a request show: the task's words, the calls, and what came back for each."""
+class _Transcript(NamedTuple):
+    """The prompt of a request, its tool calls, and the result of each call (None if the request has none)."""
 
     prompt: str
     calls: list[tuple[str, Any]]
@@ -61,9 +65,10 @@ class _Shown(NamedTuple):
 
 
 class Advisers:
-    """Answers chat requests about the tasks of these seeds; many hard ones have the same prompt."""
+    """Answers chat requests about the tasks of the given seeds and difficulties."""
 
     def __init__(self, seeds: Iterable[int], difficulties: Sequence[Difficulty] = DIFFICULTIES) -> None:
+        # By prompt. Hard tasks share a few prompts, so one prompt may have many tasks.
         self._tasks: dict[str, list[Task]] = {}
         for seed in seeds:
             for difficulty in difficulties:
@@ -71,36 +76,42 @@ class Advisers:
                 self._tasks.setdefault(task.prompt.strip(), []).append(task)
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """The chat completion for a request."""
+        """Return the chat completion for a request. Raises HttpRefusal if it is malformed or about no known task."""
         model = body.get("model")
         match = _MODEL.fullmatch(model) if isinstance(model, str) else None
         if match is None:
             raise HttpRefusal(400, f"{model!r:.100} is not a valid model ID: expected one like {', '.join(MODELS)}")
         if body.get("stream"):
-            raise HttpRefusal(400, "stream: this server answers whole replies only")
-        transcript = _shown(body.get("messages"))
+            raise HttpRefusal(400, "stream: this server does not stream; expected false")
+        transcript = _parse_messages(body.get("messages"))
         situation = self._situation(transcript)
         name = json.dumps([model, transcript], sort_keys=True)
         move = _advice(situation, float(match["rate"] or 0), name)
         return _completion(str(model), move, len(json.dumps(body)), len(transcript.calls))
 
-    def _situation(self, request: _Shown) -> Situation:
-        """Where the request stands; of several tasks with the same words, the one in which the same came back."""
-        tasks = self._tasks.get(request.prompt)
+    def _situation(self, transcript: _Transcript) -> Situation:
+        """Return the state after the request's calls. Its results identify the task if several have its prompt."""
+        tasks = self._tasks.get(transcript.prompt)
         if not tasks:
-            raise HttpRefusal(400, "the first user message is no task of this world")
-        task = tasks[0] if len(tasks) == 1 else max(tasks, key=lambda candidate: _num_alike(candidate, request))
-        return retrace(task, request.calls, runner=_NoRuns())
+            raise HttpRefusal(
+                400, "the first user message is not the prompt of a task that this server was started with"
+            )
+        task = (
+            tasks[0]
+            if len(tasks) == 1
+            else max(tasks, key=lambda candidate: _num_matching_results(candidate, transcript))
+        )
+        return retrace(task, transcript.calls, runner=_NoRuns())
 
 
-def _num_alike(task: Task, request: _Shown) -> int:
-    """After how many of the calls the task has shown the same as the request; of a run of the tests nobody asks."""
+def _num_matching_results(task: Task, transcript: _Transcript) -> int:
+    """Return how many calls in a row give the request's results in this task. RunTests is skipped: nothing is run."""
     workspace = Workspace(task, runner=_NoRuns())
-    for number, ((tool, arguments), result) in enumerate(zip(request.calls, request.results, strict=True)):
+    for number, ((tool, arguments), result) in enumerate(zip(transcript.calls, transcript.results, strict=True)):
         text = workspace.call(tool, arguments).text
         if result is not None and tool != "RunTests" and text != result:
             return number
-    return len(request.calls)
+    return len(transcript.calls)
 
 
 def _advice(situation: Situation, rate: float, name: str) -> Move:
@@ -110,7 +121,7 @@ def _advice(situation: Situation, rate: float, name: str) -> Move:
     return moves[random.choice(sorted(moves))] if moves and random.random() < rate else right
 
 
-def _shown(messages: object) -> _Shown:
+def _parse_messages(messages: object) -> _Transcript:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
         raise HttpRefusal(400, "messages: expected a list of messages")
     prompt: str | None = None
@@ -128,7 +139,7 @@ def _shown(messages: object) -> _Shown:
         for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
             calls.append(_call(call))
             ids.append(str(call.get("id")))
-    return _Shown(prompt or "", calls, [results.get(call_id) for call_id in ids])
+    return _Transcript(prompt or "", calls, [results.get(call_id) for call_id in ids])
 
 
 def _call(call: Any) -> tuple[str, Any]:
@@ -139,29 +150,34 @@ def _call(call: Any) -> tuple[str, Any]:
     try:
         return str(function.get("name")), json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
+        # Arguments that are not JSON are part of the state: the workspace answers them with an error.
         return str(function.get("name")), None
 
 
-def _completion(model: str, move: Move, num_bytes: int, number: int) -> dict[str, Any]:
+def _completion(model: str, move: Move, num_bytes: int, num_calls: int) -> dict[str, Any]:
     arguments = json.dumps(dict(move.arguments), ensure_ascii=False)
-    call = {"id": f"call_{number}", "type": "function", "function": {"name": move.tool, "arguments": arguments}}
+    call = {"id": f"call_{num_calls}", "type": "function", "function": {"name": move.tool, "arguments": arguments}}
     message = {"role": "assistant", "content": move.text, "tool_calls": [call]}
-    prompt = num_bytes // _BYTES_PER_TOKEN + 1
-    written = (len(move.text) + len(arguments)) // _BYTES_PER_TOKEN + 1
-    cost = prompt * _USD_PER_INPUT + written * _USD_PER_OUTPUT
-    usage = {"prompt_tokens": prompt, "completion_tokens": written, "total_tokens": prompt + written, "cost": cost}
+    prompt_tokens = num_bytes // _BYTES_PER_TOKEN + 1
+    completion_tokens = (len(move.text) + len(arguments)) // _BYTES_PER_TOKEN + 1
+    usage = {
+        "prompt_tokens": prompt_tokens,
+        "completion_tokens": completion_tokens,
+        "total_tokens": prompt_tokens + completion_tokens,
+        "cost": prompt_tokens * _USD_PER_INPUT + completion_tokens * _USD_PER_OUTPUT,
+    }
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    answer = {"id": f"{model}-{number}", "object": "chat.completion", "created": 0, "model": model}
+    answer = {"id": f"{model}-{num_calls}", "object": "chat.completion", "created": 0, "model": model}
     return {**answer, "choices": [choice], "usage": usage}
 
 
-def _listed(model: str) -> dict[str, Any]:
+def _model_entry(model: str) -> dict[str, Any]:
     pricing = {"prompt": f"{_USD_PER_INPUT:.9f}", "completion": f"{_USD_PER_OUTPUT:.9f}"}
     return {"id": model, "context_length": _CONTEXT, "pricing": pricing, "supported_parameters": ["tools"]}
 
 
 class AdviserServer:
-    """Serves advisers at `base_url` while it is entered; on this machine only."""
+    """Serves `Advisers` at `base_url` as a context manager, to this machine only. Port 0 picks a free port."""
 
     models = MODELS
 
@@ -178,7 +194,7 @@ class AdviserServer:
         return f"http://{_HOST}:{self._server.server_port}/v1"
 
     def wait(self) -> None:
-        """Until the process is interrupted."""
+        """Block until the process is interrupted."""
         self._thread.join()
 
     def __enter__(self) -> AdviserServer:
@@ -194,38 +210,38 @@ class AdviserServer:
 
 class _TeacherServer(ThreadingHTTPServer):
     daemon_threads = True
-    request_queue_size = 256  # a replay opens its connections all at once
+    request_queue_size = 256  # a replay opens all its connections at once
 
 
 class _Handler(BaseHTTPRequestHandler):
     advisers: Advisers
     protocol_version = "HTTP/1.1"
-    timeout = 60  # a caller that says nothing does not keep a thread
+    timeout = 60  # seconds; a silent client must not occupy a thread forever
 
     def do_GET(self) -> None:
         if self.path == "/v1/models":
-            self._reply(200, {"data": [_listed(model) for model in MODELS]})
+            self._reply(200, {"data": [_model_entry(model) for model in MODELS]})
         else:
-            self._refuse(404, f"no GET {self.path:.100} here")
+            self._refuse(404, f"unknown path: GET {self.path:.100}")
 
     def do_POST(self) -> None:
         length = self.headers.get("content-length", "")
         if not length.isdecimal() or int(length) > _MAX_BODY:
-            self.close_connection = True
-            self._refuse(413, f"the body: expected a length of at most {_MAX_BODY} bytes")
+            self.close_connection = True  # the body stays unread, so the connection cannot be reused
+            self._refuse(413, f"content-length: expected at most {_MAX_BODY} bytes")
             return
         raw = self.rfile.read(int(length))
         try:
             if self.path != "/v1/chat/completions":
-                raise HttpRefusal(404, f"no POST {self.path:.100} here")
-            self._reply(200, self.advisers.answer(_object(raw)))
-        except HttpRefusal as refused:
-            self._refuse(refused.status, str(refused))
+                raise HttpRefusal(404, f"unknown path: POST {self.path:.100}")
+            self._reply(200, self.advisers.answer(_parse_object(raw)))
+        except HttpRefusal as refusal:
+            self._refuse(refusal.status, str(refusal))
         except RecursionError:
             self._refuse(400, "the body is nested too deeply")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Requests are not written down."""
+        """Log nothing."""
 
     def _refuse(self, status: int, message: str) -> None:
         self._reply(status, {"error": {"code": status, "message": message}})
@@ -239,7 +255,7 @@ class _Handler(BaseHTTPRequestHandler):
         self.wfile.write(data)
 
 
-def _object(raw: bytes) -> dict[str, Any]:
+def _parse_object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:

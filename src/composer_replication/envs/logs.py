@@ -1,6 +1,6 @@
-"""An episode as others know sessions: as a conversation, as an ATIF document, as lines of a Claude Code log.
+"""Convert an episode to a conversation, an ATIF document or the lines of a Claude Code log.
 
-Names and times are made from the task and the seed, so the same episode gives the same bytes.
+Ids and times are derived from the task and the seed, so the same episode gives the same bytes.
 """
 
 from __future__ import annotations
@@ -30,16 +30,18 @@ FORMAT = "claude_code"
 AGENT_VERSION = "2.1.38"
 PROJECT = ROOT.replace("/", "-")
 _START = datetime(2026, 1, 5, 9, 0, tzinfo=UTC)
-_BYTES_PER_TOKEN = 4
+_BYTES_PER_TOKEN = 4  # for the usage in logs, which is an estimate
+# "<tool_use_error>File does not exist.</tool_use_error>" -> the opening and the closing tag
 _TAGS = re.compile(r"</?tool_use_error>")
 
 
 def session_id(episode: Episode) -> str:
+    """Return the id of the episode's session, a UUID."""
     return _uuid(_key(episode), "session")
 
 
 def to_conversation(episode: Episode) -> Conversation:
-    """The conversation that the ingester reads from the episode's log."""
+    """Return the conversation that ingestion would read from the episode's log."""
     session = session_id(episode)
     file = f"{PROJECT}/{session}.jsonl"
     turns: list[Turn] = []
@@ -61,6 +63,7 @@ def to_conversation(episode: Episode) -> Conversation:
             turns.append(_assistant(message, text=content[0]["text"], **about))
         else:
             call = ToolCall(id=content[0]["id"], name=content[0]["name"], arguments=content[0]["input"])
+            # Claude Code writes the text and the call of a message as two records; they become one turn.
             last = turns[-1]
             if last.id == message["id"]:
                 lines = (*last.provenance.lines, line)
@@ -76,17 +79,17 @@ def to_conversation(episode: Episode) -> Conversation:
 
 
 def to_atif(episode: Episode) -> dict[str, Any]:
-    """The episode as an ATIF document."""
+    """Return the episode as an ATIF document."""
     return _to_atif(to_conversation(episode))
 
 
 def log_lines(episode: Episode) -> Iterator[str]:
-    """The lines of the episode's log, as Claude Code writes them."""
+    """Yield the lines of the episode's log in Claude Code's format."""
     return (json.dumps(record, ensure_ascii=False) for record in _log_records(episode))
 
 
 def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
-    """Its records: the task, and for every turn the words, the call, and what came back."""
+    """Yield the log's records: the prompt, and for every turn the text, the call and the result."""
     writer = _LogWriter(episode)
     yield writer.record("user", {"role": "user", "content": episode.task.prompt})
     for number, turn in enumerate(episode.turns):
@@ -111,16 +114,17 @@ def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 class _LogWriter:
-    """The envelope of every record: who comes before it, when it was written, where."""
+    """Adds the fields that every record has, such as its parent's id and its time, and counts tokens."""
 
     def __init__(self, episode: Episode) -> None:
         self._key, self._session = _key(episode), session_id(episode)
         self._parent: str | None = None
         self._number, self._input_tokens = 0, _tokens(episode.task.prompt)
+        # Sessions start at pseudorandom minutes of 90 days.
         minutes = int(_hash(self._key, "minute")[:8], 16) % (60 * 24 * 90)
         self._time = _START + timedelta(minutes=minutes)
 
-    def record(self, kind: str, message: dict[str, Any], **further: Any) -> dict[str, Any]:
+    def record(self, kind: str, message: dict[str, Any], **extra_fields: Any) -> dict[str, Any]:
         self._number += 1
         self._time += timedelta(milliseconds=500 + int(_hash(self._key, "pause", self._number)[:4], 16) % 4000)
         name = _uuid(self._key, self._number)
@@ -136,7 +140,7 @@ class _LogWriter:
             "message": message,
             "uuid": name,
             "timestamp": self._time.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-            **further,
+            **extra_fields,
         }
         self._parent = name
         return record
@@ -150,9 +154,10 @@ class _LogWriter:
         return self.record("user", message, toolUseResult=tool_use_result)
 
     def usage(self, turn: PlayedTurn) -> dict[str, int]:
-        written = _tokens(turn.move.text + turn.move.tool + json.dumps(dict(turn.move.arguments)))
-        usage = {"input_tokens": self._input_tokens, "output_tokens": written}
-        self._input_tokens += written
+        output_tokens = _tokens(turn.move.text + turn.move.tool + json.dumps(dict(turn.move.arguments)))
+        usage = {"input_tokens": self._input_tokens, "output_tokens": output_tokens}
+        # The whole conversation is the input of the next turn.
+        self._input_tokens += output_tokens
         return usage
 
 

@@ -1,9 +1,9 @@
-"""The workspace as an OpenEnv server and its client. Needs the extra `openenv`.
+"""Serve the workspace with OpenEnv, and connect to it with a client. Needs the extra `openenv`.
 
     python -m composer_replication.envs.openenv_server --port 8000
 
-Episodes live on the library's WebSocket: its plain HTTP routes make a new world for every request, so that a step there
-has no task. The server listens on this machine alone, holds a set number of sessions, and takes messages of a set size.
+Use OpenEnv's WebSocket: its plain HTTP routes create a new environment for every request, so a step there has no task.
+The server accepts connections from this machine only, and limits the number of sessions and the size of messages.
 """
 
 from __future__ import annotations
@@ -23,6 +23,7 @@ from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 
+# `require` raises an error with the install command if the extra is missing.
 openenv = require("openenv.core", extra="openenv")
 client_types = require("openenv.core.client_types", extra="openenv")
 server = require("openenv.core.env_server", extra="openenv")
@@ -32,14 +33,14 @@ MAX_SESSIONS, IDLE_SECONDS, MAX_MESSAGE_BYTES = 64, 600.0, 2**20
 
 
 class WorkspaceAction(server.Action):
-    """A tool call as a model sent it. Arguments that are no object are the world's to answer."""
+    """A tool call as a model wrote it. `arguments` may be anything: the workspace answers malformed ones itself."""
 
     name: str
     arguments: Any
 
 
 class WorkspaceObservation(server.Observation):
-    """What the agent sees: the request at first, then each call's answer. The tools stand in the first metadata."""
+    """What the agent sees: first the prompt, with the tools in `metadata`, then the result of each call."""
 
     text: str
     failed: bool = False
@@ -47,7 +48,7 @@ class WorkspaceObservation(server.Observation):
 
 
 class _WorkspaceState(server.State):
-    """Which task this is and, once the episode has ended, what it was worth."""
+    """The current task and, after the end of the episode, its reward."""
 
     seed: int | None = None
     difficulty: Difficulty | None = None
@@ -56,7 +57,7 @@ class _WorkspaceState(server.State):
 
 
 class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
-    """One session's world. The reward comes once, with the observation that ends the episode."""
+    """The workspace of one session. The observation that ends the episode has the reward; no other has one."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -68,7 +69,7 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, *, difficulty: Difficulty = "easy"
     ) -> WorkspaceObservation:
-        """Begins the task of this seed (the first to learn from where none is given)."""
+        """Start the task of this seed, by default the first training task, and return its prompt."""
         task = generate_task(FIRST_TRAINING_SEED if seed is None else seed, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
         self._reward = None
@@ -76,13 +77,13 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         return WorkspaceObservation(text=task.prompt, metadata=about)
 
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
-        """One call. A call after the end is answered, and pays nothing more."""
-        workspace = self._begun()
+        """Make one call. Calls after the end are answered without a reward. Raises InputError before `reset`."""
+        workspace = self._require_workspace()
         observation = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
         if self._reward is not None or not workspace.finished:
             return WorkspaceObservation(**observation)
         self._reward = workspace.reward()
-        return WorkspaceObservation(**observation, reward=self._reward.value, metadata=_figures(self._reward))
+        return WorkspaceObservation(**observation, reward=self._reward.value, metadata=_reward_metadata(self._reward))
 
     @property
     def state(self) -> _WorkspaceState:
@@ -95,18 +96,21 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
             seed=task.seed,
             difficulty=task.difficulty,
             finished=self._workspace.finished,
-            reward=None if self._reward is None else _figures(self._reward),
+            reward=None if self._reward is None else _reward_metadata(self._reward),
         )
 
-    def _begun(self) -> Workspace:
+    def _require_workspace(self) -> Workspace:
         if self._workspace is None:
             fix = "Call reset(seed=..., difficulty=...) first, in the same WebSocket session"
-            raise InputError(explain("step", got="no task", expected="one that reset() began", fix=fix))
+            raise InputError(explain("step", got="no task", expected="one started by reset()", fix=fix))
         return self._workspace
 
 
 class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
-    """A session: `async with WorkspaceClient(base_url=...)`, or `with ....sync()`; then `reset`, `step`, `state`."""
+    """A client's session: `reset`, `step` and `state`.
+
+    Use it as `async with WorkspaceClient(base_url=...)`, or as `with WorkspaceClient(base_url=...).sync()`.
+    """
 
     def _step_payload(self, action: WorkspaceAction) -> dict[str, Any]:
         return action.model_dump()
@@ -121,7 +125,7 @@ class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, _
 
 
 def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
-    """The FastAPI application. Sessions beyond the limit are refused; those idle for ten minutes are ended."""
+    """Return the FastAPI application. It refuses sessions beyond the limit, and ends those idle for ten minutes."""
     limits = server.ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=IDLE_SECONDS)
 
     def workspace() -> WorkspaceEnvironment:
@@ -133,25 +137,26 @@ def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
 
 
 def server_settings(app: Any, *, port: int = PORT) -> Any:
-    """For `uvicorn.Server`: this machine's own address, messages of one megabyte at most."""
+    """Return the configuration for `uvicorn.Server`: the loopback address, and messages of at most 1 MiB."""
     return uvicorn.Config(app, host=HOST, port=port, ws_max_size=MAX_MESSAGE_BYTES, access_log=False)
 
 
 def main() -> None:
-    """Serves until it is stopped."""
+    """Serve until the process is stopped."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
-    options.add_argument("--port", type=int, default=PORT, help="0 lets the machine choose")
-    options.add_argument("--max-sessions", type=int, default=MAX_SESSIONS)
-    options.add_argument("--max-calls", type=int, default=40, help="calls of one episode")
+    options.add_argument("--port", type=int, default=PORT, help="port to listen on; 0 picks a free one")
+    options.add_argument("--max-sessions", type=int, default=MAX_SESSIONS, help="maximum number of concurrent sessions")
+    options.add_argument("--max-calls", type=int, default=40, help="maximum number of calls per episode")
     args = options.parse_args()
     app = create_app(max_sessions=args.max_sessions, max_calls=args.max_calls)
     uvicorn.Server(server_settings(app, port=args.port)).run()
 
 
-def _figures(reward: Reward) -> dict[str, Any]:
-    figures = asdict(reward)
-    effort = figures.pop("effort")
-    return figures | effort
+def _reward_metadata(reward: Reward) -> dict[str, Any]:
+    # Flat: the fields of `effort` beside those of the reward.
+    metadata = asdict(reward)
+    effort = metadata.pop("effort")
+    return metadata | effort
 
 
 if __name__ == "__main__":

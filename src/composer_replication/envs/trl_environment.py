@@ -1,8 +1,8 @@
-"""The workspace as an environment of TRL: its public methods are the tools, `reset` takes a row of the dataset.
+"""Provide the workspace as an environment of TRL: its public methods are the tools, `reset` takes a dataset row.
 
-A failure is returned as text, in the harness's own words, and not raised: TRL would show the model a dict of its own in
-their place, and count no call. `trainer/rollouts/sites.py` finds the failures by these words. Arguments that do not fit
-reach the workspace as they are, because it is the workspace that says what is wrong with them.
+Tools return failures as text, in the harness's words, and do not raise: TRL would show the model its own error message
+instead and would not count the call. `trainer/rollouts/sites.py` recognizes failures by these texts. Invalid arguments
+are passed on, because the workspace answers them.
 
     [train.grpo]
     environment = "composer_replication.envs.trl_environment:WorkspaceEnvironment"
@@ -27,42 +27,46 @@ from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 
 TRAINING_SEEDS = range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 1000)
+# By the JSON type of a tool's parameter.
 _TYPES: dict[str, type] = {"string": str, "number": float, "boolean": bool}
 _DEFAULTS: dict[str, object] = {"string": "", "number": 0, "boolean": False}
 
 
 class WorkspaceEnvironment:
-    """One workspace at a time; `reset(seed=..., difficulty=...)` starts a task. The tools are added below."""
+    """One workspace at a time, started by `reset`. The tools are added as methods at the end of this module."""
 
     def __init__(self, *, runner: TestRunner | None = None, max_calls: int = 40) -> None:
         self._runner, self._max_calls = runner, max_calls
         self._workspace: Workspace | None = None
 
     def reset(self, *, seed: int, difficulty: Difficulty = "easy", prompt: Any = None, **_row: Any) -> str | None:
-        """Starts the task of a row. Where the row has no prompt, the task's is what the model reads."""
+        """Start the task of a row. Return its prompt for the model to read, unless the row already has one."""
         task = generate_task(int(seed), difficulty=difficulty)
         self._workspace = Workspace(task, runner=self._runner, max_calls=self._max_calls)
         return None if prompt else task.prompt
 
     def get_reward(self) -> float:
-        """What the files are worth now."""
-        return self._started().reward().value
+        """Return the reward of the files as they are now."""
+        return self._require_workspace().reward().value
 
-    def _started(self) -> Workspace:
+    def _require_workspace(self) -> Workspace:
         if self._workspace is None:
-            fix = "The trainer resets an environment with the row's columns: give it one named seed."
+            fix = "The trainer calls reset() with the columns of the dataset: add a column named seed."
             raise InputError(explain("workspace", got="no task", expected="reset(seed=...) before any call", fix=fix))
         return self._workspace
 
 
 def task_rows(seeds: Iterable[int], *, difficulty: Difficulty = "easy", system: str = "") -> list[dict[str, Any]]:
-    """A dataset's rows: the prompt of each task, its seed and its difficulty."""
+    """Return one dataset row per seed: prompt, seed and difficulty. Raises InputError for an unknown difficulty."""
     if difficulty not in get_args(Difficulty):
         raise InputError(explain("difficulty", got=repr(difficulty), expected=" or ".join(get_args(Difficulty))))
-    first = [{"role": "system", "content": system}] if system else []
+    system_messages = [{"role": "system", "content": system}] if system else []
     return [
         {
-            "prompt": [*first, {"role": "user", "content": generate_task(seed, difficulty=difficulty).prompt}],
+            "prompt": [
+                *system_messages,
+                {"role": "user", "content": generate_task(seed, difficulty=difficulty).prompt},
+            ],
             "seed": seed,
             "difficulty": difficulty,
         }
@@ -71,27 +75,27 @@ def task_rows(seeds: Iterable[int], *, difficulty: Difficulty = "easy", system: 
 
 
 def easy_tasks() -> Any:
-    """A thousand easy tasks as a `datasets.Dataset`, none kept for evaluation; what `train.grpo.dataset` may name."""
+    """Return 1,000 easy training tasks as a `datasets.Dataset`, for the option `train.grpo.dataset`."""
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS))
 
 
-def _medium_tasks() -> Any:
-    """A thousand tasks of medium difficulty."""
+def medium_tasks() -> Any:
+    """Return 1,000 training tasks of medium difficulty."""
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="medium"))
 
 
-def _hard_tasks() -> Any:
-    """A thousand hard tasks."""
+def hard_tasks() -> Any:
+    """Return 1,000 hard training tasks."""
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="hard"))
 
 
 def _method(schema: dict[str, Any]) -> Callable[..., str]:
-    """A tool as a method with the signature, types and Google docstring that TRL makes its schema of."""
+    """Return a tool as a method whose signature, types and Google-style docstring give TRL its schema."""
     name, properties = schema["name"], schema["parameters"]["properties"]
     required = schema["parameters"]["required"]
 
-    def tool(self: WorkspaceEnvironment, /, **given: Any) -> str:
-        return self._started().call(name, given).text
+    def tool(self: WorkspaceEnvironment, /, **arguments: Any) -> str:
+        return self._require_workspace().call(name, arguments).text
 
     lines = [f"    {key}: {value['description']}" for key, value in properties.items()]
     tool.__name__, tool.__qualname__ = name, f"{WorkspaceEnvironment.__name__}.{name}"

@@ -1,8 +1,8 @@
-"""The workspace as an environment of verifiers: `vf-eval composer-workspace`. Needs the extra `verifiers`.
+"""Provide the workspace as an environment of verifiers: `vf-eval composer-workspace`. Needs the extra `verifiers`.
 
-A taskset (tasks by seed), the loop that plays one of them, and an environment that puts both on this machine. The loop
-is ours because the world answers every call itself: a tool that does not exist or arguments that are not JSON are part
-of what is learned from, and a tool server would answer them in its own words.
+The module has a taskset (tasks by seed), a harness (the loop that plays one task) and an environment that runs both in
+this process. The harness is our own because the workspace has to answer every call itself: unknown tools and arguments
+that are not JSON are errors to learn from, and a tool server would answer them in other words.
 """
 
 from __future__ import annotations
@@ -27,25 +27,26 @@ vf = require("verifiers.v1", extra="verifiers")
 httpx = require("httpx", extra="verifiers")
 try:
     from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
-except ImportError:  # before 0.4, verifiers itself stops a rollout whose context is full
+except ImportError:  # verifiers before 0.4 stops a rollout with a full context itself
     CONTEXT_OVERFLOW_MARKERS = ()
 ID = "composer-workspace"
-"""What verifiers knows this environment by. It imports top-level modules only: `composer_workspace` holds the names."""
+"""The environment's id. verifiers imports only top-level modules, so `composer_workspace` re-exports the names."""
 
 
 class _WorkspaceData(vf.TaskData):
-    """What makes a task again."""
+    """The seed and difficulty that determine a task."""
 
     seed: int
     difficulty: Difficulty
 
 
 class _WorkspaceTask(vf.Task[_WorkspaceData, vf.State, vf.TaskConfig]):
-    """One task of the world. Its reward was measured where the files are, and stands in the trace with every call.
+    """A task of the workspace. The harness computes its reward, and this class reads it from the trace.
 
-    `trace.info["calls"]` holds name, arguments (as the model wrote them), text, failed and kind of each, and
-    `trace.info["sites"]` which turns erred, as `rollouts` reads signals: turn (number of the assistant message, from
-    0), kind, message and tool. A trace's `state` would neither be written to disk nor reach an orchestrator.
+    `trace.info["calls"]` has every call's name, arguments (as the model wrote them), text, failed and kind.
+    `trace.info["sites"]` has the error sites as `rollouts` reads them: turn (number of the assistant message, from 0),
+    kind, message and tool. They are not in the trace's `state`, which is not written to disk and does not reach an
+    orchestrator.
     """
 
     @property
@@ -62,7 +63,7 @@ class _WorkspaceTask(vf.Task[_WorkspaceData, vf.State, vf.TaskConfig]):
 
 
 class _WorkspaceTasksetConfig(vf.TasksetConfig):
-    """Which tasks: seeds from `first_seed` on, without end (`vf-eval -n` says how many); an evaluation starts at 0."""
+    """The tasks: an endless sequence of seeds from `first_seed` (`vf-eval -n` limits it; evaluations start at 0)."""
 
     id: str = ID
     difficulty: Difficulty = "easy"
@@ -70,7 +71,7 @@ class _WorkspaceTasksetConfig(vf.TasksetConfig):
 
 
 class WorkspaceTaskset(vf.Taskset[_WorkspaceTask, _WorkspaceTasksetConfig]):
-    """Tasks by seed, each made when it is asked for."""
+    """Tasks by seed, generated when they are requested."""
 
     INFINITE = True
 
@@ -83,17 +84,17 @@ class WorkspaceTaskset(vf.Taskset[_WorkspaceTask, _WorkspaceTasksetConfig]):
 
 
 class _WorkspaceHarnessConfig(vf.HarnessConfig):
-    """How long an agent may work."""
+    """The maximum number of calls of an episode."""
 
     id: str = ID
     max_calls: int = 40
 
 
 class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
-    """Asks the model, gives its calls to the world, until it finishes or calls nothing."""
+    """Plays a task: requests turns from the model and executes its calls, until it finishes or makes no call."""
 
     APPENDS_SYSTEM_PROMPT = True
-    EXECUTES_CODE = False  # the world runs code of the model in its own sandbox, nowhere else
+    EXECUTES_CODE = False  # the workspace runs the model's code in its own sandbox
     NEEDS_CONTAINER = False
 
     async def launch(
@@ -119,21 +120,22 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
                     body = {"model": ctx.model, "messages": messages, "tools": list(TOOLS)}
                     reply = await model.post("/chat/completions", json=body)
                     if _is_context_overflow(reply):
-                        trace.stop("max_total_tokens")  # what verifiers counts as truncated, and scores
-                    if reply.is_error:  # a limit was reached, or the model's server failed: the rollout knows which
+                        # verifiers treats this stop as a truncated rollout and scores it.
+                        trace.stop("max_total_tokens")
+                    if reply.is_error:  # verifiers knows whether a limit was reached or the model's server failed
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=reply.text)
                     messages.append(reply.json()["choices"][0]["message"])
-                    answers = await asyncio.to_thread(_act, workspace, trace.info, messages[-1], next(turns))
+                    answers = await asyncio.to_thread(_execute_calls, workspace, trace.info, messages[-1], next(turns))
                     if not answers:
                         break
                     messages += answers
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-        finally:  # however it ended: the files are worth what they are worth
-            trace.info |= await asyncio.to_thread(_judged, workspace)
+        finally:  # the files have a reward, however the episode ended
+            trace.info |= await asyncio.to_thread(_reward_info, workspace)
 
 
 class WorkspaceEnvConfig(vf.SingleAgentEnvConfig):
-    """One agent. It runs in this process: a remote box, verifiers' default, would have nothing to do."""
+    """One agent, in this process: verifiers' default, a remote machine, would have nothing to do."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())  # pyright: ignore[reportInvalidTypeForm]
 
@@ -148,7 +150,7 @@ class WorkspaceEnv(vf.Env[WorkspaceEnvConfig]):
 def load_environment(
     *, difficulty: Difficulty = "easy", first_seed: int = FIRST_TRAINING_SEED, max_calls: int = 40
 ) -> WorkspaceEnv:
-    """The environment for Python code; `vf-eval` and prime-rl make it from a config by its id."""
+    """Return the environment, for use from Python. `vf-eval` and prime-rl build it from a config by its id."""
     taskset = {"id": ID, "difficulty": difficulty, "first_seed": first_seed}
     agent = {"harness": {"id": ID, "max_calls": max_calls}}
     return vf.load_environment(vf.resolve_env_config({"taskset": taskset, "agent": agent}))
@@ -160,27 +162,29 @@ def _is_context_overflow(reply: Any) -> bool:
     return any(marker in text for marker in CONTEXT_OVERFLOW_MARKERS)
 
 
-def _act(workspace: Workspace, info: dict[str, Any], message: dict[str, Any], turn: int) -> list[dict[str, Any]]:
-    """Every call of a turn in order, and the messages that answer them; calls and erring turns are noted in `info`."""
+def _execute_calls(
+    workspace: Workspace, info: dict[str, Any], message: dict[str, Any], turn: int
+) -> list[dict[str, Any]]:
+    """Execute the calls of a turn, add them and their error sites to `info`, and return the messages that answer."""
     answers: list[dict[str, Any]] = []
     for call in message.get("tool_calls") or []:
-        name, written = call["function"]["name"], call["function"]["arguments"]
-        outcome = workspace.call(name, _arguments(written))
-        info["calls"].append({"name": name, "arguments": written, **asdict(outcome)})
-        if outcome.failed and outcome.kind:  # a kind says that it was the model's doing
+        name, raw_arguments = call["function"]["name"], call["function"]["arguments"]
+        outcome = workspace.call(name, _parse_arguments(raw_arguments))
+        info["calls"].append({"name": name, "arguments": raw_arguments, **asdict(outcome)})
+        if outcome.failed and outcome.kind:  # only failures that are the model's error have a kind
             info["sites"].append({"turn": turn, "kind": outcome.kind, "message": outcome.text, "tool": name})
         answers.append({"role": "tool", "tool_call_id": call["id"], "content": outcome.text})
     return answers
 
 
-def _arguments(text: str) -> object:
+def _parse_arguments(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text  # the world says what is wrong with it
+        return text  # the workspace answers that they are not valid JSON
 
 
-def _judged(workspace: Workspace) -> dict[str, Any]:
+def _reward_info(workspace: Workspace) -> dict[str, Any]:
     reward = workspace.reward()
     checks = {"solved": float(reward.solved), "checks_passed": reward.passed / max(reward.total, 1)}
     return {"reward": reward.value, "effort": {**checks, **asdict(reward.effort)}}

@@ -12,7 +12,7 @@ from composer_replication.cli import world
 from composer_replication.cli.main import main
 from composer_replication.envs.workspace import TestRunner, generate_task
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
-from composer_replication.envs.workspace.sandbox import NO_WALL, shared_runner
+from composer_replication.envs.workspace.sandbox import LIMITS_ONLY, shared_runner
 from output_facts import lines_with
 
 
@@ -136,7 +136,7 @@ def test_tests_behind_no_wall_are_said(tmp_path, capsys, monkeypatch):
     try:
         for given in (["play", "--seed", "9"], ["logs", "-n", "1", "-o", str(tmp_path / "logs")]):
             assert main(["world", *given]) == 0
-            assert lines_with(capsys.readouterr().err, "rlimits", NO_WALL)
+            assert lines_with(capsys.readouterr().err, "rlimits", LIMITS_ONLY)
     finally:
         shared_runner().close()
         shared_runner.cache_clear()

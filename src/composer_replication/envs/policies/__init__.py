@@ -1,11 +1,8 @@
-"""Who plays in the workspace: an expert, agents that err at set rates, and what sites and pairs have to find of them.
+"""Scripted agents that play the workspace: an expert, and agents that make and correct mistakes at set rates.
 
-situation   what a transcript says so far, moves and played turns
-expert      looks, reads, changes, tests, finishes, from any transcript
-mistakes    mistakes as data, and what an opportunity is
-flawed      agents that err and put it right at set rates
-episode     `play`: one task, one policy, one seed
-findings    what sites and pairs have to find in an episode
+situation   what a transcript has shown so far, moves and played turns
+flawed      the expert, the mistakes, and agents that make them
+episode     `play`: one task, one policy, one seed; and what error sites and pairs have to find in the episode
 """
 
 from composer_replication.envs.policies.episode import (

@@ -1,4 +1,8 @@
-"""One task played by one policy: the turns, the reward, and what was scripted."""
+"""Play one task with one policy, and say what error sites and pairs have to find in the episode.
+
+Mistakes are scripted, so the right answer is known: `expected_findings` derives it from the script alone, without the
+rules and heuristics of the code that is measured against it.
+"""
 
 from __future__ import annotations
 
@@ -14,9 +18,9 @@ from composer_replication.envs.policies.situation import (
     is_named,
 )
 from composer_replication.envs.workspace.sandbox import (
+    Isolation,
     TestReport,
     TestRunner,
-    Wall,
     shared_runner,
 )
 from composer_replication.envs.workspace.task import Task
@@ -25,7 +29,7 @@ from composer_replication.envs.workspace.workspace import Reward, Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """A mistake that was made: at which turn, of which kind, and the turn that put it right, if one did."""
+    """A mistake that was made: its turn, its name, the kind of its failure, and the turn that corrected it, if any."""
 
     turn: int
     mistake: str
@@ -35,6 +39,8 @@ class Scripted:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
+    """A played task: its turns and the reward of its final files."""
+
     task: Task
     policy: str
     seed: int
@@ -43,14 +49,14 @@ class Episode:
 
     @property
     def script(self) -> tuple[Scripted, ...]:
-        """The mistakes in order."""
-        put_right = {turn: number for number, played_turn in enumerate(self.turns) for turn in played_turn.corrects}
+        """The mistakes that were made, in the order of their turns."""
+        corrections = {turn: number for number, played_turn in enumerate(self.turns) for turn in played_turn.corrects}
         return tuple(
             Scripted(
                 turn=number,
                 mistake=played_turn.mistake,
                 kind=played_turn.outcome.kind or "",
-                corrected_at=put_right.get(number),
+                corrected_at=corrections.get(number),
             )
             for number, played_turn in enumerate(self.turns)
             if played_turn.mistake is not None
@@ -58,7 +64,7 @@ class Episode:
 
     @property
     def opportunities(self) -> Mapping[str, tuple[int, ...]]:
-        """At which turns each mistake could have been made, made or not."""
+        """The turns at which each mistake could have been made, whether or not it was."""
         turns: dict[str, tuple[int, ...]] = {}
         for number, turn in enumerate(self.turns):
             for name in turn.could:
@@ -67,37 +73,38 @@ class Episode:
 
 
 class RememberingRunner(TestRunner):
-    """Runs the same tests of the same files once: test runs are pure, and most episodes of a task pass by the same."""
+    """A runner that caches results: a test run depends only on the files, and episodes of a task share most of them."""
 
     __test__ = False
 
     def __init__(self, runner: TestRunner | None = None, *, max_kept: int = 20_000) -> None:
         super().__init__()
-        self._runner, self._max_kept = runner or shared_runner(), max_kept
-        self._known: dict[object, Any] = {}
+        self._runner, self._max_results = runner or shared_runner(), max_kept
+        self._results: dict[object, Any] = {}
 
     @property
-    def kind(self) -> Wall:
+    def kind(self) -> Isolation:
         return self._runner.kind
 
     def close(self) -> None:
         self._runner.close()
 
     def run_tests(self, files: Mapping[str, str], paths: Sequence[str]) -> TestReport:
-        return self._once(("tests", *files.items(), *paths), lambda: self._runner.run_tests(files, paths))
+        return self._cached(("tests", *files.items(), *paths), lambda: self._runner.run_tests(files, paths))
 
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
-        return self._once(("values", *files.items(), *expressions), lambda: self._runner.values(files, expressions))
+        return self._cached(("values", *files.items(), *expressions), lambda: self._runner.values(files, expressions))
 
-    def _once(self, key: object, run: Callable[[], Any]) -> Any:
-        if key not in self._known:
-            if len(self._known) >= self._max_kept:
-                self._known.clear()
+    def _cached(self, key: object, run: Callable[[], Any]) -> Any:
+        if key not in self._results:
+            if len(self._results) >= self._max_results:
+                self._results.clear()
             answer = run()
+            # No answer: the process was stopped or lost. Another run may succeed, so this is not cached.
             if answer == [] or (isinstance(answer, TestReport) and not answer.ended):
-                return answer  # the process was stopped or lost, which says nothing about the next run
-            self._known[key] = answer
-        return self._known[key]
+                return answer
+            self._results[key] = answer
+        return self._results[key]
 
 
 def play(
@@ -109,11 +116,13 @@ def play(
     runner: TestRunner | None = None,
     max_calls: int = 40,
 ) -> Episode:
-    """The episode of a policy: the same for the same task, policy and seed.
+    """Play a task and return the episode, which is the same for the same task, policy and seed.
 
-    `force` maps turns (from 0) to mistakes that are made there, whatever the rates; a turn without an opportunity for
-    it is an error. `Episode.opportunities` says which turns have one: up to the first forced mistake, those of the same
-    episode without `force`.
+    Args:
+        force: Mistakes to make at certain turns (from 0), whatever the policy's rates. Raises InputError for a turn
+            without an opportunity. Up to the first forced mistake, the opportunities are those of the same episode
+            without `force` (`Episode.opportunities`).
+        max_calls: The number of calls after which the episode ends.
     """
     workspace = Workspace(task, runner=runner, max_calls=max_calls)
     situation = Situation(workspace)
@@ -134,27 +143,26 @@ def play(
 
 
 def retrace(task: Task, calls: Iterable[tuple[str, Any]], *, runner: TestRunner | None = None) -> Situation:
-    """The situation after these calls of anybody: tool names with their arguments, run in a fresh workspace."""
+    """Return the situation after these calls (tool names with their arguments), made in a fresh workspace."""
     workspace = Workspace(task, runner=runner)
     situation = Situation(workspace)
     for tool, arguments in calls:
+        # A `Move` needs a mapping; the workspace gets malformed arguments as they are, because it answers them itself.
         call_arguments = arguments if isinstance(arguments, Mapping) else {}
         move = Move(text="", tool=tool, arguments=call_arguments)
         situation.take(PlayedTurn(move=move, outcome=workspace.call(tool, arguments)))
     return situation
 
 
-# What sites and pairs have to find in an episode: for every mistake its kind, and what should have been done.
-#
-# The rule is that of self-corrections: the corrected call where what it names had been shown by then, else the look
-# that came first and names what was missing, else nothing. It stands in `_choice`, told by what was scripted alone.
-
 How = Literal["corrected", "look_first"]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A failure of the agent's own. `chosen` is None where nobody can say what should have been done."""
+    """A failure that is the agent's error. `chosen` is the better call, or None where the episode shows none.
+
+    `repeats` counts the earlier failures of the same call, and `how` says where `chosen` comes from.
+    """
 
     turn: int
     kind: str
@@ -164,18 +172,18 @@ class Finding:
 
 
 def expected_findings(episode: Episode) -> list[Finding]:
-    """In the order of the turns. All of them are the model's, and may be taught."""
+    """Return what has to be found: one finding per mistake, in the order of turns. All are the model's errors."""
     findings: list[Finding] = []
-    first: Scripted | None = None  # of which a repetition is one
+    first: Scripted | None = None  # the mistake that a `repeat` repeats
     for scripted in episode.script:
         first = first if scripted.mistake == REPEAT and first is not None else scripted
-        how, chosen = _choice(episode, scripted, first.mistake) or (None, None)
+        how, chosen = _better_call(episode, scripted, first.mistake) or (None, None)
         findings.append(Finding(turn=scripted.turn, kind=scripted.kind, repeats=0, how=how, chosen=chosen))
-    return [replace(finding, repeats=_num_before(episode, finding)) for finding in findings]
+    return [replace(finding, repeats=_num_repeats(episode, finding)) for finding in findings]
 
 
-def _num_before(episode: Episode, finding: Finding) -> int:
-    """How often the very same call had failed in the same way since it last worked, if ever."""
+def _num_repeats(episode: Episode, finding: Finding) -> int:
+    """Return how often the same call has failed with the same kind since it last succeeded."""
     number = 0
     for turn in episode.turns[: finding.turn]:
         move, failed = turn.move, episode.turns[finding.turn].move
@@ -184,36 +192,43 @@ def _num_before(episode: Episode, finding: Finding) -> int:
     return number
 
 
-def _choice(episode: Episode, scripted: Scripted, mistake: str) -> tuple[How, Move] | None:
+def _better_call(episode: Episode, scripted: Scripted, mistake: str) -> tuple[How, Move] | None:
+    """Return the call that should have been made instead, or None where the episode does not show one.
+
+    This is the rule of self-corrections: the corrected call, if what it names had been shown before the mistake; else
+    the look that would have shown it; else nothing.
+    """
     failed = episode.turns[scripted.turn].move
     right = None if scripted.corrected_at is None else episode.turns[scripted.corrected_at].move
-    if mistake == "edit_unread":  # what the harness asks for whatever comes next; as the agent reads files, if it has
+    if mistake == "edit_unread":
+        # The refusal itself asks for a read, so an agent that has read files before knows how, even if it gave up.
         has_read = any(_is_read(episode, number) for number in range(scripted.turn))
         look = right or Move(text="", tool="Read", arguments={"file_path": failed.arguments["file_path"]})
         return ("look_first", look) if right is not None or has_read else None
     if right is None or mistake in ("made_before", "unknown_tool"):
-        return None  # nothing was put right; no call was needed; and another tool is no correction of a name
+        # Nothing was corrected; or no call was needed; or the tool was changed, which does not correct its name.
+        return None
     if mistake == "read_folder":
         return "look_first", right
     if mistake == "guessed_path" and right.tool == "Glob":
         return "look_first", right
     if mistake in ("guessed_path", "near_name", "wrong_folder"):
-        if _knew(episode, right.path, scripted.turn):
+        if _was_shown(episode, right.path, scripted.turn):
             return "corrected", right
-        # Known to be missing it is not searched for; nor by another name, nor by an agent that had not searched yet.
+        # A search is better only if the name was right, the failure is new and the agent uses searches.
         has_searched = any(
             turn.move.tool == "Glob" and not turn.outcome.failed for turn in episode.turns[: scripted.turn]
         )
         pattern = f"**/{right.path.rpartition('/')[2]}"
         search = Move(text="", tool="Glob", arguments={"pattern": pattern})
         return ("look_first", search) if mistake == scripted.mistake == "wrong_folder" and has_searched else None
-    if not failed.arguments or (right.tool == "Write" and not _knew(episode, right.path, scripted.turn)):
-        return None  # two calls without a word in common; a new file of which nothing was known
+    if not failed.arguments or (right.tool == "Write" and not _was_shown(episode, right.path, scripted.turn)):
+        return None  # the calls have no argument in common, or the right one writes a file that was never shown
     return "corrected", right
 
 
-def _knew(episode: Episode, path: str, turn: int) -> bool:
-    """Whether the path had been named before the turn, or the file been read."""
+def _was_shown(episode: Episode, path: str, turn: int) -> bool:
+    """Return whether the path was named, or the file read, before the turn."""
     before = episode.turns[:turn]
     shown_texts = [
         episode.task.prompt,

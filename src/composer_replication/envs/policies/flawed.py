@@ -1,4 +1,8 @@
-"""Agents that err at set rates, and put their mistakes right at a set rate; everything else they do as the expert."""
+"""Play the workspace with scripted agents: an expert, and agents that make mistakes at set rates.
+
+`expert_move` returns the right next call for any transcript. A `FlawedAgent` follows it, except where it draws one of
+the `MISTAKES`; it then corrects the mistake or gives up, again at a set rate. What it draws is deterministic.
+"""
 
 from __future__ import annotations
 
@@ -13,7 +17,17 @@ from composer_replication.envs.workspace.files import ROOT, absolute
 from composer_replication.envs.workspace.task import Edit
 from composer_replication.errors import InputError, explain
 
-_AGAIN = {
+# The sentences that agents say. They are data: they appear in logs, and the embedded student was trained on them.
+_LOOK_TEXTS = ("I look at what is there.", "First I list the files.")
+_READ_TEXTS = ("I read {name}.", "I read {name} before I change it.")
+_READ_TEST_TEXTS = ("I read the test.", "I read {name} to see what is expected.")
+_EDIT_TEXTS = ("I change {name}.", "Now I change {name}.")
+_TEST_FIRST_TEXTS = ("I run the tests to see what fails.",)
+_TEST_TEXTS = ("I run the tests.", "Now I run the tests.")
+_FINISH_TEXTS = ("It is done.", "The tests pass.")
+_GIVE_UP_TEXT = "I stop here."
+# In front of the sentence of a correction, by the kind of the failure.
+_CORRECTION_TEXTS = {
     "file_not_found": "That path is not there.",
     "is_directory": "That is a folder.",
     "edit_not_read": "It has to be read first.",
@@ -23,12 +37,11 @@ _AGAIN = {
     "input_validation": "The arguments were wrong.",
     "tool_not_found": "There is no such tool.",
 }
-_GIVES_UP = "I stop here."
-_ROUNDING = 1e-9
+_RATE_TOLERANCE = 1e-9  # rates such as 0.1 + 0.2 + 0.7 add up to slightly more than 1
 
 
 class _ScriptedMove(NamedTuple):
-    """A move, with what is scripted about it: as in `PlayedTurn`."""
+    """A move with what is known about it from the script; the fields are those of `PlayedTurn`."""
 
     move: Move
     mistake: str | None = None
@@ -37,13 +50,13 @@ class _ScriptedMove(NamedTuple):
 
 
 class _Player(Protocol):
-    """A policy within one episode."""
+    """A policy that plays one episode."""
 
     def choose(self, situation: Situation) -> _ScriptedMove: ...
 
 
 class Policy(Protocol):
-    """Who plays. `force` maps turns to mistakes that are to be made there."""
+    """An agent that can play episodes. `force` maps turns to the mistakes that it has to make there."""
 
     @property
     def name(self) -> str: ...
@@ -53,9 +66,15 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FlawedAgent:
-    """`rates` are those of mistakes, each per opportunity of it; `corrects` is the share of mistakes put right.
+    """An agent that makes mistakes at set rates and otherwise plays as the expert.
 
-    At most one mistake is made at a turn: the rates of those that can be made in place of one tool add up to at most 1.
+    Args:
+        name: The policy's name in episodes and logs.
+        rates: The probability of each mistake, by name, per opportunity.
+        corrects: The share of mistakes that the agent corrects; after the others it gives up.
+
+    Raises InputError for an unknown mistake, for a rate outside [0, 1], and where the rates of mistakes that can
+    replace the same tool add up to more than 1, because at most one mistake is made per turn.
     """
 
     name: str = "flawed"
@@ -70,10 +89,10 @@ class FlawedAgent:
             if not 0 <= rate <= 1:
                 raise InputError(explain(f"rate of {name}", got=f"{rate:g}", expected="from 0 to 1"))
         for tool in frozenset[str]().union(*(mistake.at for mistake in MISTAKES.values())):
-            together = [name for name in self.rates if tool in MISTAKES[name].at]
-            total = sum(self.rates[name] for name in together)
-            if total > 1 + _ROUNDING:
-                got = f"{total:g} for {', '.join(together)}, which can be made in place of {tool}"
+            competing = [name for name in self.rates if tool in MISTAKES[name].at]
+            total = sum(self.rates[name] for name in competing)
+            if total > 1 + _RATE_TOLERANCE:
+                got = f"{total:g} for {', '.join(competing)}, which can be made in place of {tool}"
                 raise InputError(explain("rates", got=got, expected="at most 1 together"))
 
     def start(self, seed: str, force: Mapping[int, str]) -> _FlawedPlayer:
@@ -81,32 +100,33 @@ class FlawedAgent:
 
 
 class _FlawedPlayer:
-    """One episode of an agent. What it draws at a turn depends on the seed and the turn alone."""
+    """One episode of an agent. What it draws at a turn depends only on the seed and the turn's number."""
 
     def __init__(self, agent: FlawedAgent, seed: str, force: Mapping[int, str]) -> None:
         self._agent, self._seed, self._force = agent, seed, force
         self._style = Style.of(seed)
-        self._open: list[int] = []  # mistakes that are not settled yet: one, and perhaps its repetition
+        self._uncorrected: list[int] = []  # turns of the current mistake and, if there is one, of its repetition
         self._will_correct = True
 
     def choose(self, situation: Situation) -> _ScriptedMove:
         number = len(situation.turns)
         random = Random(f"{self._seed}/{number}")  # noqa: S311 (an episode, not a secret)
-        if self._open:
+        if self._uncorrected:
             return self._after_mistake(situation, random)
         right = expert_move(situation, self._style)
         moves = opportunities(situation, right, random)
-        mistake = self._drawn(number, moves, random)
+        mistake = self._draw_mistake(number, moves, random)
         if mistake is None:
             return _ScriptedMove(right, could=tuple(moves))
-        self._open = [number]
+        self._uncorrected = [number]
         self._will_correct = random.random() < self._agent.corrects
         return _ScriptedMove(moves[mistake], mistake, could=tuple(moves))
 
-    def _drawn(self, number: int, moves: Mapping[str, Move], random: Random) -> str | None:
-        """One draw for all: each mistake comes at its own rate, whichever others could be made."""
+    def _draw_mistake(self, number: int, moves: Mapping[str, Move], random: Random) -> str | None:
+        """Return the mistake to make at this turn, if any."""
         if number in self._force:
-            return self._forced(number, moves)
+            return self._forced_mistake(number, moves)
+        # A single draw against cumulative rates: each mistake has its own rate, whatever else is possible here.
         remaining = random.random()
         for name in moves:
             remaining -= self._agent.rates.get(name, 0.0)
@@ -114,7 +134,7 @@ class _FlawedPlayer:
                 return name
         return None
 
-    def _forced(self, number: int, moves: Mapping[str, Move]) -> str:
+    def _forced_mistake(self, number: int, moves: Mapping[str, Move]) -> str:
         name = self._force[number]
         if name not in moves:
             raise InputError(explain(f"force at turn {number}", got=name, expected=f"one of {sorted(moves)}"))
@@ -122,24 +142,25 @@ class _FlawedPlayer:
 
     def _after_mistake(self, situation: Situation, random: Random) -> _ScriptedMove:
         number, last = len(situation.turns), situation.turns[-1]
-        could = (REPEAT,) if len(self._open) == 1 else ()
-        if could and self._drawn(number, {REPEAT: last.move}, random) == REPEAT:
-            self._open.append(number)
+        could = (REPEAT,) if len(self._uncorrected) == 1 else ()
+        if could and self._draw_mistake(number, {REPEAT: last.move}, random) == REPEAT:
+            self._uncorrected.append(number)
             return _ScriptedMove(last.move, REPEAT, could=could)
-        corrected_turns, self._open = tuple(self._open), []
+        corrected_turns, self._uncorrected = tuple(self._uncorrected), []
         if not self._will_correct:
-            return _ScriptedMove(Move(text=_GIVES_UP, tool="Finish", arguments={}), could=could)
-        return _ScriptedMove(self._remedy(situation, corrected_turns[0]), corrects=corrected_turns, could=could)
+            return _ScriptedMove(Move(text=_GIVE_UP_TEXT, tool="Finish", arguments={}), could=could)
+        return _ScriptedMove(self._correction(situation, corrected_turns[0]), corrects=corrected_turns, could=could)
 
-    def _remedy(self, situation: Situation, turn: int) -> Move:
-        """What the expert does here; after a guess, where a file is sought or known, exactly what was missing."""
+    def _correction(self, situation: Situation, turn: int) -> Move:
+        """Return the move that corrects a mistake: the expert's, or after a guessed path exactly the missing look."""
         failed = situation.turns[turn]
         right = expert_move(situation, self._style)
         edit = situation.next_edit()
-        text = f"{_AGAIN[failed.outcome.kind or '']} {right.text}"
+        text = f"{_CORRECTION_TEXTS[failed.outcome.kind or '']} {right.text}"
         if failed.mistake == "read_folder":
             return Move(text=text, tool="LS", arguments={"path": ROOT})
         if failed.mistake == "guessed_path" and edit is not None:
+            # A path that the transcript has shown needs no search.
             if situation.has_shown(edit.path):
                 return Move(text=text, tool="Read", arguments={"file_path": absolute(edit.path)})
             name = edit.path.rpartition("/")[2]
@@ -147,34 +168,35 @@ class _FlawedPlayer:
         return replace(right, text=text)
 
 
-# Mistakes as data, and the one place that says what an opportunity is.
-#
-# An **opportunity** of a mistake is a turn at which the agent is about to do the right thing, and `instead` names a
-# call that it could make in its place and that the workspace refuses, with a failure of `kind`. A turn that puts a
-# mistake right is no opportunity, so every mistake is settled before the next one; it can only be made again
-# (`repeat`).
-
+# Returns the wrong call, or None where the mistake cannot be made, for instance because the call would be right.
 Instead = Callable[[Situation, Move, Random], Move | None]
 _FOLDERS = ("src", "lib", "app", "core", "code")
-_RENAMED = {
+# The right and a wrong name of one argument of each tool.
+_ARGUMENT_NAMES = {
     "Read": ("file_path", "path"),
     "Edit": ("old_string", "old_text"),
     "Write": ("content", "text"),
     "LS": ("path", "directory"),
     "Glob": ("pattern", "glob"),
 }
-_WRONG_TYPE: dict[str, tuple[str, Any]] = {"Read": ("limit", "all"), "Edit": ("replace_all", "no")}
-_NO_SUCH_TOOL = {"Read": "Open", "Edit": "Replace", "RunTests": "Pytest", "LS": "ListFiles", "Glob": "FindFiles"}
+# An argument and a value of the wrong type for it.
+_WRONG_TYPES: dict[str, tuple[str, Any]] = {"Read": ("limit", "all"), "Edit": ("replace_all", "no")}
+# Plausible names of tools that the workspace does not have.
+_UNKNOWN_TOOLS = {"Read": "Open", "Edit": "Replace", "RunTests": "Pytest", "LS": "ListFiles", "Glob": "FindFiles"}
+# "return price + TAX" -> "return", "price", "TAX"; not "x" or "12", which are too short or no name
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 _GUESSES = ("value", "result", "number", "data")
-_MIN_TOLD_APART = 8  # characters: shorter texts are alike by chance
+_MIN_DISTINCT_CHARS = 8  # a shorter text may be in a file by chance
 
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """`at` are the tools of right moves in whose place it can be made. `meaning` is for people.
+    """A mistake that an agent can make instead of the right move.
 
-    `kind` is that of sites/rule.py; that of a repetition is the first one's.
+    A turn is an opportunity for it if the agent is about to make the right move, the move's tool is in `at`, and
+    `instead` returns a call that the workspace refuses with a failure of `kind` (as in sites/rule.py). A turn that
+    corrects a mistake is no opportunity, so a mistake is corrected before the next one is made; until then it can only
+    be repeated (`repeat`, whose kind is that of the first mistake). `meaning` describes the mistake for people.
     """
 
     name: str
@@ -185,35 +207,37 @@ class Mistake:
 
 
 def opportunities(situation: Situation, right: Move, random: Random) -> dict[str, Move]:
-    """Every mistake that can be made here in place of the right move, with the call that it would be."""
-    possible = (mistake for mistake in _TABLE if right.tool in mistake.at)
+    """Return the calls of all mistakes that can be made here instead of the right move, by the mistake's name."""
+    possible = (mistake for mistake in _MISTAKE_TABLE if right.tool in mistake.at)
     moves = ((mistake.name, mistake.instead(situation, right, random)) for mistake in possible)
     return {name: move for name, move in moves if move is not None}
 
 
-def _said(sentences: Sequence[str], path: str) -> str:
-    """What an agent says that takes its mistake for the right thing."""
+def _plain_text(sentences: Sequence[str], path: str) -> str:
+    """Return what an agent says that takes its mistake for the right move: the first sentence, whatever its style."""
     return sentences[0].format(name=path.rpartition("/")[2])
 
 
 def _with(move: Move, tool: str | None = None, without: str = "", **arguments: Any) -> Move:
-    kept_arguments = {key: value for key, value in move.arguments.items() if key != without}
-    return Move(text=move.text, tool=tool or move.tool, arguments=kept_arguments | arguments)
+    remaining = {key: value for key, value in move.arguments.items() if key != without}
+    return Move(text=move.text, tool=tool or move.tool, arguments=remaining | arguments)
 
 
 def _guessed_path(situation: Situation, right: Move, random: Random) -> Move | None:
     edit = situation.next_edit()
     if edit is None:
         return None
-    return _elsewhere(situation, edit.path, Move(text=_said(READ, edit.path), tool="Read", arguments={}), random)
+    return _in_wrong_folder(
+        situation, edit.path, Move(text=_plain_text(_READ_TEXTS, edit.path), tool="Read", arguments={}), random
+    )
 
 
 def _wrong_folder(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _elsewhere(situation, right.path, right, random)
+    return _in_wrong_folder(situation, right.path, right, random)
 
 
-def _elsewhere(situation: Situation, path: str, move: Move, random: Random) -> Move | None:
-    """The same name in a folder where it is not."""
+def _in_wrong_folder(situation: Situation, path: str, move: Move, random: Random) -> Move | None:
+    """Return the move with the file's name in a folder that does not have it, or None if every folder might."""
     name = path.rpartition("/")[2]
     paths = [f"{folder}/{name}" for folder in _FOLDERS]
     paths = [candidate for candidate in paths if candidate != path and situation.is_unheard_of(candidate)]
@@ -235,17 +259,20 @@ def _edit_unread(situation: Situation, right: Move, random: Random) -> Move | No
     if edit is None or edit.path != right.path or not edit.old:
         return None
     arguments = {**right.arguments, "old_string": edit.old, "new_string": edit.new}
-    return Move(text=_said(EDIT, edit.path), tool="Edit", arguments=arguments)
+    return Move(text=_plain_text(_EDIT_TEXTS, edit.path), tool="Edit", arguments=arguments)
 
 
 def _whitespace(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _other_text(situation, right, _other_blanks)
+    return _with_unmatched_text(situation, right, _spacing_variants)
 
 
-def _other_blanks(old: str) -> Iterator[str]:
+def _spacing_variants(old: str) -> Iterator[str]:
+    """Yield the text with different whitespace: no blanks around "=", double indentation, tabs, a double blank."""
     yield old.replace(" = ", "=", 1)
+    # "    return a" -> "        return a"
     yield re.sub(r"^( +)", r"\1\1", old, count=1, flags=re.MULTILINE)
     yield old.replace("    ", "\t")
+    # "return a + b" -> "return  a + b"
     yield re.sub(r"(\S) (\S)", r"\1  \2", old, count=1)
 
 
@@ -253,37 +280,39 @@ def _guessed_text(situation: Situation, right: Move, random: Random) -> Move | N
     def guesses(old: str) -> Iterator[str]:
         words = _WORD.findall(old)
         for guess in random.sample(_GUESSES, len(_GUESSES)) if words else ():
+            # "return price" with the guess "value" -> "return value"
             yield re.sub(rf"\b{words[-1]}\b", guess, old, count=1)
+        # "TAX = 7" -> "TAX = 107"; digits beyond the ninth are cut, so that no number takes long to convert
         yield re.sub(r"\d+", lambda match: str(int(match[0][:9]) + 100), old, count=1)
 
-    return _other_text(situation, right, guesses)
+    return _with_unmatched_text(situation, right, guesses)
 
 
-def _other_text(situation: Situation, right: Move, texts: Callable[[str], Iterator[str]]) -> Move | None:
-    """The first of these texts that is not in the file, and not what is to be there."""
+def _with_unmatched_text(situation: Situation, right: Move, texts: Callable[[str], Iterator[str]]) -> Move | None:
+    """Return the edit with the first of these texts that is neither in the file nor the new text; None without one."""
     old, new = right.arguments["old_string"], right.arguments["new_string"]
-    held = situation.files[right.path]
-    wrong = next((text for text in texts(old) if text not in held and text != new), None)
+    file_text = situation.files[right.path]
+    wrong = next((text for text in texts(old) if text not in file_text and text != new), None)
     return None if wrong is None or not new.strip() else _with(right, old_string=wrong)
 
 
 def _made_before(situation: Situation, right: Move, random: Random) -> Move | None:
     for edit in situation.done_edits():
-        is_told = len(edit.new.strip()) >= _MIN_TOLD_APART and edit.new not in edit.old
-        held = situation.files[edit.path]
-        if is_told and edit.old not in held and edit.new in held:
+        is_distinct = len(edit.new.strip()) >= _MIN_DISTINCT_CHARS and edit.new not in edit.old
+        file_text = situation.files[edit.path]
+        if is_distinct and edit.old not in file_text and edit.new in file_text:
             arguments = {"file_path": absolute(edit.path), "old_string": edit.old, "new_string": edit.new}
-            return Move(text=_said(EDIT, edit.path), tool="Edit", arguments=arguments)
+            return Move(text=_plain_text(_EDIT_TEXTS, edit.path), tool="Edit", arguments=arguments)
     return None
 
 
 def _ambiguous(situation: Situation, right: Move, random: Random) -> Move | None:
-    """The longest beginning of the text, up to the end of a word, that stands in the file more than once."""
+    """Cut the old text to its longest prefix of whole words that occurs more than once in the file."""
     if not right.arguments["new_string"].strip():
         return None
-    old, held = right.arguments["old_string"], situation.files[right.path]
-    beginnings = (old[: word.end()] for word in reversed(list(re.finditer(r"\w+", old))))
-    short = next((text for text in beginnings if held.count(text) > 1), None)
+    old, file_text = right.arguments["old_string"], situation.files[right.path]
+    prefixes = (old[: word.end()] for word in reversed(list(re.finditer(r"\w+", old))))
+    short = next((text for text in prefixes if file_text.count(text) > 1), None)
     return None if short is None or short == right.arguments["new_string"] else _with(right, old_string=short)
 
 
@@ -292,7 +321,7 @@ def _noop(situation: Situation, right: Move, random: Random) -> Move | None:
 
 
 def _argument_name(situation: Situation, right: Move, random: Random) -> Move | None:
-    right_name, wrong_name = _RENAMED[right.tool]
+    right_name, wrong_name = _ARGUMENT_NAMES[right.tool]
     arguments = {wrong_name if key == right_name else key: value for key, value in right.arguments.items()}
     return Move(text=right.text, tool=right.tool, arguments=arguments)
 
@@ -302,15 +331,15 @@ def _argument_missing(situation: Situation, right: Move, random: Random) -> Move
 
 
 def _argument_type(situation: Situation, right: Move, random: Random) -> Move | None:
-    name, value = _WRONG_TYPE[right.tool]
+    name, value = _WRONG_TYPES[right.tool]
     return _with(right, **{name: value})
 
 
 def _unknown_tool(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _with(right, _NO_SUCH_TOOL[right.tool])
+    return _with(right, _UNKNOWN_TOOLS[right.tool])
 
 
-def _never(situation: Situation, right: Move, random: Random) -> Move | None:
+def _no_call(situation: Situation, right: Move, random: Random) -> Move | None:
     return None
 
 
@@ -318,49 +347,30 @@ REPEAT = "repeat"
 _READ, _EDIT = frozenset({"Read"}), frozenset({"Edit"})
 
 
-# The expert: looks, reads, changes, runs the tests, finishes. It goes on from any transcript, and solves the task.
-
-READ = ("I read {name}.", "I read {name} before I change it.")
-
-
-EDIT = ("I change {name}.", "Now I change {name}.")
-
-
-_TABLE: tuple[Mistake, ...] = (
+_MISTAKE_TABLE: tuple[Mistake, ...] = (
     Mistake("guessed_path", "file_not_found", LOOKS, "reads a guessed path instead of looking first", _guessed_path),
     Mistake("read_folder", "is_directory", LOOKS, "reads a folder instead of listing it", _read_folder),
     Mistake("near_name", "file_not_found", _READ | _EDIT, "a path that is nearly the right one", _near_name),
     Mistake("wrong_folder", "file_not_found", _READ, "the right name in a wrong folder", _wrong_folder),
     Mistake("edit_unread", "edit_not_read", _READ, "changes a file without reading it", _edit_unread),
-    Mistake("whitespace", "edit_no_match", _EDIT, "text with other blanks than the file has", _whitespace),
-    Mistake("guessed_text", "edit_no_match", _EDIT, "text as it might be, not as it is", _guessed_text),
-    Mistake("made_before", "edit_no_match", _EDIT | {"RunTests"}, "a change that was made before", _made_before),
+    Mistake("whitespace", "edit_no_match", _EDIT, "text with different whitespace than the file's", _whitespace),
+    Mistake("guessed_text", "edit_no_match", _EDIT, "guessed text instead of the file's", _guessed_text),
+    Mistake("made_before", "edit_no_match", _EDIT | {"RunTests"}, "an edit that was already made", _made_before),
     Mistake("ambiguous", "edit_ambiguous", _EDIT, "text that is in the file more than once", _ambiguous),
-    Mistake("noop", "edit_noop", _EDIT, "a change to what is there", _noop),
-    Mistake("argument_name", "input_validation", frozenset(_RENAMED), "a wrong name of an argument", _argument_name),
-    Mistake("argument_missing", "input_validation", _READ | _EDIT, "the path is left out", _argument_missing),
-    Mistake("argument_type", "input_validation", frozenset(_WRONG_TYPE), "a value of another type", _argument_type),
-    Mistake("unknown_tool", "tool_not_found", frozenset(_NO_SUCH_TOOL), "a tool that is not there", _unknown_tool),
-    # Its opportunity is the turn after a mistake that was not itself a repetition: there, no other can be made.
-    Mistake(REPEAT, "", frozenset(), "the call that has just failed, once more", _never),
+    Mistake("noop", "edit_noop", _EDIT, "an edit that changes nothing", _noop),
+    Mistake("argument_name", "input_validation", frozenset(_ARGUMENT_NAMES), "a wrong argument name", _argument_name),
+    Mistake("argument_missing", "input_validation", _READ | _EDIT, "leaves out the path", _argument_missing),
+    Mistake("argument_type", "input_validation", frozenset(_WRONG_TYPES), "a value of the wrong type", _argument_type),
+    Mistake("unknown_tool", "tool_not_found", frozenset(_UNKNOWN_TOOLS), "a tool that does not exist", _unknown_tool),
+    # `_after_mistake` offers it: at the turn after a mistake that was not itself a repetition.
+    Mistake(REPEAT, "", frozenset(), "repeats the call that has just failed", _no_call),
 )
-MISTAKES: Mapping[str, Mistake] = {mistake.name: mistake for mistake in _TABLE}
-
-
-_LOOK = ("I look at what is there.", "First I list the files.")
-
-
-_READ_TEST = ("I read the test.", "I read {name} to see what is expected.")
-
-
-_TEST_FIRST = ("I run the tests to see what fails.",)
-_TEST = ("I run the tests.", "Now I run the tests.")
-_FINISH = ("It is done.", "The tests pass.")
+MISTAKES: Mapping[str, Mistake] = {mistake.name: mistake for mistake in _MISTAKE_TABLE}
 
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """How an agent works where it does not matter: with which tool it looks, and which words it chooses."""
+    """Choices that do not matter for the task: the tool for the first look, and which of several sentences to say."""
 
     look: str = "Glob"
     words: int = 0
@@ -375,7 +385,7 @@ class Style:
 
 
 def expert_move(situation: Situation, style: Style) -> Move:
-    """What the expert does next. All it knows is the transcript, and the solution."""
+    """Return the expert's next move. It uses only the transcript and the task's solution."""
     number, edit = len(situation.turns), situation.next_edit()
 
     def move(sentences: Sequence[str], tool: str, path: str = "", **arguments: str) -> Move:
@@ -384,39 +394,40 @@ def expert_move(situation: Situation, style: Style) -> Move:
         return Move(text=text, tool=tool, arguments=call_arguments)
 
     if edit is not None and not situation.has_looked and edit.path not in situation.read:
-        return look(situation, style)
+        return _look(situation, style)
     if edit is not None and situation.task.difficulty == "hard":
         if not situation.has_run_tests:
-            return move(_TEST_FIRST, "RunTests")
+            return move(_TEST_FIRST_TEXTS, "RunTests")
         test = _test_of(situation, edit)
         if test is not None and test not in situation.read:
-            return move(_READ_TEST, "Read", test)
+            return move(_READ_TEST_TEXTS, "Read", test)
     if edit is not None:
         if edit.path in situation.files and edit.path not in situation.read:
-            return move(READ, "Read", edit.path)
+            return move(_READ_TEXTS, "Read", edit.path)
         if not edit.old:
-            return move(EDIT, "Write", edit.path, content=edit.new)
-        return move(EDIT, "Edit", edit.path, old_string=edit.old, new_string=edit.new)
+            return move(_EDIT_TEXTS, "Write", edit.path, content=edit.new)
+        return move(_EDIT_TEXTS, "Edit", edit.path, old_string=edit.old, new_string=edit.new)
     if not situation.is_tested:
-        return move(_TEST, "RunTests")
-    return move(_FINISH, "Finish")
+        return move(_TEST_TEXTS, "RunTests")
+    return move(_FINISH_TEXTS, "Finish")
 
 
-def look(situation: Situation, style: Style) -> Move:
-    """The look at what is there."""
-    text = style.say(_LOOK, len(situation.turns))
+def _look(situation: Situation, style: Style) -> Move:
+    """Return the call that lists the workspace."""
+    text = style.say(_LOOK_TEXTS, len(situation.turns))
     arguments = {"path": ROOT} if style.look == "LS" else {"pattern": "**/*", "path": ROOT}
     return Move(text=text, tool=style.look, arguments=arguments)
 
 
 def _test_of(situation: Situation, edit: Edit) -> str | None:
-    """The test that is about the file to be changed, or any."""
+    """Return the path of the test of the edited file, or of any test; None if the workspace has no test."""
     tests = sorted(path for path in situation.files if path.rpartition("/")[2].startswith("test_"))
     stem = edit.path.rpartition("/")[2].removesuffix(".py")
     return next((path for path in tests if stem in path), tests[0] if tests else None)
 
 
 EXPERT = FlawedAgent(name="expert")
+# The default of `crf world`. Rates are per opportunity, and most turns are opportunities for few mistakes.
 CARELESS = FlawedAgent(
     name="careless",
     rates={

@@ -1,4 +1,4 @@
-"""What a transcript says so far: what was read, what was changed, what was shown; and the moves that come next."""
+"""Track what a transcript has shown so far: which files were read or edited, and which edit comes next."""
 
 from __future__ import annotations
 
@@ -13,12 +13,13 @@ from composer_replication.envs.workspace.workspace import Workspace
 
 LOOKS = frozenset({"LS", "Glob"})
 CHANGES = frozenset({"Edit", "Write"})
+# One line of a result of RunTests: "reformatted shop/prices.py" -> "shop/prices.py"
 _REFORMATTED = re.compile(r"^reformatted (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """A turn as an agent makes it: a few words, then one call."""
+    """What an agent does in one turn: a short text, then one call."""
 
     text: str
     tool: str
@@ -26,16 +27,17 @@ class Move:
 
     @property
     def path(self) -> str:
-        """The file that the call names, below the root; empty where it names none."""
+        """The path below the root of the file that the call names, or "" if it names none."""
         file_path = self.arguments.get("file_path")
         return (below_root(file_path) or "") if isinstance(file_path, str) else ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTurn:
-    """A move and what came back, with what was scripted: the mistake it was, the turns it puts right.
+    """A move with its outcome and with what the script says about it.
 
-    `could` are the mistakes that could have been made here: the turn was an opportunity of each of them.
+    `mistake` is the mistake that the move makes, `corrects` the turns whose mistakes it corrects, and `could` the
+    mistakes that could have been made here: the turn was an opportunity for each of them.
     """
 
     move: Move
@@ -46,7 +48,10 @@ class PlayedTurn:
 
 
 class Situation:
-    """Grows with every turn. Files are as the workspace holds them: what the agent would see if it read them now."""
+    """What is known after the turns so far.
+
+    `files` are the workspace's current files, whether or not the agent has read them.
+    """
 
     def __init__(self, workspace: Workspace) -> None:
         self.task: Task = workspace.task
@@ -66,7 +71,7 @@ class Situation:
         return self._workspace.finished
 
     def take(self, turn: PlayedTurn) -> None:
-        """The next turn of the transcript."""
+        """Add the next turn of the transcript."""
         self.turns.append(turn)
         if turn.outcome.failed:
             return
@@ -77,22 +82,23 @@ class Situation:
             self.read.add(move.path)
         if move.tool == "RunTests":
             self.has_run_tests = self.is_tested = True
-            self.read.difference_update(_REFORMATTED.findall(turn.outcome.text))  # as it was read, it is no more
+            # The workspace refuses an edit of a file that changed after it was read.
+            self.read.difference_update(_REFORMATTED.findall(turn.outcome.text))
         elif move.tool in CHANGES:
             self.is_tested = False
 
     def has_shown(self, path: str) -> bool:
-        """Whether the task, or what came back, has named this path below the root, or the file was read."""
+        """Return whether the file was read, or the prompt or a result has named its path below the root."""
         return path in self.read or is_named(path, self._shown)
 
     def is_unheard_of(self, path: str) -> bool:
-        """Whether no such file is there, and no text holds anything like its path."""
+        """Return whether the file does not exist and no prompt or result contains the path."""
         return path not in self.files and not any(path in text for text in self._shown)
 
     def next_edit(self) -> Edit | None:
-        """What is still to be changed: the first edit of the solution that its file does not have yet.
+        """Return the first edit of the solution that has not been made yet, or None if the task is solved.
 
-        Of a file that somebody changed otherwise it is all of it: `old` is empty then, and `new` the whole text.
+        A file that was changed in another way is rewritten: then `old` is empty and `new` is the whole text.
         """
         for path, stages in self._stages.items():
             text = self.files.get(path)
@@ -105,28 +111,32 @@ class Situation:
         return None
 
     def done_edits(self) -> Sequence[Edit]:
-        """Edits of the solution that the agent has made."""
+        """Return the edits of the solution that the agent has made."""
         moves = [turn.move for turn in self.turns if turn.move.tool == "Edit" and not turn.outcome.failed]
         done = {(move.path, move.arguments["old_string"], move.arguments["new_string"]) for move in moves}
         return [edit for edit in self.task.solution if (edit.path, edit.old, edit.new) in done]
 
 
 def is_named(path: str, texts: Sequence[str]) -> bool:
-    """Whether one of the texts names a path below the root; a bare name may be any folder's, but in the first text."""
+    """Return whether one of the texts names a path below the root.
+
+    A path without a folder counts only in the first text, the prompt: in a result it may be a file of any folder.
+    """
+    # "shop/prices.py" -> "In shop/prices.py, TAX must be 7"; not "my-shop/prices.py" or "shop/prices.pyc"
     pattern = re.compile(rf"(?<![\w-]){re.escape(path)}(?![\w-])")
     return any(pattern.search(text) for text in (texts if "/" in path else texts[:1]))
 
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A file's text on the way to the solution, and the edit that comes next."""
+    """A file's text after some edits of the solution, and the next edit; None after the last one."""
 
     text: str | None
     edit: Edit | None
 
 
 def _stages(task: Task) -> dict[str, list[_Stage]]:
-    """Every file: those of the solution in its order, and then those that are to stay as they are."""
+    """Return the stages of every file: first the files of the solution in its order, then those that stay unchanged."""
     stages: dict[str, list[_Stage]] = {}
     for path in dict.fromkeys([*(edit.path for edit in task.solution), *task.files]):
         text = task.files.get(path)

@@ -1,7 +1,7 @@
-"""The embedded student: a 5M-parameter agent that works in the workspace, errs at a useful rate and follows hints.
+"""Load the embedded student: a 5M-parameter agent that works in the workspace, makes errors and follows hints.
 
-`README.md` here is its card; `weights` is a folder that `from_pretrained` reads: Qwen3 in bf16, a tokenizer of its own
-and a chat template with tools. `scripts/student` made it.
+`README.md` in this folder is its card. `weights` is a folder for `from_pretrained`: a Qwen3 model in bf16 with its own
+tokenizer and a chat template with tools. `scripts/student` trains it.
 """
 
 from __future__ import annotations
@@ -14,16 +14,17 @@ if TYPE_CHECKING:
 
 __all__ = ["TRAINED_CONTEXT", "load_student", "student_folder"]
 TRAINED_CONTEXT = 2048
-"""Tokens of the longest context that it has seen; it has more positions, and has learnt nothing about them."""
+"""Tokens of the longest context in its training. The model accepts longer ones, but was not trained on them."""
 
 
 def student_folder() -> Path:
-    """The folder of weights, tokenizer and template; what `crf train --model` and any `from_pretrained` take."""
+    """Return the folder of weights, tokenizer and template, for `crf train --model` or any `from_pretrained`."""
     return Path(__file__).parent / "weights"
 
 
 def load_student(**options: Any) -> tuple[Qwen3ForCausalLM, PreTrainedTokenizerBase]:
-    """Model and tokenizer; `options` as `from_pretrained` takes them, such as `dtype`."""
+    """Return the model and the tokenizer. `options`, such as `dtype`, go to the model's `from_pretrained`."""
+    # Imported here because transformers takes seconds to import and most callers only need the folder.
     from transformers import AutoTokenizer, Qwen3ForCausalLM
 
     folder = student_folder()

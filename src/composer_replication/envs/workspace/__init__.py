@@ -1,20 +1,13 @@
-"""A pocket coding workspace: files in memory, a coding agent's tools, tasks from a seed, tests that judge.
+"""A small coding workspace: files in memory, a coding agent's tools, tasks from a seed, tests that decide the reward.
 
-task        what is asked, the files, the edits that solve it, and the checks that judge
-vocabulary  the words that tasks are made of
-kernels     small functions as templates, and what can be wrong with them
-modules     functions of these kernels, and the files they stand in
-edits       the edits that lead from wrong to right
-generate    a task from a seed
-files       the files in memory; a path never leaves the root
-words       what real harnesses say when a call fails
-regex/      regular expressions in bounded time
-schemas     the tools' schemas, and arguments that do not fit them
-tools       what each tool does
-sandbox     runs tests in a process that can reach nothing
-sandbox_server  that process: its walls, and a fork for every run
-in_sandbox  what a run does
-workspace   one episode: calls, their outcomes, the reward
+task            a task's files, solution and checks; the tools' schemas; the nouns that tasks are made of
+generate        a task from a seed
+files           the files in memory, and what a harness says when a call fails
+workspace       one episode: calls, their outcomes, the reward
+regex           regular expressions in bounded time
+sandbox         runs tests in an isolated process
+sandbox_server  that process: it isolates itself and forks for every run
+in_sandbox      what one run does
 """
 
 from composer_replication.envs.workspace.files import Outcome

@@ -1,8 +1,11 @@
-"""A task from a seed: a few modules of right code, and a copy of them in which something is wrong.
+"""Generate a task from a seed: a few modules of correct code, and a copy of them with faults.
 
-easy    one fault in one small module; the prompt says what must change, and where
-medium  two or three modules, one or two faults; the prompt says which function is wrong, the test says how
-hard    four modules, two or three faults; the prompt says that tests fail
+easy    one fault; the prompt says what to change and where
+medium  two modules or more, one or two faults; the prompt names the wrong functions, and their tests say what is right
+hard    four modules or more, two or three faults; the prompt only says that tests fail
+
+A module consists of functions. Each function is a `Kernel` (a template) with its names and numbers filled in. The
+texts of tasks and the order of random draws are data: results refer to tasks by seed.
 """
 
 from __future__ import annotations
@@ -15,7 +18,7 @@ from typing import Any, NamedTuple
 
 from composer_replication.envs.workspace.in_sandbox import canonical
 from composer_replication.envs.workspace.task import (
-    COLOURS,
+    COLORS,
     EXTRAS,
     PLACES,
     THINGS,
@@ -26,33 +29,68 @@ from composer_replication.envs.workspace.task import (
 )
 from composer_replication.errors import InputError, explain
 
-# Small functions as templates: what they are when right, what can be wrong with them, and what they must return.
-#
-# `$f` is the function, `$a` and `$b` its parameters, `$K` a constant of the module and `$k` its value, `$w` and `$v`
-# two words. The reference gets the value or the words first, then the arguments.
+FIRST_TRAINING_SEED = 10_000
+"""The default first seed of training tasks. Seeds 0 to 999 are for model cards and evaluation."""
 
 Arguments = tuple[Any, ...]
 
 
+def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
+    """Return the task of a seed, which is the same on every machine. Raises InputError for an unknown difficulty."""
+    if difficulty not in _SIZES:
+        raise InputError(explain("difficulty", got=repr(difficulty), expected=" or ".join(_SIZES)))
+    rng = random.Random(f"workspace:{difficulty}:{seed}")  # noqa: S311 (a task, not a secret)
+    size = _SIZES[difficulty]
+    words = [rng.sample(vocabulary, len(vocabulary)) for vocabulary in (THINGS, EXTRAS)]
+    draft = _Draft(rng=rng, size=size, package=rng.choice(PLACES), things=words[0], extras=words[1])
+    families = rng.sample(size.families, rng.randint(*size.faults))
+    for family in families:
+        _BREAKERS.get(family, _break_one_function)(draft, family)
+    # Every breaker adds the modules it needs; the rest have no fault.
+    for _ in range(rng.randint(*size.other_modules)):
+        draft.module()
+    rng.shuffle(draft.modules)
+    tests = {module.test_path: module.tests() for module in draft.modules}
+    wrong = {module.path: module.text(right=False) for module in draft.modules} | tests
+    right = {module.path: module.text(right=True) for module in draft.modules} | tests
+    if rng.random() < 0.3:
+        about = ", ".join(module.name.rpartition(".")[2] for module in draft.modules)
+        wrong["README.md"] = right["README.md"] = f"# {draft.package}\n\nCode about {about}.\n"
+    return Task(
+        seed=seed,
+        difficulty=difficulty,
+        family="+".join(families),
+        prompt=_prompt(draft, difficulty),
+        files=dict(sorted(wrong.items())),
+        solution=edits_between(wrong, right),
+        checks=tuple(check for module in draft.modules for check in module.checks()),
+    )
+
+
 @dataclass(frozen=True)
 class Fault:
-    """In a right function `right` stands once; with `wrong` in its place the function is broken. `said` tells it.
+    """A way to break a function: replace `right`, which occurs in it once, by `wrong`.
 
-    A fault may have a twin: the name of a function for which the wrong line is right, and what that one returns. In a
-    file with both of them the line alone is ambiguous.
+    `complaint` describes the fault in an easy task's prompt. A fault may have a twin: a function for which the wrong
+    line is right. In a file with both functions, an edit of that line alone is ambiguous.
     """
 
     family: str
     right: str
     wrong: str
-    said: str
+    complaint: str
     twin: str = ""
     twin_reference: Callable[..., Any] | None = None
 
 
 @dataclass(frozen=True)
 class Kernel:
-    """One kind of function."""
+    """A function as a template, with a reference implementation and the faults that it can have.
+
+    Placeholders: `$f` is the function, `$a` and `$b` its parameters, `$K` a constant of the module and `$k` its value,
+    `$x` a wrong value, `$y` a wrong name, `$w`, `$v` and `$u` words, `$p` and `$q` numbers, `$t` and `$e` the nouns
+    that names are made of. `reference` takes the value (or words) first, then the arguments of the call.
+    """
 
     name: str
     source: str
@@ -60,50 +98,51 @@ class Kernel:
     arguments: Callable[[random.Random, int], list[Arguments]]
     faults: tuple[Fault, ...]
     constant: str = ""
-    shown: int = 2
+    num_shown: int = 2  # the first cases are in the test file, the rest are hidden
 
 
-def _number(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(number,) for number in draw.sample(range(2, 90), 4)]
+def _number(rng: random.Random, _value: int) -> list[Arguments]:
+    return [(number,) for number in rng.sample(range(2, 90), 4)]
 
 
-def _two_numbers(draw: random.Random, _value: int) -> list[Arguments]:
-    return [tuple(draw.sample(range(2, 60), 2)) for _ in range(4)]
+def _two_numbers(rng: random.Random, _value: int) -> list[Arguments]:
+    return [tuple(rng.sample(range(2, 60), 2)) for _ in range(4)]
 
 
-def _around(draw: random.Random, value: int) -> list[Arguments]:
-    """Below, at and above a limit, far and near: each side is shown before anything is hidden."""
-    near = [value - 1, value + 1, value, value - draw.randrange(2, 9), value + draw.randrange(2, 20)]
+def _around(rng: random.Random, value: int) -> list[Arguments]:
+    """Return numbers around a limit. The first three are below, above and at it, so the test shows every case."""
+    near = [value - 1, value + 1, value, value - rng.randrange(2, 9), value + rng.randrange(2, 20)]
     return [(number,) for number in near]
 
 
-def _lists_around(draw: random.Random, value: int) -> list[Arguments]:
-    return [(draw.sample([value - 1, value, value + 1, value + draw.randrange(2, 9)], 4),) for _ in range(4)]
+def _lists_around(rng: random.Random, value: int) -> list[Arguments]:
+    return [(rng.sample([value - 1, value, value + 1, value + rng.randrange(2, 9)], 4),) for _ in range(4)]
 
 
-def _long_lists(draw: random.Random, value: int) -> list[Arguments]:
-    return [(draw.sample(range(1, 60), value + extra),) for extra in (2, 1, 3, 4)]
+def _long_lists(rng: random.Random, value: int) -> list[Arguments]:
+    return [(rng.sample(range(1, 60), value + extra),) for extra in (2, 1, 3, 4)]
 
 
-def _signed(draw: random.Random, value: int) -> list[Arguments]:
-    """Below and above 0. The number that the value makes 0 of shows nothing, so it is not among them."""
-    low = -draw.randrange(2, 40)
-    other_numbers = [draw.randrange(2, 40), -draw.randrange(41, 90), draw.randrange(41, 90)]
-    return [(number,) for number in (low - (low == -value), *other_numbers)]
+def _signed(rng: random.Random, value: int) -> list[Arguments]:
+    """Return numbers below and above 0, but not `-value`, for which `safe_$t` returns 0 with or without its fault."""
+    low = -rng.randrange(2, 40)
+    more_numbers = [rng.randrange(2, 40), -rng.randrange(41, 90), rng.randrange(41, 90)]
+    return [(number,) for number in (low - (low == -value), *more_numbers)]
 
 
-def _words(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(word,) for word in draw.sample(EXTRAS, 4)]
+def _words(rng: random.Random, _value: int) -> list[Arguments]:
+    return [(word,) for word in rng.sample(EXTRAS, 4)]
 
 
-def _word_lists(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(draw.sample(EXTRAS, count),) for count in (2, 3, 3, 4)]
+def _word_lists(rng: random.Random, _value: int) -> list[Arguments]:
+    return [(rng.sample(EXTRAS, count),) for count in (2, 3, 3, 4)]
 
 
-def _flags(draw: random.Random, _value: int) -> list[Arguments]:
-    return [(draw.randrange(2, 60),), (draw.randrange(2, 60), draw.randrange(2, 9)), (draw.randrange(60, 99),)]
+def _flags(rng: random.Random, _value: int) -> list[Arguments]:
+    return [(rng.randrange(2, 60),), (rng.randrange(2, 60), rng.randrange(2, 9)), (rng.randrange(60, 99),)]
 
 
+# Faults that several kernels share.
 _CONSTANT = Fault("wrong_constant", "$K = $k", "$K = $x", "$K must be $k")
 _NAME = Fault("wrong_name", "return $a", "return $y", "$f uses the name $y, it must be $a")
 KERNELS: tuple[Kernel, ...] = (
@@ -155,7 +194,7 @@ KERNELS: tuple[Kernel, ...] = (
             Fault("wrong_operator", "min(", "max(", "$f must return min($a, $K)", "raise_$t", lambda k, a: max(a, k)),
         ),
         "$K = $k\n",
-        shown=3,
+        num_shown=3,
     ),
     Kernel(
         "is_high_$t",
@@ -167,7 +206,7 @@ KERNELS: tuple[Kernel, ...] = (
             Fault("off_by_one", ">=", ">", "$f must be true when $a equals $K", "is_above_$t", lambda k, a: a > k),
         ),
         "$K = $k\n",
-        shown=3,
+        num_shown=3,
     ),
     Kernel(
         "count_high_$ts",
@@ -249,23 +288,27 @@ KERNELS: tuple[Kernel, ...] = (
 )
 
 
-IN_ONE_FUNCTION = tuple(dict.fromkeys(fault.family for kernel in KERNELS for fault in kernel.faults))
-OF_FILES = ("missing_function", "moved_import", "renamed_function", "files_disagree")
-FAMILIES: tuple[str, ...] = (*IN_ONE_FUNCTION, *OF_FILES)
-FIRST_TRAINING_SEED = 10_000
-"""Where tasks to learn from start unless a seed is given. Seeds 0 to 999 are for cards and evaluation."""
-TWIN_RATE = 0.7
-ENDINGS = ("", " Make the tests pass.", " Run the tests when it is fixed.", " Fix it, run the tests and finish.")
-ABOUT_ONE = ("{name} in {path} is wrong; {test} says what is right.", "{name} does not do what {test} says. Find it.")
-ABOUT_ALL = (
+# Faults within a function come from the kernels. The others need a whole function or several modules (`_BREAKERS`).
+_KERNEL_FAMILIES = tuple(dict.fromkeys(fault.family for kernel in KERNELS for fault in kernel.faults))
+_MODULE_FAMILIES = ("missing_function", "moved_import", "renamed_function", "files_disagree")
+FAMILIES: tuple[str, ...] = (*_KERNEL_FAMILIES, *_MODULE_FAMILIES)
+_TWIN_RATE = 0.7
+"""The probability that a module gets the twin of its faulty function, if there is one."""
+# The wording of prompts is data: the embedded student was trained on it.
+_ENDINGS = ("", " Make the tests pass.", " Run the tests when it is fixed.", " Fix it, run the tests and finish.")
+_MEDIUM_PROMPTS = (
+    "{name} in {path} is wrong; {test} says what is right.",
+    "{name} does not do what {test} says. Find it.",
+)
+_HARD_PROMPTS = (
     "Some tests fail. The tests are right: read them, find what is wrong in the code and fix it.",
     "The tests do not pass. Fix the code, not the tests.",
     "Find out why tests fail and repair the code. Leave the tests as they are.",
 )
 
 
-class Size(NamedTuple):
-    """How large the tasks of a difficulty are: the fewest and the most of each."""
+class _Size(NamedTuple):
+    """The size of a difficulty's tasks; each pair is the minimum and the maximum."""
 
     functions: tuple[int, int]
     other_modules: tuple[int, int]
@@ -273,40 +316,38 @@ class Size(NamedTuple):
     families: tuple[str, ...]
 
 
-SIZES: dict[str, Size] = {
-    "easy": Size((1, 2), (0, 1), (1, 1), tuple(family for family in FAMILIES if family != "files_disagree")),
-    "medium": Size((2, 3), (1, 2), (1, 2), FAMILIES),
-    "hard": Size((3, 4), (2, 2), (2, 3), FAMILIES),
+_SIZES: dict[str, _Size] = {
+    # An easy task is fixed in one file; `files_disagree` needs two.
+    "easy": _Size((1, 2), (0, 1), (1, 1), tuple(family for family in FAMILIES if family != "files_disagree")),
+    "medium": _Size((2, 3), (1, 2), (1, 2), FAMILIES),
+    "hard": _Size((3, 4), (2, 2), (2, 3), FAMILIES),
 }
 
 
-class Said(NamedTuple):
-    """What is wrong: where, with which function, and in words."""
+class _Complaint(NamedTuple):
+    """What a prompt can say about a fault: the module, the function and a sentence."""
 
     module: Module
     function: str
     text: str
 
 
-# A function of a kernel with its names filled in, and the file it stands in: right, wrong, its tests and checks.
-
-
 @dataclass(frozen=True, kw_only=True)
 class Function:
-    """A kernel with its names filled in. The first cases are shown in a test, the others only judge."""
+    """A kernel with its names and numbers filled in. The test file has the first `num_shown` cases, the reward all."""
 
     name: str
     constant: str
     source: str
     faults: tuple[Fault, ...]
     cases: tuple[tuple[str, Any], ...]
-    shown: int
+    num_shown: int
     twins: dict[str, Function] = field(default_factory=dict[str, "Function"])
 
 
 @dataclass(kw_only=True)
 class Module:
-    """A module: its imports and functions, and which of them are wrong."""
+    """A module of a task: its imports and functions, and the faults in them."""
 
     path: str
     functions: list[Function]
@@ -323,7 +364,7 @@ class Module:
         return f"tests/test_{self.path.rpartition('/')[2]}"
 
     def text(self, *, right: bool) -> str:
-        """The file: imports, constants, functions. Functions that share a constant have it once."""
+        """Return the file's text, correct or with its faults. A constant that several functions share appears once."""
         constants: dict[str, None] = {}
         sources: list[str] = []
         for function in self.functions:
@@ -338,16 +379,16 @@ class Module:
         return "\n\n".join([head] * bool(head) + sources)
 
     def tests(self) -> str:
-        """What the agent can read and run: the shown cases of every function."""
+        """Return the text of the test file, which has the shown cases of every function."""
         names = ", ".join(sorted(function.name for function in self.functions))
         blocks = [f"from {self.name} import {names}\n"]
         for function in self.functions:
-            lines = [f"    assert {call} {_is(value)}" for call, value in function.cases[: function.shown]]
+            lines = [f"    assert {call} {_comparison(value)}" for call, value in function.cases[: function.num_shown]]
             blocks.append("\n".join([f"def test_{function.name}():", *lines, ""]))
         return "\n\n".join(blocks)
 
     def checks(self) -> list[Check]:
-        """Every case, shown or not, for the judge."""
+        """Return the checks that the reward uses: all cases of all functions, shown or hidden."""
         return [
             Check(test=f"test_{function.name}", module=self.name, expression=call, expected=canonical(value))
             for function in self.functions
@@ -355,7 +396,8 @@ class Module:
         ]
 
 
-def _is(value: object) -> str:
+def _comparison(value: object) -> str:
+    """Return the right side of an assert, such as `== 3` or `is True`."""
     if isinstance(value, bool):
         return f"is {value}"
     return f'== "{value}"' if isinstance(value, str) else f"== {value!r}"
@@ -363,105 +405,75 @@ def _is(value: object) -> str:
 
 @dataclass(kw_only=True)
 class _Draft:
-    """Modules as they are put together, and what is wrong with them."""
+    """A task that is being generated: its modules so far, and the complaints about them."""
 
-    draw: random.Random
-    size: Size
-    place: str
+    rng: random.Random
+    size: _Size
+    package: str
     things: list[str]
     extras: list[str]
     modules: list[Module] = field(default_factory=list[Module])
-    said: list[Said] = field(default_factory=list[Said])
+    complaints: list[_Complaint] = field(default_factory=list[_Complaint])
 
     def module(self, first: Sequence[Kernel] = (), *, exactly: bool = False) -> Module:
-        """A module about one thing, with these functions first and others behind them."""
+        """Add a module about one noun: the `first` kernels, then (unless `exactly`) randomly chosen ones."""
         thing = self.things.pop()
-        other_kernels = [kernel for kernel in KERNELS if kernel not in first]
-        count = len(first) if exactly else max(self.draw.randint(*self.size.functions), len(first))
-        kernels = [*first, *self.draw.sample(other_kernels, count - len(first))]
-        functions = [fill(kernel, self.draw, thing, self.extras.pop()) for kernel in kernels]
-        self.modules.append(Module(path=f"{self.place}/{thing}s.py", functions=functions))
+        unused_kernels = [kernel for kernel in KERNELS if kernel not in first]
+        count = len(first) if exactly else max(self.rng.randint(*self.size.functions), len(first))
+        kernels = [*first, *self.rng.sample(unused_kernels, count - len(first))]
+        functions = [_fill_kernel(kernel, self.rng, thing, self.extras.pop()) for kernel in kernels]
+        self.modules.append(Module(path=f"{self.package}/{thing}s.py", functions=functions))
         return self.modules[-1]
 
     def break_function(self, module: Module, function: Function, fault: Fault) -> None:
         module.faults[function.name] = fault
-        self.said.append(Said(module, function.name, fault.said))
-
-
-def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
-    """The task of a seed: the same on any machine."""
-    if difficulty not in SIZES:
-        raise InputError(explain("difficulty", got=repr(difficulty), expected=" or ".join(SIZES)))
-    draw = random.Random(f"workspace:{difficulty}:{seed}")  # noqa: S311 (a task, not a secret)
-    size = SIZES[difficulty]
-    words = [draw.sample(vocabulary, len(vocabulary)) for vocabulary in (THINGS, EXTRAS)]
-    draft = _Draft(draw=draw, size=size, place=draw.choice(PLACES), things=words[0], extras=words[1])
-    families = draw.sample(size.families, draw.randint(*size.faults))
-    for family in families:
-        BREAKERS.get(family, _break_one_function)(draft, family)
-    for _ in range(draw.randint(*size.other_modules)):
-        draft.module()
-    draw.shuffle(draft.modules)
-    tests = {module.test_path: module.tests() for module in draft.modules}
-    wrong = {module.path: module.text(right=False) for module in draft.modules} | tests
-    right = {module.path: module.text(right=True) for module in draft.modules} | tests
-    if draw.random() < 0.3:
-        about = ", ".join(module.name.rpartition(".")[2] for module in draft.modules)
-        wrong["README.md"] = right["README.md"] = f"# {draft.place}\n\nCode about {about}.\n"
-    return Task(
-        seed=seed,
-        difficulty=difficulty,
-        family="+".join(families),
-        prompt=_prompt(draft, difficulty),
-        files=dict(sorted(wrong.items())),
-        solution=edits_between(wrong, right),
-        checks=tuple(check for module in draft.modules for check in module.checks()),
-    )
+        self.complaints.append(_Complaint(module, function.name, fault.complaint))
 
 
 def _prompt(draft: _Draft, difficulty: Difficulty) -> str:
     if difficulty == "hard":
-        return draft.draw.choice(ABOUT_ALL)
+        return draft.rng.choice(_HARD_PROMPTS)
     if difficulty == "easy":
-        complaint = draft.said[0]
-        start = draft.draw.choice(("In {path}, {text}.", "Please fix {path}: {text}."))
-        return start.format(path=complaint.module.path, text=complaint.text) + draft.draw.choice(ENDINGS)
+        complaint = draft.complaints[0]
+        start = draft.rng.choice(("In {path}, {text}.", "Please fix {path}: {text}."))
+        return start.format(path=complaint.module.path, text=complaint.text) + draft.rng.choice(_ENDINGS)
     about = [
-        draft.draw.choice(ABOUT_ONE).format(
+        draft.rng.choice(_MEDIUM_PROMPTS).format(
             name=complaint.function, path=complaint.module.path, test=complaint.module.test_path
         )
-        for complaint in draft.said
+        for complaint in draft.complaints
     ]
-    return " ".join(about) + draft.draw.choice(ENDINGS)
+    return " ".join(about) + draft.rng.choice(_ENDINGS)
 
 
 def _break_one_function(draft: _Draft, family: str) -> None:
     kernels = [kernel for kernel in KERNELS if any(fault.family == family for fault in kernel.faults)]
-    module = draft.module([draft.draw.choice(kernels)])
+    module = draft.module([draft.rng.choice(kernels)])
     function = module.functions[0]
-    fault = draft.draw.choice([fault for fault in function.faults if fault.family == family])
+    fault = draft.rng.choice([fault for fault in function.faults if fault.family == family])
     twin = function.twins.get(fault.twin)
     names = {module_function.name for module_function in module.functions}
-    if twin is not None and twin.name not in names and draft.draw.random() < TWIN_RATE:
+    if twin is not None and twin.name not in names and draft.rng.random() < _TWIN_RATE:
         module.functions.append(twin)
     draft.break_function(module, function, fault)
 
 
-def _leave_one_out(draft: _Draft, family: str) -> None:
+def _remove_function(draft: _Draft, family: str) -> None:
+    # The complaint states the body in one line, so only functions of a single `return` qualify.
     plain = [kernel for kernel in KERNELS if kernel.source.count("\n") == 2]
-    module = draft.module(draft.draw.sample(plain, 2))
+    module = draft.module(draft.rng.sample(plain, 2))
     function = module.functions[0]
     signature = function.source.partition("def ")[2].partition(":")[0]
-    says = function.source.partition("return ")[2].strip()
-    text = f"{signature} is missing, it must return {says}"
+    returned = function.source.partition("return ")[2].strip()
+    text = f"{signature} is missing, it must return {returned}"
     draft.break_function(module, function, Fault(family, function.source, "", text))
 
 
-def _import_wrongly(draft: _Draft, family: str) -> None:
-    """A function of one module, used in another that imports it from where it is not, or by a name it has no more."""
-    home = draft.module([draft.draw.choice(KERNELS[:3])])
+def _break_import(draft: _Draft, family: str) -> None:
+    """Let one module use a function of another, imported from a wrong module or by an old name."""
+    home = draft.module([draft.rng.choice(KERNELS[:3])])
     function = home.functions[0]
-    user = draft.module([draft.draw.choice(KERNELS[3:])])
+    user = draft.module([draft.rng.choice(KERNELS[3:])])
     parameter = function.source.partition("(")[2].partition(")")[0]
     name = f"twice_{function.name}"
     twice = replace(
@@ -475,9 +487,11 @@ def _import_wrongly(draft: _Draft, family: str) -> None:
     user.functions.insert(0, twice)
     user.imports = (f"from {home.name} import {function.name}",)
     if family == "moved_import":
-        wrong = f"{draft.place}.{draft.things.pop()}s"
+        wrong = f"{draft.package}.{draft.things.pop()}s"
         user.wrong_imports = (f"from {wrong} import {function.name}",)
-        draft.said.append(Said(user, name, f"{function.name} must be imported from {home.name}, not {wrong}"))
+        draft.complaints.append(
+            _Complaint(user, name, f"{function.name} must be imported from {home.name}, not {wrong}")
+        )
     else:
         old = function.name.replace("_with", "_and").replace("_times", "_by")
         user.wrong_imports = (f"from {home.name} import {old}",)
@@ -485,12 +499,13 @@ def _import_wrongly(draft: _Draft, family: str) -> None:
         draft.break_function(user, twice, Fault(family, f"* {function.name}(", f"* {old}(", text))
 
 
-def _disagree(draft: _Draft, family: str) -> None:
-    """The same constant in two files; it is wrong in both, and wrong in two ways."""
-    to, back = KERNELS[0], KERNELS[1]
-    state, extra = draft.draw.getstate(), draft.extras[-1]
+def _break_shared_constant(draft: _Draft, family: str) -> None:
+    """Define one constant in two modules, with a different wrong value in each."""
+    to, back = KERNELS[0], KERNELS[1]  # `$t_with_$e` and `$t_without_$e`, which use the constant in opposite ways
+    # Same random state and same noun `extra`: the constant has the same name and value in both modules.
+    state, extra = draft.rng.getstate(), draft.extras[-1]
     first = draft.module([to], exactly=True)
-    draft.draw.setstate(state)
+    draft.rng.setstate(state)
     draft.extras.append(extra)
     second = draft.module([back], exactly=True)
     for module, step in ((first, 3), (second, -3)):
@@ -501,38 +516,39 @@ def _disagree(draft: _Draft, family: str) -> None:
         draft.break_function(module, function, Fault(family, function.constant.strip(), wrong, text))
 
 
-BREAKERS = {
-    "missing_function": _leave_one_out,
-    "moved_import": _import_wrongly,
-    "renamed_function": _import_wrongly,
-    "files_disagree": _disagree,
+_BREAKERS = {
+    "missing_function": _remove_function,
+    "moved_import": _break_import,
+    "renamed_function": _break_import,
+    "files_disagree": _break_shared_constant,
 }
 
 
-def fill(kernel: Kernel, draw: random.Random, thing: str, extra: str) -> Function:
-    """A function of this kind; every word and number is drawn."""
-    value = draw.randrange(3, 6) if "first" in kernel.name else draw.randrange(5, 40)
-    wrong = value + draw.choice((-2, -1, 1, 2, 10))
-    words = draw.sample(COLOURS, 3)
-    prices = draw.sample(range(3, 60), 2)
-    looks_up = kernel.name == "$t_code"
+def _fill_kernel(kernel: Kernel, rng: random.Random, thing: str, extra: str) -> Function:
+    """Return a function made from the template, with random words and numbers."""
+    # The order of the draws is fixed: another order would change the tasks of all seeds.
+    value = rng.randrange(3, 6) if "first" in kernel.name else rng.randrange(5, 40)
+    wrong = value + rng.choice((-2, -1, 1, 2, 10))
+    words = rng.sample(COLORS, 3)
+    prices = rng.sample(range(3, 60), 2)
+    is_lookup = kernel.name == "$t_code"
     names = {
         **{"t": thing, "ts": f"{thing}s", "e": extra},
         **{"a": thing, "as": f"{thing}s", "a_list": f"{thing}_list", "b": extra, "y": f"{thing[:-1]}"},
-        **{"K": f"{thing}_codes".upper() if looks_up else extra.upper(), "k": str(value)},
-        **{"x": str(prices[0] + wrong if looks_up else wrong), "w": words[0], "v": words[1], "u": words[2]},
+        **{"K": f"{thing}_codes".upper() if is_lookup else extra.upper(), "k": str(value)},
+        **{"x": str(prices[0] + wrong if is_lookup else wrong), "w": words[0], "v": words[1], "u": words[2]},
         **{"p": str(prices[0]), "q": str(prices[1])},
     }
-    names["f"] = _filled(kernel.name, names)
-    reference_value: Any = (*words[:2], *prices) if looks_up else words if "label" in kernel.name else value
-    argument_sets = [(words[0],), (words[1],)] if looks_up else kernel.arguments(draw, value)
+    names["f"] = _fill(kernel.name, names)
+    reference_value: Any = (*words[:2], *prices) if is_lookup else words if "label" in kernel.name else value
+    argument_sets = [(words[0],), (words[1],)] if is_lookup else kernel.arguments(rng, value)
     function = Function(
         name=names["f"],
-        constant=_filled(kernel.constant, names),
-        source=_filled(kernel.source, names),
-        faults=tuple(_filled_fault(fault, names) for fault in kernel.faults),
+        constant=_fill(kernel.constant, names),
+        source=_fill(kernel.source, names),
+        faults=tuple(_fill_fault(fault, names) for fault in kernel.faults),
         cases=_cases(names["f"], kernel.reference, reference_value, argument_sets),
-        shown=kernel.shown,
+        num_shown=kernel.num_shown,
     )
     for fault in function.faults:
         if fault.twin_reference is not None:
@@ -542,9 +558,11 @@ def fill(kernel: Kernel, draw: random.Random, thing: str, extra: str) -> Functio
     return function
 
 
-def _filled_fault(fault: Fault, names: dict[str, str]) -> Fault:
-    right, wrong, message, twin = (_filled(text, names) for text in (fault.right, fault.wrong, fault.said, fault.twin))
-    return replace(fault, right=right, wrong=wrong, said=message, twin=twin)
+def _fill_fault(fault: Fault, names: dict[str, str]) -> Fault:
+    right, wrong, message, twin = (
+        _fill(text, names) for text in (fault.right, fault.wrong, fault.complaint, fault.twin)
+    )
+    return replace(fault, right=right, wrong=wrong, complaint=message, twin=twin)
 
 
 def _cases(
@@ -556,12 +574,13 @@ def _cases(
     )
 
 
-def _filled(text: str, names: dict[str, str]) -> str:
+def _fill(text: str, names: dict[str, str]) -> str:
+    # In "$t_with_$e" the template's name would be `t_with_`, as "_" is part of a name: braces end it.
     return Template(text.replace("$t_", "${t}_")).substitute(names)
 
 
 def _literal(value: object) -> str:
-    """Python's own notation, with the double quotes that the files use."""
+    """Return the value as source code, like `repr` but with the double quotes that the files use."""
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, list):

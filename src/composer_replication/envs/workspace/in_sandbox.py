@@ -1,7 +1,7 @@
-"""What happens inside the sandbox: the tests of a set of files are run, or expressions over them get their values.
+"""Run tests, or evaluate expressions, inside the sandbox.
 
-It imports the standard library alone. What it answers is evidence, not a verdict: the code under test runs in the same
-process and could have written any of it.
+Only the standard library is imported. The answer is not to be trusted: the code under test runs in the same process and
+can write whatever it likes. `Workspace.reward` therefore compares values outside.
 """
 
 from __future__ import annotations
@@ -17,6 +17,7 @@ import types
 from typing import Any
 
 MAX_LINES, MAX_LINE, MAX_VALUE = 40, 300, 4000
+# "<Price object at 0x7f3a2c10>" -> "0x7f3a2c10", which differs from run to run; not "0xff"
 ADDRESS = re.compile(r"0x[0-9a-fA-F]{4,}")
 
 COMPARISONS: dict[type[ast.cmpop], str] = {
@@ -34,12 +35,13 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
 
 
 class _ShowBothSides(ast.NodeTransformer):
-    """`assert a == b` says both values when it fails, as pytest does."""
+    """Rewrites `assert a == b` so that its message shows both values, as pytest does."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         test = node.test
         if node.msg is not None or not isinstance(test, ast.Compare) or len(test.ops) != 1:
             return node
+        # Both sides are evaluated once, into variables, because an expression may have side effects.
         sign = COMPARISONS[type(test.ops[0])]
         sides = [ast.Name(name, ast.Store()) for name in ("_left", "_right")]
         loaded = [ast.Name(side.id, ast.Load()) for side in sides]
@@ -59,7 +61,10 @@ class _ShowBothSides(ast.NodeTransformer):
 
 
 def canonical(value: Any, depth: int = 0) -> str:
-    """A value as text in which types differ: 1, 1.0, True, "1", [1] and (1,) are six texts."""
+    """Return the value as text that is equal for equal values of equal types: 1, 1.0, True, "1", [1] and (1,) differ.
+
+    Values of other types become `<TypeName>`: their `__repr__` could be the agent's own code.
+    """
     kind = type(value)
     if kind in (int, float, bool, str, type(None)):
         return repr(value)
@@ -74,7 +79,7 @@ def canonical(value: Any, depth: int = 0) -> str:
 
 
 def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
-    """Every `test_` function of the files, in the order they are written; a file that cannot be run is one error."""
+    """Run the `test_` functions of the files in their order. A file that cannot be executed counts as one failure."""
     lines: list[str] = []
     passed = failed = 0
     for path in paths:
@@ -84,9 +89,10 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
                 tree = _ShowBothSides().visit(ast.parse(file.read(), full))
             module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
             exec(compile(tree, full, "exec"), module.__dict__)
+        # BaseException, here and below: code under test may raise SystemExit or KeyboardInterrupt.
         except BaseException as error:
             failed += 1
-            lines.append(f"ERROR {path} - {said(error, root, full)}")
+            lines.append(f"ERROR {path} - {_error_line(error, root, full)}")
             continue
         for name, test in list(vars(module).items()):
             if not name.startswith("test_") or not callable(test):
@@ -96,12 +102,12 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
                 passed += 1
             except BaseException as error:
                 failed += 1
-                lines.append(f"FAILED {path}::{name} - {said(error, root, full)}")
+                lines.append(f"FAILED {path}::{name} - {_error_line(error, root, full)}")
     return {"lines": lines[:MAX_LINES], "passed": passed, "failed": failed}
 
 
-def said(error: BaseException, root: str, test_file: str) -> str:
-    """An error in one line, with the place in the workspace's own code that it came from."""
+def _error_line(error: BaseException, root: str, test_file: str) -> str:
+    """Return an error as one line, with the line of the workspace's code that raised it unless that is in the test."""
     try:
         text = " ".join(str(error).split())
     except BaseException as worse:
@@ -115,7 +121,7 @@ def said(error: BaseException, root: str, test_file: str) -> str:
 
 
 def values(expressions: list[list[str]]) -> list[str]:
-    """The value of each expression in the names of its module, or what it raised."""
+    """Return the canonical value of each (module, expression), or "raises" and the exception's type."""
     answers: list[str] = []
     for module, expression in expressions:
         try:
@@ -127,6 +133,7 @@ def values(expressions: list[list[str]]) -> list[str]:
 
 
 def write_files(root: str, files: dict[str, str]) -> None:
+    # newline="" writes "\r\n" as it is.
     for name, text in files.items():
         path = os.path.join(root, name)
         os.makedirs(os.path.dirname(path), exist_ok=True)
@@ -135,7 +142,7 @@ def write_files(root: str, files: dict[str, str]) -> None:
 
 
 def answer(request: dict[str, Any], root: str) -> Any:
-    """What a request asks for, in a folder that holds its files."""
+    """Write the request's files to `root`, then evaluate its expressions or run its tests there."""
     write_files(root, request["files"])
     os.chdir(root)
     sys.path.insert(0, root)

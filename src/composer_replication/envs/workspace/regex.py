@@ -1,79 +1,84 @@
-"""Whether a pattern matches a line: every state is visited at most once a character, and visits have a budget."""
+"""Match regular expressions in bounded time, for a Grep whose patterns come from a model.
+
+Python's `re` can take exponential time. Here a pattern is compiled to a program of instructions (a Thompson NFA), and
+the matcher tracks the set of states it may be in: every state is visited at most once per character, and all visits of
+a search share a budget. Syntax and error messages are ripgrep's, as in the harness that the workspace imitates.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-BUDGET = 2_000_000
+BUDGET = 2_000_000  # visits of states per search
 
 
 class BudgetError(RuntimeError):
-    """The search visited more states than it may."""
+    """A search visited more states than its budget allows."""
 
 
 class Regex:
-    """A compiled pattern with a budget of its own."""
+    """A compiled pattern. Its budget covers all lines that it is matched with."""
 
     def __init__(self, pattern: str) -> None:
-        self._program = compiled(pattern)
-        self._left = BUDGET
+        self._program = _compile(pattern)
+        self._budget = BUDGET
 
     def matches(self, line: str) -> bool:
-        """Whether the pattern matches anywhere in the line."""
+        """Return whether the pattern matches anywhere in the line. Raises BudgetError if the search takes too long."""
         states: set[int] = set()
-        for at in range(len(line) + 1):
-            if self._enter(0, line, at, states):
+        for position in range(len(line) + 1):
+            # A match may start at any character, so the start state is added at each.
+            if self._enter(0, line, position, states):
                 return True
             following: set[int] = set()
-            if at < len(line):
-                char = line[at]
+            if position < len(line):
+                char = line[position]
                 for state in states:
                     test = self._program[state].test
-                    if test is not None and test(char) and self._enter(state + 1, line, at + 1, following):
+                    if test is not None and test(char) and self._enter(state + 1, line, position + 1, following):
                         return True
             states = following
         return False
 
-    def _enter(self, state: int, line: str, at: int, states: set[int]) -> bool:
-        """Adds a place and all that can be reached from it without a character; whether the end is among them."""
+    def _enter(self, state: int, line: str, position: int, states: set[int]) -> bool:
+        """Add a state and all states reachable from it without a character. Return whether one of them is the end."""
         waiting = [state]
         while waiting:
             state = waiting.pop()
             if state in states:
                 continue
-            self._left -= 1
-            if self._left < 0:
+            self._budget -= 1
+            if self._budget < 0:
                 raise BudgetError
             states.add(state)
-            step = self._program[state]
-            if step.does == "match":
+            instruction = self._program[state]
+            if instruction.op == "match":
                 return True
-            if step.does == "jump":
-                waiting.append(step.first)
-            elif step.does == "split":
-                waiting += (step.first, step.second)
-            elif step.does != "char" and _holds(step.does, line, at):
+            if instruction.op == "jump":
+                waiting.append(instruction.first)
+            elif instruction.op == "split":
+                waiting += (instruction.first, instruction.second)
+            elif instruction.op != "char" and _holds(instruction.op, line, position):
                 waiting.append(state + 1)
         return False
 
 
-def _holds(assertion: str, line: str, at: int) -> bool:
+def _holds(assertion: str, line: str, position: int) -> bool:
     if assertion in ("start", "end"):
-        return at == (0 if assertion == "start" else len(line))
+        return position == (0 if assertion == "start" else len(line))
     is_word = CLASSES["w"]
-    before, after = at > 0 and is_word(line[at - 1]), at < len(line) and is_word(line[at])
+    before, after = position > 0 and is_word(line[position - 1]), position < len(line) and is_word(line[position])
     return (before != after) == (assertion == "edge")
 
 
-# A pattern as a program of steps, or what is wrong with it: recursive descent, and a bound on all that may grow.
-
+# Bounds on everything that can grow while a pattern is compiled: characters, instructions, nested groups.
 MAX_PATTERN, MAX_PROGRAM, MAX_DEPTH = 1000, 3000, 50
 CharTest = Callable[[str], bool]
 
 
 class PatternError(ValueError):
-    """What is wrong with a pattern, in ripgrep's words."""
+    """An invalid pattern. The message is ripgrep's."""
 
 
 CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda char: char.isalnum() or char == "_", "s": str.isspace}
@@ -83,9 +88,13 @@ _EDGES = {"b": "edge", "B": "no edge", "A": "start", "z": "end"}
 
 @dataclass(slots=True)
 class _Instruction:
-    """One instruction: a character to match, a choice between two places, an assertion, or the end."""
+    """One instruction of a program.
 
-    does: str
+    `op` is "char" (consume a character that passes `test`), "jump" (go to `first`), "split" (go to `first` and
+    `second`), "match" (the end), or an assertion: "start", "end", "edge" (of a word) or "no edge".
+    """
+
+    op: str
     test: CharTest | None = None
     first: int = 0
     second: int = 0
@@ -93,60 +102,61 @@ class _Instruction:
 
 @dataclass
 class _PatternParser:
-    """Recursive descent over the pattern; each method appends steps to the program."""
+    """A recursive-descent parser: each method reads a part of the pattern and appends its instructions."""
 
     pattern: str
-    at: int = 0
+    position: int = 0
     ignore_case: bool = False
     depth: int = 0
     program: list[_Instruction] = field(default_factory=list[_Instruction])
 
     def error(self, reason: str) -> PatternError:
         return PatternError(
-            f"regex parse error:\n    {self.pattern[:200]}\n    {' ' * min(self.at, 199)}^\nerror: {reason}"
+            f"regex parse error:\n    {self.pattern[:200]}\n    {' ' * min(self.position, 199)}^\nerror: {reason}"
         )
 
     def peek(self) -> str:
-        return self.pattern[self.at] if self.at < len(self.pattern) else ""
+        return self.pattern[self.position] if self.position < len(self.pattern) else ""
 
-    def add(self, step: _Instruction) -> int:
+    def add(self, instruction: _Instruction) -> int:
         if len(self.program) >= MAX_PROGRAM:
             raise self.error("compiled regex exceeds size limit")
-        self.program.append(step)
+        self.program.append(instruction)
         return len(self.program) - 1
 
-    def whole(self) -> list[_Instruction]:
+    def parse(self) -> list[_Instruction]:
+        """Return the program of the whole pattern. Raises PatternError."""
         self.ignore_case = self.pattern.startswith("(?i)")
-        self.at = 4 * self.ignore_case
-        self.either()
+        self.position = 4 * self.ignore_case
+        self.alternation()
         if self.peek():
             raise self.error("unopened group")
         self.add(_Instruction("match"))
         return self.program
 
-    def either(self) -> None:
-        """Alternatives: each but the last is tried beside what follows it."""
+    def alternation(self) -> None:
+        """Read alternatives: each but the last starts with a split to the next one and ends with a jump to the end."""
         ends: list[int] = []
         start = len(self.program)
-        self.row()
+        self.sequence()
         while self.peek() == "|":
-            self.at += 1
+            self.position += 1
             ends = [end + 1 for end in [*ends, self.add(_Instruction("jump"))]]
             self.insert(start, _Instruction("split", first=start + 1, second=len(self.program) + 1))
             start = len(self.program)
-            self.row()
+            self.sequence()
         for end in ends:
             self.program[end].first = len(self.program)
 
-    def insert(self, place: int, step: _Instruction) -> None:
-        """Puts a step before others, whose targets move along."""
-        self.add(step)
-        self.program.insert(place, self.program.pop())
-        for later_step in self.program[place + 1 :]:
-            later_step.first += later_step.first >= place
-            later_step.second += later_step.second >= place
+    def insert(self, index: int, instruction: _Instruction) -> None:
+        """Insert an instruction and move the targets of the later ones."""
+        self.add(instruction)  # checks the size
+        self.program.insert(index, self.program.pop())
+        for later in self.program[index + 1 :]:
+            later.first += later.first >= index
+            later.second += later.second >= index
 
-    def row(self) -> None:
+    def sequence(self) -> None:
         while self.peek() not in ("", "|", ")"):
             start = len(self.program)
             self.atom()
@@ -156,7 +166,7 @@ class _PatternParser:
 
     def atom(self) -> None:
         char = self.peek()
-        self.at += 1
+        self.position += 1
         if char == "(":
             self.group()
         elif char == "[":
@@ -168,7 +178,7 @@ class _PatternParser:
         elif char in "^$":
             self.add(_Instruction("start" if char == "^" else "end"))
         elif char in "*+?":
-            self.at -= 1
+            self.position -= 1
             raise self.error("repetition operator missing expression")
         else:
             self.literal(char)
@@ -179,25 +189,26 @@ class _PatternParser:
 
     def group(self) -> None:
         if self.peek() == "?":
-            rest = self.pattern[self.at :]
+            rest = self.pattern[self.position :]
             if rest[:2] in ("?=", "?!") or rest[:3] in ("?<=", "?<!"):
                 raise self.error("look-around, including look-ahead and look-behind, is not supported")
+            # A group's name (`(?P<name>...)`) has no effect: only whether a line matches counts.
             is_named = rest.startswith(("?P<", "?<")) and ">" in rest
             if not (rest.startswith("?:") or is_named):
                 raise self.error("unrecognized flag")
-            self.at += rest.index(">") + 1 if is_named else 2
+            self.position += rest.index(">") + 1 if is_named else 2
         self.depth += 1
         if self.depth > MAX_DEPTH:
             raise self.error("exceeded the maximum number of nested parentheses/brackets")
-        self.either()
+        self.alternation()
         self.depth -= 1
         if self.peek() != ")":
             raise self.error("unclosed group")
-        self.at += 1
+        self.position += 1
 
     def escape(self) -> None:
         char = self.peek()
-        self.at += 1
+        self.position += 1
         if char in _EDGES:
             self.add(_Instruction(_EDGES[char]))
         elif char.isdigit() or not char:
@@ -215,34 +226,34 @@ class _PatternParser:
 
     def bracket(self) -> None:
         negated = self.peek() == "^"
-        self.at += negated
+        self.position += negated
         tests: list[CharTest] = []
         while self.peek() != "]" or not tests:
             low = self.member(tests)
-            if low is None or self.peek() != "-" or self.pattern[self.at + 1 : self.at + 2] in ("]", ""):
+            if low is None or self.peek() != "-" or self.pattern[self.position + 1 : self.position + 2] in ("]", ""):
                 tests += [low.__eq__] if low is not None else []
                 continue
-            self.at += 1
+            self.position += 1
             high = self.member(tests)
             if high is None or high < low:
                 raise self.error("invalid character class range, the start must be <= the end")
             tests.append(lambda char, low=low, high=high: low <= char <= high)
-        self.at += 1
+        self.position += 1
         forms = (str.lower, str.upper) if self.ignore_case else (str,)
         self.add(
             _Instruction("char", lambda char: any(test(form(char)) for test in tests for form in forms) != negated)
         )
 
     def member(self, tests: list[CharTest]) -> str | None:
-        """One character of a class; a class within it is added to the tests, and no character comes back."""
+        """Read a member of a bracket and return its character. Add a class (`\\d`) to `tests` and return None."""
         char = self.peek()
         if not char:
             raise self.error("unclosed character class")
-        self.at += 1
+        self.position += 1
         if char != "\\":
             return char
         char = self.peek()
-        self.at += 1
+        self.position += 1
         if char.lower() in CLASSES and char:
             tests.append(self.escaped(char))
             return None
@@ -251,15 +262,17 @@ class _PatternParser:
         return _CONTROLS.get(char, char)
 
     def repeat(self, start: int) -> bool:
-        """Makes a repetition of the steps from `start`; a brace that is none is a character."""
+        """Repeat the instructions from `start`. Return False for a brace that is a literal character."""
         low, high = self.bounds()
         if low is None:
             self.literal("{")
-            self.at += 1
+            self.position += 1
             return False
-        self.at += self.peek() == "?"  # a lazy one finds the same lines
+        # Lazy or greedy decides where a match ends, not whether there is one.
+        self.position += self.peek() == "?"
         body = self.program[start:]
         del self.program[start:]
+        # There is no counter: `a{2,4}` becomes two copies and two optional copies. MAX_PROGRAM bounds their number.
         for _ in range(low):
             self.copy(body, start)
         if high is None:
@@ -273,26 +286,28 @@ class _PatternParser:
             for _ in range(high - low):
                 splits.append(self.add(_Instruction("split", first=len(self.program) + 1)))
                 self.copy(body, start)
-            for position in splits:
-                self.program[position].second = len(self.program)
+            for split in splits:
+                self.program[split].second = len(self.program)
         return True
 
     def copy(self, body: list[_Instruction], start: int) -> None:
         shift = len(self.program) - start
-        for step in body:
-            self.add(_Instruction(step.does, step.test, step.first + shift, step.second + shift))
+        for instruction in body:
+            first, second = instruction.first + shift, instruction.second + shift
+            self.add(_Instruction(instruction.op, instruction.test, first, second))
 
     def bounds(self) -> tuple[int | None, int | None]:
+        """Read `*`, `+`, `?` or braces. Return the minimum and maximum count (None: no maximum), or None twice."""
         simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         if self.peek() in simple:
-            self.at += 1
-            return simple[self.pattern[self.at - 1]]
-        end = self.pattern.find("}", self.at)
-        parts = self.pattern[self.at + 1 : end].split(",") if end >= 0 else []
+            self.position += 1
+            return simple[self.pattern[self.position - 1]]
+        end = self.pattern.find("}", self.position)
+        parts = self.pattern[self.position + 1 : end].split(",") if end >= 0 else []
         numbers = [part.isascii() and part.isdigit() and len(part) <= 4 for part in parts]
         if numbers not in ([True], [True, True]) and not (numbers == [True, False] and not parts[1]):
             return None, None
-        self.at = end + 1
+        self.position = end + 1
         low = int(parts[0])
         high = low if len(parts) == 1 else int(parts[1]) if parts[1] else None
         if high is not None and high < low:
@@ -300,8 +315,8 @@ class _PatternParser:
         return low, high
 
 
-def compiled(pattern: str) -> list[_Instruction]:
-    """The steps that match a pattern."""
+def _compile(pattern: str) -> list[_Instruction]:
+    """Return the program that matches a pattern. Raises PatternError."""
     if len(pattern) > MAX_PATTERN:
         raise PatternError("regex parse error:\nerror: compiled regex exceeds size limit")
-    return _PatternParser(pattern).whole()
+    return _PatternParser(pattern).parse()

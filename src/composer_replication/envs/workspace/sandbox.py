@@ -1,6 +1,7 @@
-"""Runs tests in a process that can reach nothing, and says which kind of wall stands around it.
+"""Run tests in a process that is isolated from files, network and other processes.
 
-One server process lives behind the wall; a test run is a fork of it and costs a few milliseconds.
+A runner starts one isolated server process (`sandbox_server.py`). Each test run is a fork of it, which takes a few
+milliseconds.
 """
 
 from __future__ import annotations
@@ -30,19 +31,20 @@ from composer_replication.envs.workspace.sandbox_server import RUNS, TMPFS_SIZE,
 from composer_replication.envs.workspace.task import clean
 from composer_replication.errors import InputError, SandboxError, explain
 
-Wall = Literal["bubblewrap", "namespaces", "rlimits"]
+Isolation = Literal["bubblewrap", "namespaces", "rlimits"]
+"""How the server is isolated; `rlimits` only limits its resources and hides nothing."""
 PROGRAM = Path(__file__).with_name("sandbox_server.py")
 START_SECONDS = 20.0
 MAX_BYTES = 4 * 2**20
-VARIABLE = "CRF_SANDBOX"
-"""The environment variable that names a wall for runners that were given none."""
-NO_WALL = "limits alone, and code under test sees your files, processes and network"
+ENV_VARIABLE = "CRF_SANDBOX"
+"""The environment variable with the isolation of runners that are created without a `kind`."""
+LIMITS_ONLY = "only resource limits apply; code under test can access your files, processes and network"
 ENDED = "The tests did not end: the process was stopped."
 
 
 @dataclass(frozen=True, kw_only=True)
 class TestReport:
-    """What a test run printed, without times and addresses; `ended` is false where it had to be stopped."""
+    """The output of a test run, without times and addresses. `ended` is False if the run had to be stopped."""
 
     __test__ = False
     text: str
@@ -52,38 +54,43 @@ class TestReport:
 
 
 class TestRunner:
-    """Runs tests behind a wall: bubblewrap where it is installed, else namespaces (`kind` says which stands). Root has
-    namespaces first: there it becomes nobody, and in bubblewrap stays a root that no limit of processes binds.
+    """Runs tests in an isolated process, which it starts when it is first needed.
 
-    Limits alone (`rlimits`) hide nothing, and are taken only by that name: `kind`, or the variable `CRF_SANDBOX`.
+    Args:
+        kind: The isolation. Unset: the environment variable `CRF_SANDBOX`, else bubblewrap if it is installed, else
+            namespaces (root tries namespaces first). `rlimits` hides nothing and is used only if it is named.
+        seconds: Processor time of a run. By the clock it may take about twice as long.
 
-    A run may take `seconds` of processor time, and about twice that by the clock. A runner may be shared by workspaces
-    and threads, and starts again in a process that was forked from its own.
+    A runner may be shared by workspaces and threads. In a process forked from its own it starts a new server.
+    Raises InputError for an unknown kind; the first run raises SandboxError if no isolation is available.
     """
 
     __test__ = False
 
-    def __init__(self, *, kind: Wall | None = None, seconds: int = 4) -> None:
+    def __init__(self, *, kind: Isolation | None = None, seconds: int = 4) -> None:
         if seconds < 1:
-            raise InputError(explain("seconds of a run", got=seconds, expected="1 or more"))
-        requested_kind = kind or os.environ.get(VARIABLE) or None
-        if requested_kind is not None and requested_kind not in get_args(Wall):
-            raise InputError(explain("kind of wall", got=repr(requested_kind), expected=" or ".join(get_args(Wall))))
-        self._wanted = _preferred() if requested_kind is None else (cast("Wall", requested_kind),)
+            raise InputError(explain("seconds", got=seconds, expected="1 or more"))
+        requested_kind = kind or os.environ.get(ENV_VARIABLE) or None
+        if requested_kind is not None and requested_kind not in get_args(Isolation):
+            raise InputError(
+                explain("kind of sandbox", got=repr(requested_kind), expected=" or ".join(get_args(Isolation)))
+            )
+        self._kinds = _default_kinds() if requested_kind is None else (cast("Isolation", requested_kind),)
         self._seconds = seconds
         self._lock = threading.Lock()
         self._server: _SandboxProcess | None = None
         _RUNNERS.add(self)
 
     @property
-    def kind(self) -> Wall:
-        """The wall that stands; starts the server where none runs yet."""
+    def kind(self) -> Isolation:
+        """The isolation in use. Reading it starts the server if none is running."""
         with self._lock:
             return self._running().kind
 
     def run_tests(self, files: Mapping[str, str], paths: Sequence[str]) -> TestReport:
-        """Every test of the files named."""
+        """Run all tests of the files at `paths` and return the report."""
         reply = self._ask({"files": dict(files), "paths": list(paths)})
+        # The code under test runs in the process that answers, so an answer may have any form.
         try:
             lines = [clean(str(line)[: 2 * MAX_LINE]) for line in reply["lines"]][:MAX_LINES]
             failed, passed = int(reply["failed"]), int(reply["passed"])
@@ -94,14 +101,14 @@ class TestRunner:
         return TestReport(text=text, passed=passed, failed=failed)
 
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
-        """The value of each (module, expression) as canonical text; none at all where the process gave no answer."""
+        """Return the value of each (module, expression) as canonical text, or [] if the process gave no answer."""
         reply = self._ask({"files": dict(files), "expressions": [list(expression) for expression in expressions]})
         return (
             [clean(str(value)) for value in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
         )
 
     def close(self) -> None:
-        """Stops the server; the next run starts another."""
+        """Stop the server. The next run starts a new one."""
         with self._lock:
             self._stop()
 
@@ -111,19 +118,19 @@ class TestRunner:
             try:
                 server.send(request)
                 answer = server.receive(wall_seconds(self._seconds) + START_SECONDS)
-                if answer["ends"]:  # a run left something that it cannot take out
+                if answer["ends"]:  # the server ends itself when it cannot remove what a run has written
                     self._stop()
                 return answer["reply"]
             except (OSError, ValueError, KeyError, TypeError, RecursionError):
-                self._stop()  # it died, or no longer says what a server says: never trusted again
+                self._stop()  # it died or broke the protocol, perhaps because of the code under test
                 return None
 
     def _running(self) -> _SandboxProcess:
         if self._server is not None and self._server.owner != os.getpid():
-            self._server = None  # a fork of the process that owns it: its pipes are not ours to use
+            self._server = None  # this process is a fork, and the server's pipes belong to its parent
         if self._server is None or self._server.process.poll() is not None:
             self._stop()
-            self._server = _start(self._wanted, self._seconds)
+            self._server = _start_server(self._kinds, self._seconds)
         return self._server
 
     def _stop(self) -> None:
@@ -136,7 +143,7 @@ _RUNNERS = weakref.WeakSet[TestRunner]()
 
 
 def _renew_locks() -> None:
-    """In a forked process: a thread that held a lock is not there to give it back."""
+    """Replace all locks in a forked process: a thread that held one does not exist here and cannot release it."""
     for runner in list(_RUNNERS):
         runner._lock = threading.Lock()
 
@@ -146,27 +153,28 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 @functools.cache
 def shared_runner() -> TestRunner:
-    """The runner of workspaces that were given none."""
+    """Return the runner of workspaces that are created without one."""
     return TestRunner()
 
 
 class _SandboxProcess:
-    """A server process and the two pipes to it."""
+    """A server process and the pipes to it. Messages are JSON after four bytes of length."""
 
-    def __init__(self, kind: Wall, seconds: int) -> None:
-        self.kind: Wall = kind
+    def __init__(self, kind: Isolation, seconds: int) -> None:
+        self.kind: Isolation = kind
         self.owner = os.getpid()
         self.scratch = tempfile.mkdtemp(prefix="workspace-")
-        self.process = subprocess.Popen(  # noqa: S603 (the words are ours)
+        self.process = subprocess.Popen(  # noqa: S603 (no part of the command comes from outside)
             _command(kind, self.scratch, seconds),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.DEVNULL,
-            env={"PYTHONHASHSEED": "0"},
+            env={"PYTHONHASHSEED": "0"},  # no secrets, and the same order of sets in every run
             cwd="/",
             start_new_session=True,
         )
-        self.end = weakref.finalize(self, _end, self.process, self.scratch, self.owner)
+        # Runs once: when called, when the object is collected, or when the interpreter exits.
+        self.end = weakref.finalize(self, _end_server, self.process, self.scratch, self.owner)
 
     def send(self, value: Mapping[str, Any]) -> None:
         data = json.dumps(value).encode()
@@ -195,9 +203,9 @@ class _SandboxProcess:
         return b"".join(parts)
 
 
-def _end(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
+def _end_server(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
     if owner != os.getpid():
-        return
+        return  # a forked process must not kill its parent's server
     for pipe in (process.stdin, process.stdout):
         with contextlib.suppress(OSError):
             assert pipe is not None
@@ -208,12 +216,14 @@ def _end(process: subprocess.Popen[bytes], scratch: str, owner: int) -> None:
     shutil.rmtree(scratch, ignore_errors=True)
 
 
-def _preferred() -> tuple[Wall, ...]:
+def _default_kinds() -> tuple[Isolation, ...]:
+    # Root prefers namespaces, in which the tests run as nobody. In bubblewrap they would run as root, which is exempt
+    # from the limit on the number of processes.
     return ("bubblewrap", "namespaces") if os.geteuid() != 0 else ("namespaces", "bubblewrap")
 
 
-def _start(kinds: Sequence[Wall], seconds: int) -> _SandboxProcess:
-    """The first wall of the list that stands."""
+def _start_server(kinds: Sequence[Isolation], seconds: int) -> _SandboxProcess:
+    """Return a server with the first isolation that works here. Raises SandboxError with the reasons if none does."""
     reasons: list[str] = []
     for kind in kinds:
         if kind == "bubblewrap" and shutil.which("bwrap") is None:
@@ -228,19 +238,21 @@ def _start(kinds: Sequence[Wall], seconds: int) -> _SandboxProcess:
             return server
         server.end()
         reasons.append(f"{kind}: {hello.get('failed')}")
-    what, fix = "sandbox for tests", f"Install bubblewrap or allow user namespaces. {VARIABLE}=rlimits: {NO_WALL}."
-    raise SandboxError(explain(what, got="; ".join(reasons), expected="a wall that stands", fix=fix))
+    fix = f"Install bubblewrap or allow user namespaces. Or set {ENV_VARIABLE}=rlimits: then {LIMITS_ONLY}."
+    raise SandboxError(explain("sandbox for tests", got="; ".join(reasons), expected="a sandbox that starts", fix=fix))
 
 
-def _command(kind: Wall, scratch: str, seconds: int) -> list[str]:
-    interpreter = str(Path(sys.executable).resolve())  # an environment's own is a link to it
+def _command(kind: Isolation, scratch: str, seconds: int) -> list[str]:
+    # A virtual environment's interpreter is a link, whose folder the sandbox would lack.
+    interpreter = str(Path(sys.executable).resolve())
     python = [interpreter, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch, str(seconds)]
     if kind != "bubblewrap":
         return python
+    # The standard library and the shared libraries that the interpreter loads; nothing else of the file system.
     needed = [interpreter, sysconfig.get_path("stdlib"), f"{sys.base_prefix}/lib", str(PROGRAM.parent)]
     visible_paths = {path for path in (*needed, "/usr/lib", "/usr/lib64", "/lib", "/lib64") if Path(path).exists()}
     binds = [part for path in sorted(visible_paths) for part in ("--ro-bind", path, path)]
-    walls = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
+    flags = ["--unshare-all", "--die-with-parent", "--as-pid-1", "--cap-drop", "ALL", "--uid", "65534", "--clearenv"]
     memory = ["--dev", "/dev", "--size", str(TMPFS_SIZE), "--tmpfs", RUNS, "--remount-ro", "/dev", "--remount-ro", "/"]
     rest = ["--setenv", "PYTHONHASHSEED", "0", *memory, "--chdir", "/"]
-    return [shutil.which("bwrap") or "bwrap", *walls, *binds, *rest, *python]
+    return [shutil.which("bwrap") or "bwrap", *flags, *binds, *rest, *python]

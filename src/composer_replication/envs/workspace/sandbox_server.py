@@ -1,11 +1,14 @@
-"""The sandboxed process: puts walls around itself, then forks a child for every request.
+"""The sandbox's server process: isolate itself, then fork a child for every request.
 
-It is started by its path, with no environment and without site-packages, and imports the standard library and
-`in_sandbox.py` beside it. In `namespaces` it has a root of its own with Python's library (read only), an empty `/tmp`
-and nothing else: no home, no network, no other process, no program to start. It is process 1 there, so a run that is
-over leaves nobody behind. In `bubblewrap` the same was set up from outside. In `rlimits` only the limits hold.
+`sandbox.py` starts this file as a script, with an empty environment and without site-packages. It imports only the
+standard library and `in_sandbox.py` from the same folder.
 
-Requests and answers are JSON behind four bytes of length, on file descriptors that no child keeps.
+namespaces  The process has its own root with Python's library (read-only) and an empty `/tmp`: no home, no network, no
+            other processes, no programs. It is process 1 there, so it can kill everything that a run has started.
+bubblewrap  `bwrap` has set up the same before this process started.
+rlimits     Only the limits of `_limit_child` apply.
+
+Requests and replies are JSON after four bytes of length, on file descriptors that children close.
 """
 
 from __future__ import annotations
@@ -25,28 +28,33 @@ import sys
 import time
 from typing import Any
 
+# The user id of "nobody", and the folder of runs inside the sandbox.
 NOBODY, RUNS = 65534, "/tmp"
+# In bytes.
 MEMORY, FILE_SIZE, TMPFS_SIZE = 512 * 2**20, 2**20, 16 * 2**20
 TMPFS = f"size={TMPFS_SIZE},nr_inodes=4000"
 MAX_REPLY = 2**20
+# Modules that tests tend to import. Imported once before the forks, so that runs need not load them.
 PRELOADED = (
     "abc bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools math "
     "operator pathlib random re statistics string textwrap threading time typing"
 )
 
-# From <sched.h>, <sys/mount.h>, <sys/prctl.h>.
+# Constants of <sched.h>, <sys/mount.h> and <sys/prctl.h>, which Python's os module does not all have.
 NEWNS, NEWUTS, NEWIPC, NEWUSER, NEWPID, NEWNET = 0x20000, 0x4000000, 0x8000000, 0x10000000, 0x20000000, 0x40000000
 MS_RDONLY, MS_NOSUID, MS_NODEV, MS_REMOUNT, MS_BIND, MS_REC, MS_PRIVATE, MS_RELATIME = (
     *(1, 2, 4, 32, 4096, 16384, 1 << 18, 1 << 21),
 )
 MNT_DETACH = 2
 PR_SET_PDEATHSIG, PR_SET_DUMPABLE, PR_CAPBSET_DROP, PR_SET_NO_NEW_PRIVS = 1, 4, 24, 38
+# The number of the system call, which libc does not wrap; on other machines `chroot` replaces it.
 PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def checked(result: int, what: str) -> None:
+def check_call(result: int, what: str) -> None:
+    """Raise OSError if a C function returned an error."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{what}: {os.strerror(number)}")
@@ -54,16 +62,18 @@ def checked(result: int, what: str) -> None:
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     texts = [None if argument is None else argument.encode() for argument in (source, target, kind)]
-    checked(libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
+    check_call(libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
 
 
 def _enter_namespaces(scratch: str, library: list[str]) -> None:
-    """New namespaces, as root directly and else as a user of one's own; then a child that is process 1 in them."""
+    """Enter new namespaces and continue in a child, which is process 1 there. The parent waits and exits with it."""
     user, group = os.geteuid(), os.getegid()
     is_root = user == 0
+    # Without root, only a user namespace gives the right to create the others.
     namespaces = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS
-    checked(libc.unshare(namespaces if is_root else namespaces | NEWUSER), "unshare")
+    check_call(libc.unshare(namespaces if is_root else namespaces | NEWUSER), "unshare")
     if not is_root:
+        # "deny" first: without it the kernel refuses an unprivileged gid_map.
         for name, text in (
             ("setgroups", "deny"),
             ("uid_map", f"{NOBODY} {user} 1"),
@@ -76,20 +86,24 @@ def _enter_namespaces(scratch: str, library: list[str]) -> None:
         os.close(0)
         os.close(1)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-    checked(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    check_call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
     _build_root(scratch, library)
     _drop_rights(NOBODY if is_root else None)
 
 
 def _build_root(root: str, library: list[str]) -> None:
+    """Mount a new root with Python's library (read-only), `/dev/null` and an empty `/tmp`, and switch to it."""
+    # Private first, so that no mount below appears outside.
     mount("none", "/", None, MS_REC | MS_PRIVATE)
     mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=755")
     for path in library:
         os.makedirs(root + path)
         mount(path, root + path, None, MS_BIND)
-        kept_flags = os.statvfs(path).f_flag & 0xC0E  # flags of the source that only its owner may take away
-        flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | kept_flags | MS_RELATIME
+        # In a user namespace a remount must keep the source's nosuid, nodev, noexec, noatime and nodiratime.
+        locked_flags = os.statvfs(path).f_flag & 0xC0E
+        flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | locked_flags | MS_RELATIME
         mount("none", root + path, None, flags)
+        # Installed packages are hidden: tests may import the standard library only.
         packages = f"{root}{path}/site-packages"
         if os.path.isdir(packages):
             mount("tmpfs", packages, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV)
@@ -101,17 +115,19 @@ def _build_root(root: str, library: list[str]) -> None:
     os.chdir(root)
     machine = os.uname().machine
     if machine in PIVOT_ROOT:
-        checked(libc.syscall(PIVOT_ROOT[machine], b".", b"."), "pivot_root")
-        checked(libc.umount2(b".", MNT_DETACH), "umount")
+        check_call(libc.syscall(PIVOT_ROOT[machine], b".", b"."), "pivot_root")
+        check_call(libc.umount2(b".", MNT_DETACH), "umount")
     else:
         mount(".", "/", None, 8192)  # MS_MOVE
         os.chroot(".")
     os.chdir("/")
-    # Without root outside, the root in here belongs to the user whom the tests run as: what they left would stay.
+    # Without root outside, the tests' user owns this root and could leave files in it, so it is made read-only.
     mount("none", "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def _drop_rights(user: int | None) -> None:
+    """Drop all capabilities for good, and become `user` unless it is None."""
+    # The kernel refuses numbers beyond its last capability.
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
             break
@@ -119,12 +135,13 @@ def _drop_rights(user: int | None) -> None:
         os.setgroups([])
         os.setresgid(user, user, user)
         os.setresuid(user, user, user)
+    # _LINUX_CAPABILITY_VERSION_3, for this process; all sets empty.
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    checked(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def _drop_to_nobody(scratch: str) -> None:
-    """Without namespaces: root at least becomes nobody, so that limits bind and files of others are shut."""
+    """Become nobody if this is root, so that limits apply and other users' files are closed to the tests."""
     if os.geteuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
         _drop_rights(NOBODY)
@@ -136,21 +153,21 @@ def _limit_child(seconds: int) -> None:
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, FILE_SIZE),
         (resource.RLIMIT_NOFILE, 64),
-        (resource.RLIMIT_NPROC, 0),
+        (resource.RLIMIT_NPROC, 0),  # no process and no thread may be started
         (resource.RLIMIT_CORE, 0),
     ):
         resource.setrlimit(what, (value, value))
 
 
 class Runs:
-    """The runs of one server: where they happen, what they may take, and the channel that no child keeps."""
+    """Executes requests in child processes, one at a time. Children close the server's descriptors (`channel`)."""
 
     def __init__(self, evidence: Any, folder: str, seconds: int, channel: tuple[int, int]) -> None:
         self.evidence, self.root, self.seconds, self.channel = evidence, f"{folder}/workspace", seconds, channel
         self.is_first = os.getpid() == 1
 
     def run(self, request: dict[str, Any]) -> Any:
-        """One request in a child of its own: its answer, or None where there was none in time."""
+        """Execute a request in a new child. Return its answer, or None if there was none in time or it is not JSON."""
         os.mkdir(self.root)
         inward, outward = os.pipe()
         child = os.fork()
@@ -160,6 +177,7 @@ class Runs:
         os.close(outward)
         parts: list[bytes] = []
         size, deadline = 0, time.monotonic() + wall_seconds(self.seconds)
+        # The answer ends when the child closes the pipe, becomes too long or runs out of time.
         while size <= MAX_REPLY and select.select([inward], [], [], max(0.0, deadline - time.monotonic()))[0]:
             part = os.read(inward, 65536)
             if not part:
@@ -173,9 +191,9 @@ class Runs:
         return None
 
     def in_child(self, request: dict[str, Any], out: int) -> None:
-        """Runs the request and ends the process; nothing of it returns to the server."""
+        """Execute the request, write the answer to `out` and exit. Runs in the child and never returns."""
         try:
-            os.setsid()
+            os.setsid()  # a process group of its own, which `stop` kills
             nothing = os.open("/dev/null", os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(nothing, descriptor)
@@ -187,11 +205,12 @@ class Runs:
             os._exit(0)
 
     def stop(self, child: int) -> None:
+        """Kill the child and everything that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        if self.is_first:  # process 1: everyone else here is a leftover of this run
+        if self.is_first:  # process 1 may kill all others (-1), which are this run's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -199,8 +218,8 @@ class Runs:
                     os.waitpid(-1, 0)
 
 
-def emptied(folder: str) -> bool:
-    """Takes out what a run left; whether that worked, and the next run can use the folder."""
+def _empty_folder(folder: str) -> bool:
+    """Delete what a run has written. Return whether that worked and the next run can use the folder."""
     try:
         for entry in list(os.scandir(folder)):
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
@@ -214,7 +233,7 @@ def _read_exactly(source: int, count: int) -> bytes:
     while count > 0:
         part = os.read(source, count)
         if not part:
-            os._exit(0)
+            os._exit(0)  # the runner has closed the pipe
         parts.append(part)
         count -= len(part)
     return b"".join(parts)
@@ -228,11 +247,13 @@ def send(target: int, value: Any) -> None:
 
 
 def wall_seconds(seconds: int) -> int:
-    """How long a run may take by the clock, on a machine that is busy with others."""
+    """Return the clock time that a run with this much processor time may take on a busy machine."""
     return 2 * seconds + 2
 
 
 def main(kind: str, scratch: str, seconds: str) -> None:
+    """Isolate this process, report how, and answer requests until the runner closes the pipe."""
+    # By path: without site-packages the package cannot be imported.
     spec = importlib.util.spec_from_file_location(
         "in_sandbox", os.path.join(os.path.dirname(__file__), "in_sandbox.py")
     )
@@ -250,20 +271,21 @@ def main(kind: str, scratch: str, seconds: str) -> None:
             _enter_namespaces(scratch, library)
         elif kind == "rlimits":
             _drop_to_nobody(scratch)
-        checked(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-        checked(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
-    except (OSError, AttributeError) as error:  # another system's library has no such call
+        check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+        check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+    except (OSError, AttributeError) as error:  # AttributeError: a libc without these functions, as on macOS
         send(channel[1], {"failed": str(error)})
         return
+    # A collection in a child would write to all pages, and each would have to be copied.
     gc.disable()
-    gc.freeze()  # pages that a child does not write need no copy
+    gc.freeze()
     folder = scratch if kind == "rlimits" else RUNS
     runs = Runs(evidence, folder, int(seconds), channel)
     send(channel[1], {"kind": kind})
     while True:
         (length,) = struct.unpack(">I", _read_exactly(channel[0], 4))
         request = json.loads(_read_exactly(channel[0], length))
-        reply, is_clean = runs.run(request), emptied(folder)
+        reply, is_clean = runs.run(request), _empty_folder(folder)
         send(channel[1], {"reply": reply, "ends": not is_clean})
         if not is_clean:
             return  # the next run gets a fresh process in a fresh folder

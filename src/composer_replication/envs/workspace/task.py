@@ -1,8 +1,8 @@
-"""A task: what is asked, the files, the edits that solve it, and the checks that judge.
+"""Define tasks and tools: a task's prompt, files, solution and checks, and the schemas of the tools' arguments.
 
-The tests among the files are there for the agent to read and run. The reward does not run them: it asks the workspace's
-code for the values of expressions that the agent has not seen, and compares them outside the process that the code ran
-in. A test that was edited, a runner that was replaced, a line that says OK: none of them is looked at.
+The tests among the files are for the agent to read and run. The reward does not run them: it evaluates expressions,
+some of which the agent has not seen, and compares their values outside the process in which the agent's code ran. So
+editing a test, replacing the test runner or printing "OK" gains nothing.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ Difficulty = Literal["easy", "medium", "hard"]
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Replace `old`, which stands exactly once in the file at that point, by `new`. An empty `old` writes the file."""
+    """Replaces `old`, which occurs once in the file at that point, by `new`. An empty `old` writes the whole file."""
 
     path: str
     old: str
@@ -28,9 +28,9 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """An expression over a module of the workspace, and the value it has once the task is solved, as canonical text.
+    """An expression over a module of the workspace, and its value in a solved task as text (`in_sandbox.canonical`).
 
-    `test` is the name of the test it belongs to. A test passes when all of its checks hold.
+    `test` is the name of the test that the check belongs to. A test passes if all of its checks hold.
     """
 
     test: str
@@ -41,7 +41,10 @@ class Check:
 
 @dataclass(frozen=True, kw_only=True)
 class Task:
-    """Same seed and difficulty, same task. `files` maps paths below the root to texts, tests included."""
+    """A task, determined by its seed and difficulty.
+
+    `files` maps paths below the root to texts, tests included. `solution` turns them into correct ones.
+    """
 
     seed: int
     difficulty: Difficulty
@@ -52,9 +55,7 @@ class Task:
     checks: tuple[Check, ...]
 
 
-# The tools' schemas, and what a harness says of arguments that do not fit them.
-
-MAX_ARGUMENTS = 2**20
+MAX_ARGUMENTS = 2**20  # characters of JSON text
 
 
 def _tool(name: str, about: str, required: str, **properties: tuple[str, str]) -> dict[str, Any]:
@@ -67,6 +68,7 @@ def _tool(name: str, about: str, required: str, **properties: tuple[str, str]) -
     return {"type": "function", "function": {"name": name, "description": about, "parameters": parameters}}
 
 
+# Names, descriptions and their order are data: they are part of every prompt of the embedded student.
 _FILE = ("string", "The absolute path of the file")
 _FOLDER = ("string", "The absolute path to search in; the whole workspace if left out")
 TOOLS: tuple[dict[str, Any], ...] = (
@@ -98,7 +100,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {tool["function"]["name"]: tool["function"]
 
 
 def as_mapping(arguments: object) -> dict[str, Any] | None:
-    """Arguments as a mapping with names for keys; text is read as JSON. None where that cannot be done."""
+    """Return a call's arguments, parsed if they are JSON text, as a mapping; None if that is impossible."""
     if isinstance(arguments, str) and len(arguments) <= MAX_ARGUMENTS:
         try:
             arguments = json.loads(arguments)
@@ -111,25 +113,27 @@ def as_mapping(arguments: object) -> dict[str, Any] | None:
 
 
 def clean(value: Any) -> Any:
-    """Text as UTF-8 can hold it: half of a surrogate pair is no character."""
+    """Return text with lone surrogates replaced by "?", because UTF-8 cannot encode them; other values as they are."""
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
-def issues(tool: str, given: Mapping[str, Any]) -> list[str]:
-    """What does not fit, one line each, in the order of missing, unexpected, wrong."""
+def issues(tool: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Return what does not fit the schema, in a harness's words: missing, then unexpected, then wrong arguments."""
     properties = SCHEMAS[tool]["properties"]
-    missing = [f"The required parameter `{name}` is missing" for name in SCHEMAS[tool]["required"] if name not in given]
-    unexpected = [f"An unexpected parameter `{name[:80]}` was provided" for name in given if name not in properties]
+    missing = [
+        f"The required parameter `{name}` is missing" for name in SCHEMAS[tool]["required"] if name not in arguments
+    ]
+    unexpected = [f"An unexpected parameter `{name[:80]}` was provided" for name in arguments if name not in properties]
     wrong = [
         f"The parameter `{key}` type is expected as `{properties[key]['type']}` but provided as `{_type_of(value)}`"
-        for key, value in given.items()
+        for key, value in arguments.items()
         if key in properties and not _fits(value, properties[key]["type"])
     ]
     return [*missing, *unexpected[:5], *wrong]
 
 
 def _fits(value: object, kind: str) -> bool:
-    if kind == "number":
+    if kind == "number":  # in Python a bool is an int; in JSON it is no number
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return is_whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, bool if kind == "boolean" else str)
@@ -140,11 +144,13 @@ def _type_of(value: object) -> str:
         return "null"
     if isinstance(value, float) and not math.isfinite(value):
         return "NaN" if math.isnan(value) else "Infinity"
+    # bool before int, of which it is a subclass.
     names = (("boolean", bool), ("number", (int, float)), ("string", str), ("array", (list, tuple)))
     return next((name for name, types in names if isinstance(value, types)), "object")
 
 
-# The words that tasks are made of. Long enough lists that a held-out seed is a task nobody has seen.
+# The nouns that tasks are made of, enough that tasks of held-out seeds are new to a model. Adding, removing or
+# reordering nouns changes the tasks of all seeds.
 
 THINGS = (
     *("price", "score", "length", "weight", "speed", "height", "depth", "width", "cost", "delay", "level", "size"),
@@ -165,17 +171,17 @@ EXTRAS = (
     *("discount", "penalty", "reserve", "credit", "buffer", "surcharge", "advance", "deposit", "excess", "handicap"),
     *("padding", "premium", "rebate", "share", "slack", "stake", "tip", "topping", "trim", "lead", "lag", "wage"),
 )
-COLOURS = (
+COLORS = (
     *("red", "blue", "green", "black", "white", "brown", "grey", "pink", "gold", "silver", "violet", "orange"),
     *("amber", "beige", "coral", "cream", "ivory", "khaki", "lime", "navy", "olive", "plum", "rose", "teal"),
 )
 
 
-# The edits that lead from one text to another, each of them clear: what it replaces stands there once.
-
-
 def edits_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Edit, ...]:
-    """Edits that make `after` of `before`, applied in their order; a file that is new is written whole."""
+    """Return edits that turn the files `before` into `after` when applied in order.
+
+    The text that an edit replaces occurs once in its file at that point. New files are written whole.
+    """
     edits: list[Edit] = []
     for path in sorted(after):
         if path not in before:
@@ -192,23 +198,25 @@ def _edits_of(path: str, before: str, after: str) -> list[Edit]:
     for tag, start, end, new_start, new_end in blocks:
         if tag == "equal":
             continue
+        # `shift` converts line numbers of the old text to those of the text after the previous edits.
         first, last = start + shift, end + shift
-        put = new_lines[new_start:new_end]
-        edits.append(_clear_edit(path, lines, first, last, put))
-        lines = [*lines[:first], *put, *lines[last:]]
-        shift += len(put) - (end - start)
+        replacement = new_lines[new_start:new_end]
+        edits.append(_unique_edit(path, lines, first, last, replacement))
+        lines = [*lines[:first], *replacement, *lines[last:]]
+        shift += len(replacement) - (end - start)
     return edits
 
 
-def _clear_edit(path: str, lines: list[str], first: int, last: int, put: list[str]) -> Edit:
-    """Lines [first, last) replaced by `put`, with as many lines around them as it takes to be clear."""
+def _unique_edit(path: str, lines: list[str], first: int, last: int, replacement: list[str]) -> Edit:
+    """Return an edit of lines [first, last), with as much context as it takes for the old text to be unique."""
     text = "\n".join(lines)
-    is_pure = first == last or not put  # nothing to replace, or nothing to put there: a line of context says where
+    # A pure insertion or deletion gets a line of context, so that neither its old nor its new text is empty.
+    is_pure = first == last or not replacement
     begin, end = first, last
     while (is_pure and end - begin == last - first) or text.count("\n".join(lines[begin:end])) != 1:
         begin, end = (begin - 1, end) if begin > 0 else (begin, end + 1)
     return Edit(
         path=path,
         old="\n".join(lines[begin:end]),
-        new="\n".join([*lines[begin:first], *put, *lines[last:end]]),
+        new="\n".join([*lines[begin:first], *replacement, *lines[last:end]]),
     )

@@ -1,4 +1,7 @@
-"""One episode: calls and their outcomes, and the reward."""
+"""Run one episode: answer tool calls as a coding harness does, and compute the reward of the files.
+
+The texts of results are data: the embedded student was trained on them, and the failure rules recognize them.
+"""
 
 from __future__ import annotations
 
@@ -8,7 +11,7 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.envs.workspace import files as words
+from composer_replication.envs.workspace import files as messages
 from composer_replication.envs.workspace.files import (
     MAX_FILE,
     ROOT,
@@ -33,7 +36,7 @@ CHARACTERS_PER_TOKEN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """What an episode spent. `tokens` is text shown by tools, at four characters a token."""
+    """What an episode spent. `tokens` estimates the text of all results, at four characters per token."""
 
     calls: int
     failed_calls: int
@@ -42,7 +45,11 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """`value` is 1 when every test passes, else half the share of broken tests that pass now, 0 if another broke."""
+    """The reward of an episode's files, with the number of tests that pass (`passed`) of all tests (`total`).
+
+    `value` is 1 if every test passes. Otherwise it is half the share of initially failing tests that pass now, or 0 if
+    a test that passed at the start fails now.
+    """
 
     value: float
     solved: bool
@@ -52,7 +59,7 @@ class Reward:
 
 
 class Workspace:
-    """One task being worked on. `call` never raises for anything a policy sends."""
+    """One task being worked on. `call` raises nothing, whatever a policy sends."""
 
     root = ROOT
 
@@ -70,7 +77,7 @@ class Workspace:
         return self._files.texts
 
     def call(self, name: str, arguments: object) -> Outcome:
-        """Uses a tool as a harness would: the arguments are checked, then the tool acts or says why not."""
+        """Check the arguments, use the tool, and return what a harness would show. Ends the episode at `max_calls`."""
         outcome = self._outcome(name, arguments)
         self.calls += 1
         self._failed_calls += outcome.failed
@@ -80,12 +87,16 @@ class Workspace:
         return outcome
 
     def reward(self) -> Reward:
-        """What the files are worth now; asked of expressions of which the agent has seen a part."""
+        """Return the reward of the files as they are now.
+
+        The checks evaluate expressions, only some of which are in the tests that the agent can read. Raises
+        SandboxError if the sandbox cannot evaluate even the untouched files of the task.
+        """
         before, now = self._tests_before(), self._passing(self._answers(self.files))
         broken = [test for test, passes in before.items() if not passes]
-        kept_whole = all(now[test] for test, passes in before.items() if passes)
+        nothing_broke = all(now[test] for test, passes in before.items() if passes)
         solved = all(now.values())
-        partial = 0.5 * sum(now[test] for test in broken) / max(len(broken), 1) if kept_whole else 0.0
+        partial = 0.5 * sum(now[test] for test in broken) / max(len(broken), 1) if nothing_broke else 0.0
         effort = Effort(
             calls=self.calls,
             failed_calls=self._failed_calls,
@@ -98,12 +109,11 @@ class Workspace:
     def _tests_before(self) -> dict[str, bool]:
         if self._before is None:
             files = self.task.files
-            answers = self._answers(files) or self._answers(files)  # nothing hostile in them: a lost one is chance
+            # These files are ours and harmless, so a missing answer is chance and worth a second try.
+            answers = self._answers(files) or self._answers(files)
             if not answers:
-                what, fix = (
-                    f"checks of task {self.task.seed}",
-                    "No reward can be given: see that the machine has memory and time.",
-                )
+                what = f"checks of task {self.task.seed}"
+                fix = "The sandbox cannot run tests; check that the machine has free memory and is not overloaded."
                 raise SandboxError(explain(what, got="no answer, twice", expected="a value for each", fix=fix))
             self._before = self._passing(answers)
         return self._before
@@ -112,7 +122,7 @@ class Workspace:
         return self._get_runner().values(files, [(check.module, check.expression) for check in self.task.checks])
 
     def _passing(self, answers: list[str]) -> dict[str, bool]:
-        """Each test by name, and whether all of its checks hold; none does where there was no answer."""
+        """Return for every test whether all of its checks hold. Without answers no test passes."""
         checks = self.task.checks
         passes = {check.test: True for check in checks}
         for check, answer in zip(checks, answers or [None] * len(checks), strict=True):
@@ -121,40 +131,43 @@ class Workspace:
 
     def _outcome(self, name: object, arguments: object) -> Outcome:
         if self.finished:
-            return words.thrown(None, "The session has ended.")
+            return messages.tool_error(None, "The session has ended.")
         if not isinstance(name, str) or name not in SCHEMAS:
-            return words.unknown_tool(clean(str(name))[:100] if isinstance(name, str) else type(name).__name__)
+            return messages.unknown_tool(clean(str(name))[:100] if isinstance(name, str) else type(name).__name__)
         call_arguments = as_mapping(arguments)
         if call_arguments is None:
-            return words.not_an_object(name)
+            return messages.not_an_object(name)
         unfit = issues(name, call_arguments)
         if unfit:
-            return words.invalid_arguments(name, unfit)
+            return messages.invalid_arguments(name, unfit)
         if name == "Finish":
             self.finished = True
             return Outcome(text="Done.")
         return self._tools.use(name, call_arguments)
 
     def _get_runner(self) -> TestRunner:
+        # Only when needed: the shared runner starts a process.
         return self._runner or shared_runner()
 
 
-# What each tool does. Names and arguments are Claude Code's where it has the tool; so are the answers.
-
+# Limits of results, in lines and characters.
 MAX_LINES, MAX_LINE = 2000, 2000
 MAX_CHARACTERS = 100_000
-"""What one Read may show: 25,000 tokens of four characters."""
+"""The most that one Read may show: 25,000 tokens of four characters each, as in Claude Code."""
 MAX_HITS, MAX_HIT = 100, 500
 TRUNCATED = "(Results are truncated. Consider using a more specific path or pattern.)"
 
 
 class _Toolbox:
-    """The tools over one set of files; remembers what was read, as harnesses do."""
+    """The tools over one set of files. Names, arguments and results are Claude Code's, where it has the tool.
+
+    As Claude Code does, it remembers the text of every file that was read, and refuses edits of unread or changed ones.
+    """
 
     def __init__(self, files: Files, runner: Callable[[], TestRunner]) -> None:
         self.files, self._runner = files, runner
         self._read: dict[str, str] = {}
-        self._does: dict[str, Callable[..., Outcome]] = {
+        self._functions: dict[str, Callable[..., Outcome]] = {
             "LS": self.list_folder,
             "Glob": self.find_files,
             "Grep": self.find_lines,
@@ -164,30 +177,30 @@ class _Toolbox:
             "RunTests": self.run_tests,
         }
 
-    def use(self, name: str, given: Mapping[str, Any]) -> Outcome:
-        """A tool by its name, with arguments that fit its schema."""
-        return self._does[name](**given)
+    def use(self, name: str, arguments: Mapping[str, Any]) -> Outcome:
+        """Use a tool; the arguments must fit its schema."""
+        return self._functions[name](**arguments)
 
     def list_folder(self, path: str) -> Outcome:
         name = below_root(path)
         if name is None or not self.files.is_folder(name):
-            return words.folder_not_found(path)
+            return messages.folder_not_found(path)
         entries = [f"  - {entry}" for entry in self.files.entries(name)]
         return _hits([f"- {absolute(name)}/", *entries], "")
 
     def find_files(self, pattern: str, path: str = "") -> Outcome:
         name = below_root(path)
         if name is None or not self.files.is_folder(name):
-            return words.folder_not_found(path)
+            return messages.folder_not_found(path)
         hits = self.files.matching(name, pattern)
         if hits is None:
-            return words.invalid_glob(pattern)
+            return messages.invalid_glob(pattern)
         return _hits([absolute(hit) for hit in hits], "No files found")
 
     def find_lines(self, pattern: str, path: str = "") -> Outcome:
         name = below_root(path)
         if name is None or not (name in self.files or self.files.is_folder(name)):
-            return words.path_not_found(path)
+            return messages.path_not_found(path)
         try:
             expression = Regex(pattern)
             hits = [
@@ -197,11 +210,12 @@ class _Toolbox:
                 if line and expression.matches(line)
             ]
         except PatternError as error:
-            return words.invalid_regex(str(error))
-        except BudgetError:
-            return words.search_timed_out()
+            return messages.invalid_regex(str(error))
+        except BudgetError:  # a pattern that would take too long ends like ripgrep's timeout
+            return messages.search_timed_out()
         return _hits(hits, "No matches found")
 
+    # The schema says "number", so offset and limit may be floats, even huge ones.
     def read(self, file_path: str, offset: float = 1, limit: float = MAX_LINES) -> Outcome:
         name = self._file(file_path)
         if isinstance(name, Outcome):
@@ -209,78 +223,80 @@ class _Toolbox:
         text = self.files[name]
         self._read[name] = text
         if not text:
-            return Outcome(text=words.EMPTY)
+            return Outcome(text=messages.EMPTY)
         lines = text.split("\n")
         start = max(int(offset), 1) - 1
         if start >= len(lines):
-            return Outcome(text=words.SHORTER.format(offset=_number(offset), lines=len(lines)))
+            return Outcome(text=messages.SHORTER.format(offset=_number(offset), lines=len(lines)))
         stop = start + max(int(min(limit, MAX_LINES)), 1)
         numbered_text = "\n".join(f"{at:>6}→{line[:MAX_LINE]}" for at, line in enumerate(lines[start:stop], start + 1))
         return (
             Outcome(text=numbered_text)
             if len(numbered_text) <= MAX_CHARACTERS
-            else words.too_large(len(numbered_text) // 4)
+            else messages.too_large(len(numbered_text) // 4)
         )
 
     def edit(self, file_path: str, old_string: str, new_string: str, replace_all: bool = False) -> Outcome:
         if old_string == new_string:
-            return words.edit_noop()
+            return messages.edit_noop()
         name = self._file(file_path)
         if isinstance(name, Outcome):
+            # An Edit with an empty old_string creates the file, as in Claude Code.
             is_new = not old_string and name.kind == "file_not_found"
             return self.write(file_path, new_string) if is_new else name
         text = self.files[name]
         if not old_string and text.strip():
-            return words.exists_already()
+            return messages.exists_already()
         if name not in self._read:
-            return words.edit_not_read()
+            return messages.edit_not_read()
         if self._read[name] != text:
-            return words.edit_stale()
+            return messages.edit_stale()
         count = text.count(old_string) if old_string else 1
         if count == 0:
-            return words.edit_no_match(old_string)
+            return messages.edit_no_match(old_string)
         if count > 1 and not replace_all:
-            return words.edit_ambiguous(count, old_string)
+            return messages.edit_ambiguous(count, old_string)
         if old_string and len(text) + count * (len(new_string) - len(old_string)) > MAX_FILE:
-            return words.cannot_write("no space", absolute(name))  # before a text of that size is in memory
+            # Refused here and not in `_put`, so that a text of that size is never built.
+            return messages.cannot_write("no space", absolute(name))
         return self._put(name, text.replace(old_string, new_string) if old_string else new_string)
 
     def write(self, file_path: str, content: str) -> Outcome:
         name = below_root(file_path)
         if name is None:
-            return words.outside(file_path)
+            return messages.outside_root(file_path)
         if self.files.is_folder(name):
-            return words.is_directory("open", file_path)
+            return messages.is_directory("open", file_path)
         if name in self.files:
             if name not in self._read:
-                return words.edit_not_read()
+                return messages.edit_not_read()
             if self._read[name] != self.files[name]:
-                return words.edit_stale()
+                return messages.edit_stale()
         return self._put(name, content)
 
     def run_tests(self) -> Outcome:
-        """Formats what is not formatted, as many a project's test command does, and runs every test."""
+        """Format the code, as the test command of many projects does, and run all tests."""
         formatted = self.files.format_code()
         paths = [path for path in self.files.below("tests") if posixpath.basename(path).startswith("test_")]
         report = self._runner().run_tests(self.files.texts, [path for path in paths if path.endswith(".py")])
         text = "\n".join([*(f"reformatted {path}" for path in formatted), report.text])
-        return Outcome(text=text) if report.ended else words.thrown(None, text)
+        return Outcome(text=text) if report.ended else messages.tool_error(None, text)
 
     def _file(self, path: str) -> str | Outcome:
-        """The file's name below the root, or what a harness says where there is no such file."""
+        """Return the file's path below the root, or the failure if there is no such file."""
         name = below_root(path)
         if name is not None and name in self.files:
             return name
         if name is not None and self.files.is_folder(name):
-            return words.is_directory("read")
+            return messages.is_directory("read")
         similar = self.files.similar(path if name is None else name)
-        return words.file_not_found(absolute(similar) if similar else None)
+        return messages.file_not_found(absolute(similar) if similar else None)
 
     def _put(self, name: str, text: str) -> Outcome:
         is_new = name not in self.files
-        refusal = self.files.refuses(name, text)
+        refusal = self.files.write_refusal(name, text)
         if refusal is not None:
-            return words.cannot_write(refusal, absolute(name))
+            return messages.cannot_write(refusal, absolute(name))
         self.files.write(name, text)
         self._read[name] = text
         path = absolute(name)
@@ -290,10 +306,10 @@ class _Toolbox:
         return Outcome(text=message)
 
 
-def _hits(lines: list[str], none: str) -> Outcome:
-    return Outcome(text="\n".join(lines[:MAX_HITS] + [TRUNCATED] * (len(lines) > MAX_HITS)) or none)
+def _hits(lines: list[str], text_if_none: str) -> Outcome:
+    return Outcome(text="\n".join(lines[:MAX_HITS] + [TRUNCATED] * (len(lines) > MAX_HITS)) or text_if_none)
 
 
 def _number(value: float) -> str:
-    """A line number as it was given; huge ones by their size."""
+    """Return a line number as the model wrote it; huge ones in scientific notation, so that the text stays short."""
     return str(value) if abs(value) < 1e15 else f"{float(min(value, 1e300)):.3g}"
