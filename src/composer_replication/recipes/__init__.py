@@ -1,6 +1,6 @@
-"""The same kernels inside other engines, one folder each; a folder never imports another engine's.
+"""The losses of this package inside other RL engines, one folder per engine; no folder imports another one's.
 
 prime_rl  an algorithm for PRIME-RL's orchestrator, and a loss function for its trainer
-monarch   actors on one host, any of which may die
+monarch   four Monarch actors on one host, any of which may die and is restarted
 verl      verl's trainer, workers and engine with channels 2 and 3
 """

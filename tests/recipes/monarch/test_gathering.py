@@ -9,8 +9,8 @@ from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from composer_replication.evaluation.ablation.workspace import SCHEMAS
-from composer_replication.recipes.monarch.run import BatchMaker, BatchSettings
-from composer_replication.recipes.monarch.tensor_file import KeptRollouts
+from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings
+from composer_replication.recipes.monarch.tensor_file import SavedRollouts
 from composer_replication.trainer.rollouts.gathering import schemas_of
 from composer_replication.trainer.rollouts.sites import Rollout
 from recipes.recorded_steps import GROUP, SETTINGS, Batch, recorded_batches
@@ -19,7 +19,7 @@ from refusals import refusal
 MODEL = str(student_folder())
 
 
-def played(batch: Batch) -> tuple[KeptRollouts, list[float], list[int]]:
+def played(batch: Batch) -> tuple[SavedRollouts, list[float], list[int]]:
     """The record's episodes with the world's answers, before TRL shuffled them; their rewards; their rows there."""
     pytest.importorskip("trl")
     from recipes.recorded_episodes import played as episode_of
@@ -38,7 +38,7 @@ def played(batch: Batch) -> tuple[KeptRollouts, list[float], list[int]]:
         )
         for row, each in zip(rows, episodes, strict=True)
     ]
-    kept = KeptRollouts(rollouts=rollouts, columns=[{} for _ in rows], weights_version=0)
+    kept = SavedRollouts(rollouts=rollouts, columns=[{} for _ in rows], weights_version=0)
     return kept, [each.workspace.reward().value for each in episodes], rows
 
 
@@ -51,8 +51,8 @@ def test_a_recorded_batch_is_made_again_from_its_rollouts(tmp_path, number):
     wanted = recorded_batches()[number]
     kept, rewards, rows = played(wanted)
     kept.save(tmp_path, number)
-    kept = KeptRollouts.load(tmp_path, number)  # as the generator hands it over
-    maker = BatchMaker(MODEL, BatchSettings(num_generations=GROUP, scale_rewards=SETTINGS["scale_rewards"]))
+    kept = SavedRollouts.load(tmp_path, number)  # as the generator hands it over
+    maker = BatchBuilder(MODEL, BatchSettings(num_generations=GROUP, scale_rewards=SETTINGS["scale_rewards"]))
     batch = maker.batch(kept, rewards, maker.find_sites(kept, number))
     torch.testing.assert_close(batch.advantages, wanted.advantages[rows], atol=1e-6, rtol=0)
     for here, there in enumerate(rows):
@@ -74,6 +74,6 @@ def test_a_recorded_batch_is_made_again_from_its_rollouts(tmp_path, number):
 
 def test_a_reward_for_every_rollout():
     kept, rewards, _ = played(recorded_batches()[0])
-    maker = BatchMaker(MODEL, BatchSettings(num_generations=GROUP))
+    maker = BatchBuilder(MODEL, BatchSettings(num_generations=GROUP))
     with refusal(InputError, what="rewards", got="7", expected="8"):
         maker.batch(kept, rewards[1:], maker.find_sites(kept, 0))

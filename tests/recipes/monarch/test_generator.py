@@ -16,8 +16,8 @@ from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, InputError, StaleArtefactError
 from composer_replication.recipes.monarch import generator as sampling
 from composer_replication.recipes.monarch.generator import Generator, GeneratorSettings
-from composer_replication.recipes.monarch.run import BatchMaker, BatchSettings, rows_of
-from composer_replication.recipes.monarch.tensor_file import KeptRollouts, SharedWeights
+from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings, reward_rows
+from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights
 from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, sampled_runs
 from recipes.monarch.tiny_policies import save_tiny
 from recipes.monarch.world import tasks
@@ -53,7 +53,7 @@ def test_a_batch_is_drawn_alike_by_every_process_and_differently_from_the_next(t
     assert again.rollout(prompts, batch_id=3, version=0) == texts
     assert again.rollout(prompts, batch_id=4, version=0) != texts
     assert first.rollout(prompts) != first.rollout(prompts)
-    kept = KeptRollouts.load(tmp_path / "rollouts", 3)
+    kept = SavedRollouts.load(tmp_path / "rollouts", 3)
     decode = load_tokenizer(MODEL).decode
     assert [decode(each.completion_ids, skip_special_tokens=True) for each in kept.rollouts] == texts
     assert [len(each.completion_ids) <= 12 for each in kept.rollouts] == [True] * 3
@@ -100,16 +100,16 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
     named = {"episodes": "recipes.monarch.world:episodes", "max_completion_length": 256}
     rows = [row for row in tasks(20_000, 2) for _ in range(2)]
     texts = Generator(settings(tmp_path, **named)).rollout(rows, batch_id=0, version=0)
-    kept = KeptRollouts.load(tmp_path / "rollouts", 0)
+    kept = SavedRollouts.load(tmp_path / "rollouts", 0)
     assert all(0 < sum(each.sampled) < len(each.sampled) for each in kept.rollouts)  # the world answered
     decode = load_tokenizer(MODEL).decode
     for text, each in zip(texts, kept.rollouts, strict=True):  # and its answers are no words of the policy
         turns = [each.completion_ids[run.start : run.end] for run in sampled_runs(each)]
         assert len(turns) > 1
         assert text == "\n".join(decode(ids, skip_special_tokens=True) for ids in turns)
-    known = rows_of(kept, rows)
+    known = reward_rows(kept, rows)
     assert all(set(each["info"]) == {"files_worth"} and each["messages"] for each in known)
-    maker = BatchMaker(MODEL, BatchSettings(num_generations=2))
+    maker = BatchBuilder(MODEL, BatchSettings(num_generations=2))
     found = maker.find_sites(kept, 0)
     batch = maker.batch(kept, [1.0, 0.0, 0.5, 0.25], found)
     assert batch.advantages.tolist() == [0.5, -0.5, 0.125, -0.125]
@@ -122,7 +122,7 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
     assert len(states) == len({state["state_id"] for state in states}) > 0
     assert all(state["messages"][0]["role"] == "user" and state["student_action"] for state in states)
     failed = RolloutOptions(only_failed_rollouts=True)
-    strict = BatchMaker(MODEL, BatchSettings(num_generations=2, rollouts=failed)).batch(kept, [1.0, 0, 1.0, 0], found)
+    strict = BatchBuilder(MODEL, BatchSettings(num_generations=2, rollouts=failed)).batch(kept, [1.0, 0, 1.0, 0], found)
     assert [len(each) for each in strict.sites] == [0, len(batch.sites[1]), 0, len(batch.sites[3])]
 
 
@@ -131,13 +131,13 @@ def test_an_episode_that_is_cut_off_has_no_turn_that_is_not_in_its_ids(tmp_path,
     named = {"episodes": "recipes.monarch.world:episodes", "max_completion_length": 150}
     rows = [{**row, "padding": padding} for row in tasks(20_000, 2) for padding in (0, 80)]
     Generator(settings(tmp_path, **named)).rollout(rows, batch_id=0, version=0)
-    kept = KeptRollouts.load(tmp_path / "rollouts", 0)
+    kept = SavedRollouts.load(tmp_path / "rollouts", 0)
     assert max(len(each.completion_ids) for each in kept.rollouts[::2]) >= 149  # a short prompt, cut off
     for each in kept.rollouts:
         assert len(each.completion_ids) <= 150
         turns = sum(message["role"] == "assistant" for message in each.messages)
         assert turns == len(sampled_runs(each)) > 0
-    maker = BatchMaker(MODEL, BatchSettings(num_generations=2))
+    maker = BatchBuilder(MODEL, BatchSettings(num_generations=2))
     assert any(each.taught for each in maker.find_sites(kept, 0)[::2])
     assert not [name for name in maker.counts if "messages" in name]
 
@@ -150,13 +150,13 @@ def test_turns_beyond_the_limit_are_refused_and_messages_that_fit_no_turn_are_co
     assert re.search(r"\b20\b", caught.value.got)
     two = [{"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]
     cut = Rollout(rollout_id="a", prompt_ids=[5], completion_ids=[6], sampled=[1], prompt=[], messages=two)
-    maker = BatchMaker(MODEL, BatchSettings(num_generations=1))
-    maker.find_sites(KeptRollouts(rollouts=[cut], columns=[{}], weights_version=0), 0)
+    maker = BatchBuilder(MODEL, BatchSettings(num_generations=1))
+    maker.find_sites(SavedRollouts(rollouts=[cut], columns=[{}], weights_version=0), 0)
     assert maker.counts["dropped:messages_are_not_the_turns"] == 1
 
 
 def test_pairs_become_ids_or_are_counted(tmp_path):
-    maker = BatchMaker(MODEL, BatchSettings(num_generations=1, max_pair_tokens=200))
+    maker = BatchBuilder(MODEL, BatchSettings(num_generations=1, max_pair_tokens=200))
     messages = [{"role": "user", "content": "Fix the test."}]
     call = '[TOOL_USE] name=read input={"path":"a.py"}'
     good = {"state_id": "a::1", "state_messages": messages, "chosen": call, "rejected": "No.", "n_teachers_agreeing": 2}
@@ -213,7 +213,7 @@ def test_rollouts_of_a_group_differ_under_vllm_and_are_drawn_alike_again(tmp_pat
 
     def drawn(batch_id: int) -> list[list[int]]:
         generator.rollout(["read the file"] * 8, batch_id=batch_id, version=0)
-        return [list(each.completion_ids) for each in KeptRollouts.load(tmp_path / "rollouts", batch_id).rollouts]
+        return [list(each.completion_ids) for each in SavedRollouts.load(tmp_path / "rollouts", batch_id).rollouts]
 
     first = drawn(0)
     assert len({tuple(each) for each in first}) == 8
@@ -227,7 +227,7 @@ def test_vllm_is_given_the_version_and_asked_by_ids(tmp_path, student):
     generator = Generator(settings(tmp_path))
     assert generator.sampler.name == "vllm"
     generator.rollout(["read the file"], batch_id=0, version=0)
-    kept = KeptRollouts.load(tmp_path / "rollouts", 0)
+    kept = SavedRollouts.load(tmp_path / "rollouts", 0)
     end = load_tokenizer(MODEL).eos_token_id
     ids = kept.rollouts[0].completion_ids
     assert ids[:2] == kept.rollouts[0].prompt_ids[:2]

@@ -15,7 +15,7 @@ from composer_replication.recipes.monarch.tensor_file import forget_shared_memor
 @pytest.fixture
 def run(tmp_path, monkeypatch) -> Path:
     (tmp_path / "memory").mkdir()
-    monkeypatch.setattr(shared_weights, "_MEMORY", tmp_path / "memory")
+    monkeypatch.setattr(shared_weights, "_MEMORY_FOLDER", tmp_path / "memory")
     return tmp_path / "run"
 
 

@@ -15,9 +15,9 @@ from composer_replication.errors import InputError
 from composer_replication.recipes.monarch.policy_trainer import (
     LossSettings,
     StepTerms,
+    batch_totals,
     completion_logprobs,
-    pieces_of,
-    shares_of,
+    split_batch,
     step_terms,
 )
 from composer_replication.trainer.objective.channels import LossKnobs
@@ -72,10 +72,10 @@ def rows_of(batch: Batch, rows: list[int], *, most: int | None = None) -> Batch:
 
 
 def terms_of(model: Any, batch: Any, start: Any, settings: LossSettings = LOSS) -> list[StepTerms]:
-    shares = shares_of(batch, settings)
+    totals = batch_totals(batch, settings)
     return [
-        step_terms(model, piece, settings, shares, alpha=ALPHA, teachers=teachers(start))
-        for _, piece in pieces_of(batch, shares)
+        step_terms(model, micro_batch, settings, totals, alpha=ALPHA, teachers=teachers(start))
+        for micro_batch in split_batch(batch, totals)
     ]
 
 
@@ -174,6 +174,6 @@ def test_what_cannot_be_done_is_said():
     with refusal(InputError, what="sdpo_wrapper", got="taid"):
         LossSettings(knobs=LossKnobs(sdpo_wrapper="taid"))
     with refusal(InputError, what="rows_at_once", got="3"):
-        shares_of(step_batch(fixed_batch()), replace(LOSS, rows_at_once=3))
+        batch_totals(step_batch(fixed_batch()), replace(LOSS, rows_at_once=3))
     with pytest.raises(InputError, match="loss_type"):
         replace(LOSS, loss_type="ppo")

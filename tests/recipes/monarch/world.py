@@ -14,8 +14,8 @@ class WorkspaceEpisode(TaskEpisode):
 
     tools = SCHEMAS
 
-    def __init__(self, tokenizer: Any, row: Mapping[str, Any], luck: str) -> None:
-        super().__init__(tokenizer, int(row["seed"]), luck)
+    def __init__(self, tokenizer: Any, row: Mapping[str, Any], seed: str) -> None:
+        super().__init__(tokenizer, int(row["seed"]), seed)
         self.prompt_ids = [tokenizer.eos_token_id] * row.get("padding", 0) + self.prompt_ids
 
     @property
@@ -23,8 +23,8 @@ class WorkspaceEpisode(TaskEpisode):
         return {"files_worth": self.workspace.reward().value}
 
 
-def episodes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], lucks: Sequence[str]) -> list[WorkspaceEpisode]:
-    return [WorkspaceEpisode(tokenizer, row, luck) for row, luck in zip(rows, lucks, strict=True)]
+def episodes(tokenizer: Any, rows: Sequence[Mapping[str, Any]], seeds: Sequence[str]) -> list[WorkspaceEpisode]:
+    return [WorkspaceEpisode(tokenizer, row, seed) for row, seed in zip(rows, seeds, strict=True)]
 
 
 class _Inflated(WorkspaceEpisode):
@@ -34,8 +34,8 @@ class _Inflated(WorkspaceEpisode):
         return super().hear(said * 2)
 
 
-def inflated(tokenizer: Any, rows: Sequence[Mapping[str, Any]], lucks: Sequence[str]) -> list[_Inflated]:
-    return [_Inflated(tokenizer, row, luck) for row, luck in zip(rows, lucks, strict=True)]
+def inflated(tokenizer: Any, rows: Sequence[Mapping[str, Any]], seeds: Sequence[str]) -> list[_Inflated]:
+    return [_Inflated(tokenizer, row, seed) for row, seed in zip(rows, seeds, strict=True)]
 
 
 async def files_worth(files_worth: float) -> float:

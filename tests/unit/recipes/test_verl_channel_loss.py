@@ -67,7 +67,7 @@ def student_logits(gap, dtype):
 
 def values(logits, options, rows=(0, 1, 2), dtype=torch.float32, **named):
     taught = [taught_row(row, options, dtype) if row in TURNS else None for row in range(len(LENGTHS))]
-    loss = ChannelLoss(lambda **_: None, options, taught, alpha=0.1, items=7.0)
+    loss = ChannelLoss(lambda **_: None, options, taught, alpha=0.1, num_items=7.0)
     whole, data = packed(rows, logits, **named)
     return loss(student_logits=whole, data=data)[VALUES]
 

@@ -1,10 +1,10 @@
 """The four actors: shells that Monarch can spawn, around classes that need no Monarch.
 
-Every endpoint is async (Monarch refuses a class that mixes both kinds). What takes long runs in a thread, so that the
-process answers its supervisor meanwhile; an actor still does one thing at a time. Arguments and results are small: they
-are pickled by Monarch on their way between processes of one host. Tensors go through files and shared memory.
+Every endpoint is async, because Monarch refuses a class that mixes sync and async ones. Long work runs in a thread so
+that the process can still answer its supervisor; an actor nevertheless does one thing at a time. Arguments and results
+are small, because Monarch pickles them between the processes of a host. Tensors go through files and shared memory.
 
-Without Monarch these classes can be named and looked at; making one says what to install.
+Without Monarch these classes can be imported and inspected; creating one raises an error that says what to install.
 """
 
 from __future__ import annotations
@@ -25,19 +25,20 @@ if TYPE_CHECKING:
 __all__ = ["GeneratorActor", "RewarderActor", "TeacherPoolActor", "TrainerActor"]
 
 
-class _WithoutMonarch:
-    """Stands where Monarch's actor would."""
+class _MissingMonarch:
+    """Base class of the actors if Monarch is not installed."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         require("monarch", extra="monarch")
 
 
-def _plain(method: Any) -> Any:
+def _undecorated(method: Any) -> Any:
     return method
 
 
-_Actor: Any = _WithoutMonarch
-_endpoint: Any = _plain
+# Chosen at import time: the base class and the decorator are needed as soon as the actors below are defined.
+_Actor: Any = _MissingMonarch
+_endpoint: Any = _undecorated
 if available("monarch"):
     from monarch.actor import Actor, endpoint
 
@@ -45,7 +46,7 @@ if available("monarch"):
 
 
 class _Process(_Actor):
-    """What all four have: which process of which role they are."""
+    """Base of the four actors: reports its role and process id."""
 
     backend = "monarch"
     role = ""
@@ -56,7 +57,7 @@ class _Process(_Actor):
 
 
 class TrainerActor(_Process):
-    """Steps on numbered batches, each exactly once (`policy_trainer`)."""
+    """The actor that trains on numbered batches, each exactly once (`policy_trainer`)."""
 
     role = "trainer"
 
@@ -68,17 +69,17 @@ class TrainerActor(_Process):
 
     @_endpoint
     async def train_outer_step(self, batch_id: int) -> dict[str, Any]:
-        """All optimiser steps on batch `batch_id` of the run's folder; the figures of each."""
+        """Run all optimizer steps on batch `batch_id` of the run's folder, and return the metrics of each step."""
         return await asyncio.to_thread(self._work.train_outer_step, batch_id)
 
     @_endpoint
     async def num_batches(self) -> int:
-        """How many batches the weights have seen."""
+        """Return the number of batches that the weights have been trained on."""
         return self._work.num_batches
 
 
 class GeneratorActor(_Process):
-    """Rollouts with the newest weights, or those of a version (`generator`)."""
+    """The actor that samples rollouts, with the newest weights or with a given version (`generator`)."""
 
     role = "generator"
 
@@ -92,12 +93,12 @@ class GeneratorActor(_Process):
     async def rollout(
         self, prompts: Sequence[Prompt], *, batch_id: int | None = None, version: int | None = None
     ) -> list[str]:
-        """The completions' texts; with a batch's number their tokens are kept in the run's folder."""
+        """Return the texts of the completions. With a batch number, also save their tokens in the run's folder."""
         return await asyncio.to_thread(self._work.rollout, prompts, batch_id=batch_id, version=version)
 
 
 class RewarderActor(_Process):
-    """Reward functions by the protocol of verifiers (`rewarder`)."""
+    """The actor that computes rewards with verifiers' protocol (`rewarder`)."""
 
     role = "rewarder"
 
@@ -111,12 +112,12 @@ class RewarderActor(_Process):
     async def score(
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
-        """A reward of each completion; `rows` are what is known of each beside its text."""
+        """Return the reward of each completion; `rows` hold what else is known about each of them."""
         return await self._work.score(completions, rows=rows)
 
 
 class TeacherPoolActor(_Process):
-    """Teachers under one budget (`teacher_pool`)."""
+    """The actor that queries teachers within one spending cap (`rewarder`)."""
 
     role = "teacher_pool"
 
@@ -128,15 +129,15 @@ class TeacherPoolActor(_Process):
 
     @_endpoint
     async def replay(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-        """Every teacher's answer at every state; fewer where the budget ends."""
+        """Return every teacher's answer at every state, or fewer if the spending cap is reached."""
         return await self._work.replay(states)
 
     @_endpoint
     async def pairs(self, states: Sequence[TraceState]) -> list[DPOPair]:
-        """What the teachers agreed on against what the student did."""
+        """Return DPO pairs: the answer that the teachers agree on (chosen) against the student's (rejected)."""
         return await self._work.pairs(states)
 
     @_endpoint
     async def spent(self) -> dict[str, Any]:
-        """What of the budget is gone, in US dollars."""
+        """Return how much of the spending cap is used, in US dollars."""
         return await self._work.spent()

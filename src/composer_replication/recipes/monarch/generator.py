@@ -1,17 +1,22 @@
-"""What the generator's actor does: rollouts of numbered batches, drawn with the weights of a version."""
+"""Rollouts for the generator's actor: completions of numbered batches, sampled with a given version of the weights.
+
+Without `GeneratorSettings.episodes` a rollout is one answer to its prompt. With it, a rollout is a conversation with an
+environment, played by the package's own rollout loop. Tokens are sampled by vLLM if it is installed and there is a GPU,
+otherwise by a transformers model. Both samplers read weights from shared memory and are seeded per call, so a process
+that was restarted gives the same answer to the same request (with vLLM: on the same hardware and with the same batch).
+"""
 
 from __future__ import annotations
 
 import hashlib
 import importlib
 import os
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal, Protocol
 
 import torch
-from torch import Tensor
 
 from composer_replication.batch.model_folder import (
     load_config,
@@ -21,7 +26,7 @@ from composer_replication.batch.model_folder import (
 )
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import available
-from composer_replication.recipes.monarch.tensor_file import KeptRollouts, SharedWeights
+from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights
 from composer_replication.trainer.rollouts.gathering import schemas_of
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.rollouts.generation.talks import Talk, Talking
@@ -33,9 +38,9 @@ Prompt = str | Sequence[Mapping[str, Any]] | Row
 
 
 class _RolloutEpisode(Talk, Protocol):
-    """A conversation with a world, as `GeneratorSettings.episodes` makes it.
+    """A conversation with an environment, as created by the function `GeneratorSettings.episodes`.
 
-    Optional beside these: `tools` (schemas), `columns` (what its world says of it, for reward functions), `signals`.
+    Optional attributes: `tools` (schemas), `columns` (what the environment reports, for reward functions), `signals`.
     """
 
     prompt_ids: list[int]
@@ -46,8 +51,10 @@ class _RolloutEpisode(Talk, Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class GeneratorSettings:
-    """`episodes` names a function ("package.module:function") that makes conversations of rows:
-    `function(tokenizer, rows, lucks) -> episodes`; without it a rollout is one answer to its prompt.
+    """Settings of the generator.
+
+    `episodes` names a function ("package.module:function") that creates one conversation per row:
+    `function(tokenizer, rows, seeds) -> episodes`. Without it a rollout is one answer to its prompt.
     """
 
     model: str
@@ -63,13 +70,14 @@ class GeneratorSettings:
 
 
 class Generator:
-    """A sampler with the tokenizer of its model."""
+    """A sampler together with the tokenizer of its model."""
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self.settings = settings
         self._tokenizer: Any = load_tokenizer(settings.model)
+        # Episodes need the rollout loop of this package, which runs on a transformers model only.
         engine: EngineName = "transformers" if settings.episodes else settings.engine
-        self.sampler = _sampler_of(
+        self.sampler = _make_sampler(
             engine,
             settings.model,
             self._tokenizer,
@@ -87,26 +95,29 @@ class Generator:
     def rollout(
         self, prompts: Sequence[Prompt], *, batch_id: int | None = None, version: int | None = None
     ) -> list[str]:
-        """What the policy wrote of each, turns a line apart. With a batch's number it is kept as that batch's rollouts.
+        """Return the text that the policy wrote for each prompt, its turns joined by newlines.
 
-        `version` says which weights draw; None the newest there are. What is drawn depends on the seed, the batch and
-        the place in it alone.
+        `batch_id` saves the rollouts as those of this batch. `version` selects the weights; None is the newest version.
+        The samples depend only on the weights, the seed, the batch and the position in it.
         """
         self._load(version)
         self._calls += 1
-        seed = f"{self.settings.seed}:{f'call {self._calls}' if batch_id is None else batch_id}"
+        # Without a batch number repeated calls should differ, so the seed counts them.
+        seed_text = f"{self.settings.seed}:{f'call {self._calls}' if batch_id is None else batch_id}"
         rows = [_row(prompt) for prompt in prompts]
         if not rows:
             raise InputError(explain("prompts", got="none", expected="at least one"))
-        rollouts, columns = self._played(rows, seed) if self._episodes else self._answered(rows, seed)
+        rollouts, columns = (
+            self._play_episodes(rows, seed_text) if self._episodes else self._answer_prompts(rows, seed_text)
+        )
         if batch_id is not None:
             assert self._version is not None
-            kept_rollouts = KeptRollouts(rollouts=rollouts, columns=columns, weights_version=self._version)
-            kept_rollouts.save(Path(self.settings.folder) / "rollouts", batch_id)
-        return [self._written(rollout) for rollout in rollouts]
+            saved_rollouts = SavedRollouts(rollouts=rollouts, columns=columns, weights_version=self._version)
+            saved_rollouts.save(Path(self.settings.folder) / "rollouts", batch_id)
+        return [self._policy_text(rollout) for rollout in rollouts]
 
-    def _written(self, rollout: Rollout) -> str:
-        """Without what the world answered: a reward would take the world's words for the policy's."""
+    def _policy_text(self, rollout: Rollout) -> str:
+        """Return the text of the policy's own turns: a reward must not judge the environment's answers."""
         turns = [list(rollout.completion_ids[run.start : run.end]) for run in sampled_runs(rollout)]
         return "\n".join(str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in turns)
 
@@ -117,42 +128,43 @@ class Generator:
             self.sampler.load(self._shared, version)
             self._version = version
 
-    def _answered(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
+    def _answer_prompts(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
         settings = self.settings
         prompts = [self._prompt_ids(row["prompt"]) for row in rows]
+        # 6 bytes: a seed that every sampler can take as a non-negative int64.
         seed = int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:6], "big")
-        drawn = self.sampler.sample(
-            prompts, most=settings.max_completion_length, temperature=settings.temperature, seed=seed
+        completions = self.sampler.sample(
+            prompts, max_tokens=settings.max_completion_length, temperature=settings.temperature, seed=seed
         )
         rollouts = [
             Rollout(
                 rollout_id=f"{seed_text}-{number}",
                 prompt_ids=prompt,
                 completion_ids=ids,
-                sampled=None,
+                sampled=None,  # all of them
                 prompt=[] if isinstance(row["prompt"], str) else row["prompt"],
                 messages=[{"role": "assistant", "content": self._tokenizer.decode(ids, skip_special_tokens=True)}],
             )
-            for number, (row, prompt, ids) in enumerate(zip(rows, prompts, drawn, strict=True))
+            for number, (row, prompt, ids) in enumerate(zip(rows, prompts, completions, strict=True))
         ]
         return rollouts, [{} for _ in rows]
 
-    def _played(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
+    def _play_episodes(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
         assert self._episodes is not None
         assert isinstance(self.sampler, _TransformersSampler)
-        most = self.settings.max_completion_length
-        lucks = [f"{seed_text}:{index}" for index in range(len(rows))]
-        episodes = list(self._episodes(self._tokenizer, rows, lucks))
-        room = most + max(len(episode.prompt_ids) for episode in episodes)
-        self.sampler.converse(episodes, room=room, most=most, temperature=self.settings.temperature)
+        max_tokens = self.settings.max_completion_length
+        seeds = [f"{seed_text}:{index}" for index in range(len(rows))]
+        episodes = list(self._episodes(self._tokenizer, rows, seeds))
+        room = max_tokens + max(len(episode.prompt_ids) for episode in episodes)
+        self.sampler.converse(episodes, room=room, max_tokens=max_tokens, temperature=self.settings.temperature)
         for number, episode in enumerate(episodes):
-            _check_sampled(episode.sampled, most, number)
+            _check_sampled(episode.sampled, max_tokens, number)
         rollouts = [
             Rollout(
                 rollout_id=f"{seed_text}-{number}",
                 prompt_ids=episode.prompt_ids,
-                completion_ids=episode.ids[:most],  # the world's last answer may be longer than the room that was left
-                sampled=episode.sampled[:most],
+                completion_ids=episode.ids[:max_tokens],  # the last message of the environment may not fit
+                sampled=episode.sampled[:max_tokens],
                 prompt=row["prompt"] if not isinstance(row["prompt"], str) else [],
                 messages=episode.messages,
                 signals=getattr(episode, "signals", ()),
@@ -176,57 +188,62 @@ def _row(prompt: Prompt) -> Row:
     return row
 
 
-def _check_sampled(sampled: Sequence[int], most: int, number: int) -> None:
-    """Turns beyond the limit would be judged, by their messages and by the world, and not trained on."""
-    if beyond := sum(sampled[most:]):
-        fix = "An episode's `ids` and `sampled` are what it was told and what it answered, in that order."
-        got = f"{beyond} sampled tokens after the first {most}"
+def _check_sampled(sampled: Sequence[int], max_tokens: int, number: int) -> None:
+    """Raise if the policy sampled tokens beyond the first `max_tokens`.
+
+    Such turns would influence the reward, through the messages and the environment, without being trained on.
+    """
+    if num_beyond := sum(sampled[max_tokens:]):
+        fix = "Stop the episode when its `ids` have max_completion_length tokens after the prompt."
+        got = f"{num_beyond} sampled tokens after the first {max_tokens}"
         expected = "no more tokens than max_completion_length"
         raise InputError(explain(f"episode {number}", got=got, expected=expected, fix=fix))
 
-
-# Tokens drawn by vLLM where it is installed and there is a GPU, else by `rollouts.generation` on a transformers model.
-#
-# Both take a version of the shared weights and prompts as ids, and draw as a seed says: the same question to a process
-# that was started anew has the same answer (vLLM: on the same hardware, with the same batch).
 
 EngineName = Literal["auto", "vllm", "transformers"]
 
 
 class _Sampler(Protocol):
-    """What a generator asks of an engine."""
+    """The interface between the generator and an inference engine."""
 
     name: str
 
     def load(self, shared: SharedWeights, version: int) -> None:
-        """Draw with this version from now on."""
+        """Sample with this version of the weights from now on."""
         ...
 
-    def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
-        """A completion of each prompt, with its end token where it came to an end."""
+    def sample(
+        self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
+        """Return a completion of each prompt, including the end token if it was sampled."""
         ...
 
 
 class _TransformersSampler:
-    """A model in this process."""
+    """A sampler that runs a transformers model in this process."""
 
     name = "transformers"
 
     def __init__(self, model: str, tokenizer: Any, *, device: str, dtype: str) -> None:
+        # eval(), because dropout would change the sampling distribution.
         self.model = load_model(model, what="model", dtype=getattr(torch, dtype)).to(device).eval()
         self._tokenizer, self._device, self._generator = tokenizer, device, RolloutGenerator()
 
     def load(self, shared: SharedWeights, version: int) -> None:
         shared.load_into(self.model, version)
 
-    def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
+    def sample(
+        self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
         end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
         pad = end if pad is None else pad
         width = max(map(len, prompts))
+        # Prompts are padded on the left, so that all completions begin in the same column.
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts], device=self._device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=self._device)
         torch.manual_seed(seed)
-        drawn = self._generator.generate(
+        # Plain sampling, without top-k, top-p or a repetition penalty: the loss assumes the model's own probabilities.
+        output_ids = self._generator.generate(
             self.model,
             input_ids=ids,
             attention_mask=mask,
@@ -235,29 +252,30 @@ class _TransformersSampler:
             top_k=0,
             top_p=1.0,
             repetition_penalty=1.0,
-            max_new_tokens=most,
+            max_new_tokens=max_tokens,
             eos_token_id=end,
             pad_token_id=pad,
         )
-        return [_up_to_end(row, end) for row in drawn[:, width:].tolist()]
+        return [_cut_after_end(row, end) for row in output_ids[:, width:].tolist()]
 
-    def converse(self, talks: Sequence[Talk], *, room: int, most: int, temperature: float) -> None:
-        """Whole conversations, each of which is answered by its own world, of at most `most` tokens beyond a prompt."""
+    def converse(self, talks: Sequence[Talk], *, room: int, max_tokens: int, temperature: float) -> None:
+        """Play whole conversations in place, with at most `max_tokens` tokens after each prompt."""
         ends, num_talks = [self._tokenizer.eos_token_id], len(talks)
-        Talking(self.model, ends=ends, places=num_talks, room=room, most_new=most, temperature=temperature).run(talks)
+        loop = Talking(self.model, ends=ends, places=num_talks, room=room, most_new=max_tokens, temperature=temperature)
+        loop.run(talks)
 
 
 class VllmSampler:
-    """vLLM inside this process, its weights exchanged in place.
+    """A sampler that runs vLLM in this process and replaces its weights in place.
 
-    Written against the names that TRL 1.16 uses for the same; tested against a stand-in with these signatures. With
-    vLLM itself it has not been run.
+    It uses the same vLLM calls as TRL 1.16 and is tested against a fake with these signatures. It has not been run with
+    vLLM itself.
     """
 
     name = "vllm"
 
     def __init__(self, model: str, tokenizer: Any, *, dtype: str, seed: int, memory_share: float = 0.4) -> None:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # or the weights are in another process
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # otherwise the weights live in another process
         import vllm
 
         self._vllm, self._end = vllm, tokenizer.eos_token_id
@@ -268,18 +286,22 @@ class VllmSampler:
             gpu_memory_utilization=memory_share,
             trust_remote_code=False,
         )
-        self._shapes = _like(model)
+        self._weights = _empty_model(model)
 
     def load(self, shared: SharedWeights, version: int) -> None:
-        shared.load_into(self._shapes, version)
+        # vLLM fuses some parameters; `load_weights` maps the names of the plain model onto its own.
+        shared.load_into(self._weights, version)
         worker: Any = self._llm.llm_engine.model_executor.driver_worker
-        for weight in _named_weights(self._shapes):
-            worker.model_runner.model.load_weights([weight])
+        for name, parameter in self._weights.named_parameters():
+            worker.model_runner.model.load_weights([(name, parameter.detach())])
+        # Prefixes cached so far were computed with the previous weights.
         self._llm.reset_prefix_cache()
 
-    def sample(self, prompts: Sequence[list[int]], *, most: int, temperature: float, seed: int) -> list[list[int]]:
-        # A seed of its own for each: vLLM seeds every request with its settings' seed, and equal prompts (a group of
-        # GRPO) with one seed would have equal answers.
+    def sample(
+        self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
+    ) -> list[list[int]]:
+        # One seed per request: vLLM seeds every request separately, so with a shared seed the equal prompts of a GRPO
+        # group would all get the same answer.
         settings = [
             self._vllm.SamplingParams(
                 n=1,
@@ -287,7 +309,7 @@ class VllmSampler:
                 top_p=1.0,
                 top_k=-1,
                 repetition_penalty=1.0,
-                max_tokens=most,
+                max_tokens=max_tokens,
                 seed=(seed + index) % 2**31,
                 stop_token_ids=[self._end],
             )
@@ -295,42 +317,39 @@ class VllmSampler:
         ]
         token_prompts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
         answers = self._llm.generate(token_prompts, settings, use_tqdm=False)
-        return [_up_to_end(list(answer.outputs[0].token_ids), self._end) for answer in answers]
+        return [_cut_after_end(list(answer.outputs[0].token_ids), self._end) for answer in answers]
 
 
-def _sampler_of(
+def _make_sampler(
     engine: EngineName, model: str, tokenizer: Any, *, device: str, dtype: str, seed: int
 ) -> _TransformersSampler | VllmSampler:
-    """`auto` takes vLLM where it can run."""
-    why = "" if available("vllm") else "vllm, which is not installed"
-    why = why or ("" if torch.cuda.is_available() else "no GPU")
-    if engine == "vllm" and why:
-        raise InputError(explain('engine "vllm"', got=why, expected="vLLM and a GPU", fix='Leave it at "auto".'))
-    if engine == "transformers" or why:
+    """Return a sampler for this engine; `auto` prefers vLLM if it can run."""
+    obstacle = "" if available("vllm") else "vllm is not installed"
+    obstacle = obstacle or ("" if torch.cuda.is_available() else "no GPU")
+    if engine == "vllm" and obstacle:
+        fix = 'Use engine "auto", which falls back to transformers.'
+        raise InputError(explain('engine "vllm"', got=obstacle, expected="vLLM and a GPU", fix=fix))
+    if engine == "transformers" or obstacle:
         return _TransformersSampler(model, tokenizer, device=device, dtype=dtype)
     return VllmSampler(model, tokenizer, dtype=dtype, seed=seed)
 
 
-def _up_to_end(ids: list[int], end: int) -> list[int]:
+def _cut_after_end(ids: list[int], end: int) -> list[int]:
     return ids[: ids.index(end) + 1] if end in ids else ids
 
 
-def _like(model: str) -> Any:
-    """A model of the same parameters in plain memory, into which a version is read; its own weights are nothing."""
+def _empty_model(model: str) -> Any:
+    """Return an uninitialized model of the same architecture on the CPU, as a buffer to load a version into."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(load_config(model, what="model"), trust_remote_code=False)
 
 
-def _named_weights(model: Any) -> Iterator[tuple[str, Tensor]]:
-    yield from ((name, parameter.detach()) for name, parameter in model.named_parameters())
-
-
-# Functions that a run names instead of sending: an actor imports them where it runs, and code is never an argument.
-
-
 def function_named(name: str, *, what: str) -> Callable[..., Any]:
-    """`package.module:function`, imported."""
+    """Import and return the function named by `package.module:function`.
+
+    Settings carry names instead of functions, so that no code is pickled: each actor imports what it runs.
+    """
     module, colon, function = name.partition(":")
     expected = '"package.module:function"'
     if not colon or not module or not function:
@@ -338,8 +357,10 @@ def function_named(name: str, *, what: str) -> Callable[..., Any]:
     try:
         target: Any = getattr(importlib.import_module(module), function)
     except (ImportError, AttributeError) as error:
-        fix = "The actor's process must be able to import it: install it, or put its folder into PYTHONPATH."
-        raise InputError(explain(what, got=f"{name}: {error}", expected=f"{expected} that exists", fix=fix)) from error
+        fix = "The actor's process must be able to import it: install it, or add its folder to PYTHONPATH."
+        raise InputError(
+            explain(what, got=f"{name}: {error}", expected=f"an importable {expected}", fix=fix)
+        ) from error
     if not callable(target):
         raise InputError(explain(what, got=f"{name}, a {type(target).__name__}", expected="a function"))
     return target

@@ -1,14 +1,18 @@
-"""What the trainer's actor does: steps on numbered batches, each exactly once, whoever is killed in between.
+"""Optimizer steps on numbered batches, each exactly once, even if processes are killed in between.
 
-    batches/batch-000003.safetensors   what outer step 3 trains on
-    steps/000003.json                  what came of it
-    checkpoints/state-000004.safetensors   weights and optimiser after outer steps 0 to 3
-    start.json                         which weights the run began with
-    shared memory: version 4           the same weights, for whoever samples
+    batches/batch-000003.safetensors       the batch of outer step 3
+    steps/000003.json                      the metrics of outer step 3
+    checkpoints/state-000004.safetensors   weights and optimizer after outer steps 0 to 3
+    start.json                             which weights the run began with
+    shared memory: version 4               the same weights as the checkpoint, for the generator
 
-An outer step is all optimiser steps on one batch. It is recorded, then checkpointed, then published. Whoever starts
-anew begins at the last checkpoint, trains again on the batches after it, and answers for a batch that is behind it with
-the record. A step draws no random numbers but those of its own seed, so the weights come out the same.
+An outer step is all optimizer steps on one batch. It is recorded, then checkpointed, then published. After a restart
+the trainer loads the last checkpoint and trains again on the later batches; for an earlier batch it returns the
+record. A step uses no random numbers except from its own seed, so the weights come out the same.
+
+The loss is that of the other engines (`loss.grpo`, `rollouts.channel`, `objective.compose`):
+
+    total = grpo + alpha * sdpo + beta_replay * replay
 """
 
 from __future__ import annotations
@@ -59,21 +63,15 @@ from composer_replication.trainer.rollouts.channel import Importance, RolloutCha
 
 _KIND, _STEM = "trainer's state, schema 1", "state"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
-
-
-# The loss of one batch of rollouts: the clipped policy gradient, channel 2 on the same pass, channel 3 on its pairs.
-#
-# total = grpo + alpha * sdpo + beta_replay * replay
-#
-# The kernels are those of every other engine: `loss.grpo`, `rollouts.channel`, `objective.compose`. A batch may be cut
-# into pieces of rows, whose losses and gradients add up to the whole's.
+"""The state of AdamW per parameter, as torch names it."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """What a step computes. `is_clip` bounds the importance weights of channel 2, None leaves them out.
+    """What an optimizer step computes.
 
-    `rows_at_once` cuts a batch into pieces of so many rows, for memory; it must divide the batch.
+    `is_clip` is the upper bound of channel 2's importance weights; None turns them off. `rows_at_once` splits a batch
+    into micro-batches of this many rows, to save memory; it must divide the batch.
     """
 
     knobs: LossKnobs = field(default_factory=lambda: LossKnobs(beta_replay=0.0))
@@ -89,16 +87,16 @@ class LossSettings:
         check_choice(self.loss_type, LOSS_TYPES, "loss_type")
         check_positive(self.temperature, "temperature")
         if self.knobs.sdpo_wrapper == "taid":
-            fix = "Use the TRL trainer for it; here no schedule moves its target."
+            fix = "Use the TRL trainer for TAID: this trainer has no schedule for its target."
             raise InputError(explain("sdpo_wrapper", got="taid", expected="none or entropy_opd", fix=fix))
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """`folder` is the run's, `weights` the shared memory's. `total_steps` are optimiser steps, for the annealing.
+    """Settings of the trainer. `folder` is the run's folder, `weights` the one in shared memory.
 
-    `live_share` 0.01 is the trust-region teacher: that much of the live weights, the rest of the start's; 1.0 is a live
-    teacher, 0.0 a frozen one.
+    `total_steps` counts optimizer steps, for annealing. `live_share` is the live policy's share of the teacher's
+    logits; the rest is the initial model's: 0.01 is the trust-region teacher, 1.0 a live teacher, 0.0 a frozen one.
     """
 
     model: str
@@ -127,12 +125,12 @@ class TrainerSettings:
         check_unit_interval(self.live_share, "live_share")
 
     def alpha_at(self, step: int) -> float:
-        """Channel 2's weight at the optimiser step after `step` finished ones."""
+        """Return the weight of channel 2 in the optimizer step after `step` finished ones."""
         return annealed(self.loss.knobs.alpha_sdpo, self.anneal, step=step, total_steps=self.total_steps)
 
 
 class PolicyTrainer:
-    """The policy, its optimiser, and where both stand."""
+    """The policy with its optimizer, and the number of batches that it has been trained on."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings, self.folder = settings, Path(settings.folder)
@@ -140,7 +138,7 @@ class PolicyTrainer:
         dtype = getattr(torch, settings.dtype)
         self.model: nn.Module = load_model(settings.model, what="model", dtype=dtype).to(settings.device)
         self.model.train()
-        self._start = self._frozen_start()
+        self._initial_model = self._copy_initial_model()
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(),
             lr=settings.learning_rate,
@@ -149,22 +147,24 @@ class PolicyTrainer:
             weight_decay=settings.weight_decay,
         )
         self.num_batches = 0
-        self._begin()
+        self._check_initial_weights()
         self._restore()
-        # Also where there is such a version: a lost process may have left it, and what is there is not looked into.
+        # Even if this version exists: a killed process may have left it, and its content is not checked.
         self.shared.publish(self.model, self.num_batches)
 
     def train_outer_step(self, batch_id: int) -> dict[str, Any]:
-        """Train on a batch, or say what came of it where that was done before."""
+        """Train on a batch and return its record; if it was trained on before, only return the record."""
         if type(batch_id) is not int or batch_id < 0:
-            raise InputError(explain("batch_id", got=repr(batch_id), expected="the number of a batch, from 0"))
+            raise InputError(explain("batch_id", got=repr(batch_id), expected="a batch number, 0 or more"))
         if batch_id < self.num_batches:
             return json.loads(self._record_path(batch_id).read_text(encoding="utf-8"))
-        for number in range(self.num_batches, batch_id):  # batches that a lost process had trained on
-            self._train_and_keep(number)
-        return self._train_and_keep(batch_id)
+        for number in range(
+            self.num_batches, batch_id
+        ):  # batches after the last checkpoint, lost with a killed process
+            self._train_and_save(number)
+        return self._train_and_save(batch_id)
 
-    def _train_and_keep(self, number: int) -> dict[str, Any]:
+    def _train_and_save(self, number: int) -> dict[str, Any]:
         record = self._train(number)
         self.num_batches = number + 1
         atomic_write_json(self._record_path(number), record)
@@ -177,42 +177,46 @@ class PolicyTrainer:
         settings = self.settings
         batch = self._with_references(StepBatch.load(self.folder / "batches", number))
         if batch.old_logprobs is None and batch.weights_version != number:
-            got = f"weights of version {batch.weights_version}, and no log-probs of theirs"
+            got = f"version {batch.weights_version} of the weights, without their log-probs"
             expected = f"version {number}, or old_logprobs"
             raise StaleArtefactError(explain(f"batch {number} was sampled with", got=got, expected=expected))
+        # Seeded per batch: a step that is repeated after a restart draws the same random numbers.
         torch.manual_seed(settings.seed + number)
         steps: list[dict[str, Any]] = []
         for iteration in range(settings.num_iterations):
-            done = number * settings.num_iterations + iteration
-            figures, logprobs_BC = self._optimise(batch, settings.alpha_at(done))
-            steps.append({"step": done + 1, **figures})
-            if batch.old_logprobs is None:  # from now on the weights are others than those that sampled
+            num_finished = number * settings.num_iterations + iteration
+            metrics, logprobs_BC = self._optimize(batch, settings.alpha_at(num_finished))
+            steps.append({"step": num_finished + 1, **metrics})
+            if batch.old_logprobs is None:  # the next iteration no longer has the weights that sampled
                 batch = replace(batch, old_logprobs=logprobs_BC)
         return {"batch_id": number, "weights_version": number + 1, "steps": steps}
 
-    def _optimise(self, batch: StepBatch, alpha: float) -> tuple[dict[str, Any], Tensor]:
-        """One optimiser step: its figures, and the log-probs before it."""
-        settings, shares = self.settings, shares_of(batch, self.settings.loss)
+    def _optimize(self, batch: StepBatch, alpha: float) -> tuple[dict[str, Any], Tensor]:
+        """Run one optimizer step. Returns its metrics, and the log-probs of the sampled tokens before it."""
+        settings, totals = self.settings, batch_totals(batch, self.settings.loss)
         self._optimizer.zero_grad(set_to_none=True)
         terms: list[StepTerms] = []
-        for _, piece in pieces_of(batch, shares):
-            piece_terms = step_terms(self.model, piece, settings.loss, shares, alpha=alpha, teachers=self._teachers())
-            piece_terms.total.backward()
-            terms.append(piece_terms)
+        for micro_batch in split_batch(batch, totals):
+            micro_terms = step_terms(
+                self.model, micro_batch, settings.loss, totals, alpha=alpha, teachers=self._teachers()
+            )
+            micro_terms.total.backward()
+            terms.append(micro_terms)
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
+        # Checked before the optimizer step, so that a NaN gradient never reaches the weights.
         if not bool(torch.isfinite(norm)):
-            fix = "The weights are as they were before this step."
-            raise NonFiniteError(explain("gradient norm", got=float(norm), expected="a finite one", fix=fix))
+            fix = "The weights are those before this step. Lower learning_rate, or look for the cause in this batch."
+            raise NonFiniteError(explain("gradient norm", got=float(norm), expected="a finite number", fix=fix))
         self._optimizer.step()
-        return _figures(terms, alpha, float(norm)), torch.cat([term.logprobs_BC for term in terms])
+        return _step_metrics(terms, alpha, float(norm)), torch.cat([term.logprobs_BC for term in terms])
 
     def _teachers(self) -> list[WeightedTeacher]:
-        share = self.settings.live_share
-        shares = [(self._start, 1.0 - share), (None, share)]
+        live_share = self.settings.live_share
+        shares = [(self._initial_model, 1.0 - live_share), (None, live_share)]  # None is the live policy
         return [WeightedTeacher(model, coefficient) for model, coefficient in shares if coefficient > 0]
 
-    def _frozen_start(self) -> nn.Module | None:
-        """The start weights, for the teacher and for pairs; None where neither asks for them."""
+    def _copy_initial_model(self) -> nn.Module | None:
+        """Return a copy of the initial model, for the teacher and for DPO pairs, or None if neither needs it."""
         knobs = self.settings.loss.knobs
         for_hints = knobs.alpha_sdpo > 0 and self.settings.live_share < 1
         for_pairs = knobs.beta_replay > 0 and knobs.dpo_variant == "dpo"
@@ -223,8 +227,8 @@ class PolicyTrainer:
         knobs = self.settings.loss.knobs
         if not batch.pairs or not knobs.beta_replay or knobs.dpo_variant != "dpo":
             return batch
-        assert self._start is not None
-        return replace(batch, pairs=batch.pairs | reference_logprobs(self._start, batch.pairs))
+        assert self._initial_model is not None
+        return replace(batch, pairs=batch.pairs | reference_logprobs(self._initial_model, batch.pairs))
 
     def _record_path(self, number: int) -> Path:
         path = self.folder / "steps" / f"{number:06d}.json"
@@ -239,39 +243,44 @@ class PolicyTrainer:
             tensors |= {f"{moment}.{name}": moments[moment] for moment in _MOMENTS if moment in moments}
         record = {"kind": _KIND, "num_batches": self.num_batches, "model": self.settings.model}
         folder = self.folder / "checkpoints"
-        write_tensor_file(numbered_path(folder, _STEM, self.num_batches), tensors, record, lasting=True)
+        write_tensor_file(numbered_path(folder, _STEM, self.num_batches), tensors, record, durable=True)
+        # Keep the last two checkpoints.
         for path in list(numbered_files(folder, _STEM).values())[:-2]:
             path.unlink()
 
-    def _begin(self) -> None:
-        """Compare the start weights with those the run began with: its batches were drawn by those or their children.
+    def _check_initial_weights(self) -> None:
+        """Check that the run began with these weights, because its batches were sampled with them or their successors.
 
-        Where nothing was drawn yet the run begins anew.
+        A folder in which nothing was sampled yet may begin with any weights.
         """
         path, digest = self.folder / "start.json", weights_digest(self.model)
         start = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
         if start.get("weights") == digest:
             return
-        drawn = [name for name in ("rollouts", "batches", "checkpoints") if any((self.folder / name).glob("*"))]
-        if start and drawn:
-            fix = "Go on with the model (and dtype) the run began with, or begin another run in another folder."
+        sampled_folders = [
+            name for name in ("rollouts", "batches", "checkpoints") if any((self.folder / name).glob("*"))
+        ]
+        if start and sampled_folders:
+            fix = "Resume with the model and dtype that the run began with, or start a new run in another folder."
             got = f"the weights of {self.settings.model} ({digest[:12]})"
-            expected = f"those of {start['model']} ({start['weights'][:12]}), which the folder's {drawn[0]} are of"
-            raise StaleArtefactError(explain(f"start weights of {self.folder}", got=got, expected=expected, fix=fix))
+            expected = (
+                f"those of {start['model']} ({start['weights'][:12]}), with which its {sampled_folders[0]} were made"
+            )
+            raise StaleArtefactError(explain(f"initial weights of {self.folder}", got=got, expected=expected, fix=fix))
         self.shared.remove_versions()
         self.folder.mkdir(parents=True, exist_ok=True)
         atomic_write_json(path, {"model": self.settings.model, "weights": digest})
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """The last checkpoint, where there is one."""
+        """Load the last checkpoint, if there is one."""
         folder = self.folder / "checkpoints"
         remove_unfinished(folder)
         if not (checkpoints := numbered_files(folder, _STEM)):
             return
         tensors, record = read_tensor_file(checkpoints[max(checkpoints)], _KIND)
         if record["model"] != self.settings.model:
-            fix = "Go on with the model the run began with, or begin another run."
+            fix = "Resume with the model that the run began with, or start a new run in another folder."
             got, expected = self.settings.model, record["model"]
             raise StaleArtefactError(explain(f"model of {folder}", got=got, expected=expected, fix=fix))
         for name, parameter in self.model.named_parameters():
@@ -284,16 +293,16 @@ class PolicyTrainer:
         self.num_batches = int(record["num_batches"])
 
 
-def _figures(terms: list[StepTerms], alpha: float, norm: float) -> dict[str, Any]:
-    """Sums over the pieces; a channel that ran in none of them has no figure."""
-    figures: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
+def _step_metrics(terms: list[StepTerms], alpha: float, norm: float) -> dict[str, Any]:
+    """Return the sums over the micro-batches. A channel that ran in none of them gets no metric."""
+    metrics: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
     for name in ("total", "grpo", "sdpo", "replay"):
         values = [float(value.detach()) for term in terms if (value := getattr(term, name)) is not None]
         if values:
-            figures[f"loss/{name}"] = sum(values)
-    figures["clipped_share"] = sum(term.clipped_share for term in terms) / len(terms)
-    figures["active"] = [name for name in ("grpo", "sdpo", "replay") if f"loss/{name}" in figures]
-    return figures
+            metrics[f"loss/{name}"] = sum(values)
+    metrics["clipped_share"] = sum(term.clipped_share for term in terms) / len(terms)
+    metrics["active"] = [name for name in ("grpo", "sdpo", "replay") if f"loss/{name}" in metrics]
+    return metrics
 
 
 def _on_device(batch: StepBatch, device: str) -> StepBatch:
@@ -303,107 +312,118 @@ def _on_device(batch: StepBatch, device: str) -> StepBatch:
 
 
 class StepTerms(NamedTuple):
-    """Values of one pass over a batch or a piece of it; a channel that had no items is None, not 0."""
+    """The loss terms of one forward pass over a batch or micro-batch. A channel without items is None, not 0."""
 
     total: Tensor
     grpo: Tensor
     sdpo: Tensor | None
     replay: Tensor | None
     logprobs_BC: Tensor
-    """Of the sampled tokens, detached; 0 elsewhere."""
+    """Log-probs of the sampled tokens, detached; 0 elsewhere."""
     clipped_share: float
 
 
-class Shares(NamedTuple):
-    """How many pieces a batch is cut into, and what all of them hold together."""
+class BatchTotals(NamedTuple):
+    """The totals of a whole batch that its micro-batches are normalized by."""
 
-    pieces: int
-    sampled_tokens: int
-    taught_tokens: int
+    num_micro_batches: int
+    num_sampled_tokens: int
+    num_taught_tokens: int
 
 
-def shares_of(batch: StepBatch, settings: LossSettings) -> Shares:
+def batch_totals(batch: StepBatch, settings: LossSettings) -> BatchTotals:
+    """Return the totals of a batch. Raises if `rows_at_once` does not divide its rows."""
     rows = batch.completion_ids.shape[0]
     size = settings.rows_at_once or rows
     if size < 1 or rows % size:
         raise InputError(explain("rows_at_once", got=f"{size} for {rows} rows", expected="a divisor of the batch"))
-    taught = sum(turn.end - turn.start for turns in batch.sites for turn in turns)
-    return Shares(rows // size, int(batch.loss_mask.sum()), taught)
+    num_taught_tokens = sum(turn.end - turn.start for turns in batch.sites for turn in turns)
+    return BatchTotals(rows // size, int(batch.loss_mask.sum()), num_taught_tokens)
 
 
-def pieces_of(batch: StepBatch, shares: Shares) -> Iterator[tuple[slice, StepBatch]]:
-    """The pieces with their rows; pairs go with the first."""
-    size = batch.completion_ids.shape[0] // shares.pieces
+def split_batch(batch: StepBatch, totals: BatchTotals) -> Iterator[StepBatch]:
+    """Yield the micro-batches, each with its slice of rows. All pairs go with the first one."""
+    size = batch.completion_ids.shape[0] // totals.num_micro_batches
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages", "sites")
-    for number in range(shares.pieces):
+    for number in range(totals.num_micro_batches):
         rows = slice(number * size, (number + 1) * size)
-        cut: dict[str, Any] = {name: getattr(batch, name)[rows] for name in names}
-        old = None if batch.old_logprobs is None else batch.old_logprobs[rows]
-        yield rows, replace(batch, **cut, old_logprobs=old, pairs=batch.pairs if number == 0 else {})
+        sliced: dict[str, Any] = {name: getattr(batch, name)[rows] for name in names}
+        old_logprobs = None if batch.old_logprobs is None else batch.old_logprobs[rows]
+        yield replace(batch, **sliced, old_logprobs=old_logprobs, pairs=batch.pairs if number == 0 else {})
 
 
 def step_terms(
     model: nn.Module,
     batch: StepBatch,
     settings: LossSettings,
-    shares: Shares,
+    totals: BatchTotals,
     *,
     alpha: float,
     teachers: Sequence[WeightedTeacher] | None = None,
 ) -> StepTerms:
-    """All channels of a piece. Without old log-probs the weights at hand are those that sampled: every ratio is 1."""
-    head = head_of(model, batch.input_ids[:1])  # its first look runs the body, which channel 2 must not hear
+    """Return the loss terms of one micro-batch.
+
+    Without `old_logprobs` the current weights are those that sampled the batch, so every ratio is 1.
+    """
+    head = head_of(model, batch.input_ids[:1])  # runs the decoder once, so before channel 2 captures its output
 
     def policy() -> tuple[Tensor, Tensor, float]:
-        now_BC = completion_logprobs(model, batch, settings.temperature, head)
-        then_BC = now_BC.detach() if batch.old_logprobs is None else batch.old_logprobs
+        logprobs_BC = completion_logprobs(model, batch, settings.temperature, head)
+        old_logprobs_BC = logprobs_BC.detach() if batch.old_logprobs is None else batch.old_logprobs
         policy_loss = grpo_loss(
-            now_BC,
-            then_BC,
+            logprobs_BC,
+            old_logprobs_BC,
             batch.advantages,
             batch.loss_mask,
             loss_type=settings.loss_type,
             epsilon=settings.epsilon,
             epsilon_high=settings.epsilon_high,
             max_completion_length=settings.max_completion_length,
-            num_items=shares.sampled_tokens,
-            accumulation=shares.pieces,
+            num_items=totals.num_sampled_tokens,
+            accumulation=totals.num_micro_batches,
         )
-        return policy_loss.loss, now_BC.detach(), float(policy_loss.clipped_share)
+        return policy_loss.loss, logprobs_BC.detach(), float(policy_loss.clipped_share)
 
-    (grpo, logprobs_BC, clipped), sdpo = _with_hints(model, batch, settings, shares, alpha, teachers, policy)
-    replay = _replay(model, batch, settings.knobs)
+    (grpo, logprobs_BC, clipped), sdpo = _with_channel_2(model, batch, settings, totals, alpha, teachers, policy)
+    replay = _channel_3(model, batch, settings.knobs)
     total = grpo if sdpo is None else grpo + alpha * sdpo
     total = total if replay is None else total + settings.knobs.beta_replay * replay
     return StepTerms(total, grpo, sdpo, replay, logprobs_BC, clipped)
 
 
 def completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float, head: Any = None) -> Tensor:
-    """(B, C) of the sampled tokens, 0 elsewhere; the LM head is applied to their rows alone."""
+    """Return the (B, C) log-probs of the sampled tokens, 0 elsewhere. The LM head runs only on the
+    rows that need it.
+    """
     head = head or head_of(model, batch.input_ids[:1])
-    warm = replace(head, scale=head.scale / temperature)
+    # Sampling divided the logits by the temperature, and the ratios need log-probs of the same distribution.
+    scaled_head = replace(head, scale=head.scale / temperature)
     body: Any = decoder_of(causal_lm_of(model))
     hidden_BTH: Tensor = body(
         input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state
     width, mask_BC = batch.completion_ids.shape[1], batch.loss_mask
+    # One position to the left: the hidden state of a token predicts the next one.
     rows_NH = in_head_dtype(hidden_BTH[:, -width - 1 : -1][mask_BC], head)
-    logprobs_N = linear_token_logprobs(rows_NH, warm, batch.completion_ids[mask_BC])
+    logprobs_N = linear_token_logprobs(rows_NH, scaled_head, batch.completion_ids[mask_BC])
     return torch.zeros(mask_BC.shape, dtype=logprobs_N.dtype, device=mask_BC.device).index_put(
         mask_BC.nonzero(as_tuple=True), logprobs_N
     )
 
 
-def _with_hints(
+def _with_channel_2(
     model: nn.Module,
     batch: StepBatch,
     settings: LossSettings,
-    shares: Shares,
+    totals: BatchTotals,
     alpha: float,
     teachers: Sequence[WeightedTeacher] | None,
     policy: Callable[[], tuple[Tensor, Tensor, float]],
 ) -> tuple[tuple[Tensor, Tensor, float], Tensor | None]:
-    """The policy's loss, and channel 2 on the rows of its pass; also where its weight has sunk to 0."""
+    """Return the terms of `policy`, and channel 2 on the hidden states of the same forward pass.
+
+    Channel 2 is computed even when its annealed weight has reached 0.
+    """
     knobs = settings.knobs
     placed = None
     if knobs.alpha_sdpo > 0:
@@ -413,7 +433,7 @@ def _with_hints(
     options = channel_options(
         model,
         replace(knobs, alpha_sdpo=alpha, beta_replay=0.0),
-        denominators={"sdpo_jsd": float(shares.taught_tokens)},
+        denominators={"sdpo_jsd": float(totals.num_taught_tokens)},
         sdpo_teachers=teachers,
     )
     importance = None
@@ -423,13 +443,13 @@ def _with_hints(
     channel.run_teachers(batch.input_ids)
     with channel.capture_student_rows():
         policy_terms = policy()
-    hints = channel.result(*batch.input_ids.shape)
-    assert hints is not None
-    return policy_terms, hints.value
+    result = channel.result(*batch.input_ids.shape)
+    assert result is not None
+    return policy_terms, result.value
 
 
-def _replay(model: nn.Module, batch: StepBatch, knobs: LossKnobs) -> Tensor | None:
-    """Channel 3; channel 1's stand-in has no row here."""
+def _channel_3(model: nn.Module, batch: StepBatch, knobs: LossKnobs) -> Tensor | None:
+    """Return channel 3, or None without pairs. The response mask is empty, so channel 1 contributes nothing here."""
     if not batch.pairs or not knobs.beta_replay:
         return None
     ids = batch.pairs["dpo_chosen_input_ids"][:1]

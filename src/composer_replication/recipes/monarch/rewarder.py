@@ -1,13 +1,13 @@
-"""What the rewarder's actor does: reward functions by the protocol of verifiers.
+"""Reward functions with verifiers' protocol, for the rewarder's actor, and the teacher pool.
 
-A function, plain or async, names in its signature what it wants to know, and is given that:
+A reward function is plain or async. It names what it needs in its signature, and receives these arguments:
 
-    completion  what the policy wrote         trace  the rollout: `last_reply`, `messages`, `info`
-    prompt      what it answers               task   the row of the data set, its values as attributes
-    info        what its world said of it     and any column of the row or of `info` by its own name (`answer`, ...)
+    completion  the text that the policy wrote         trace  the rollout: `last_reply`, `messages`, `info`
+    prompt      the prompt of the completion           task   the row of the data set, its values as attributes
+    info        what the environment reported          or any column of the row or of `info` by name (`answer`, ...)
 
-It returns a number, or a mapping of numbers that are added up. `@vf.reward(weight=...)` is honoured where it was used;
-without it a function weighs 1. verifiers itself need not be installed.
+It returns a number, or a mapping of numbers, which are summed. A weight set with `@vf.reward(weight=...)` is applied;
+without it the weight is 1. verifiers itself need not be installed.
 """
 
 from __future__ import annotations
@@ -35,23 +35,25 @@ from composer_replication.types import (
 )
 
 _WEIGHT = "_vf_weight"
-"""Where verifiers 0.4's decorator keeps a reward's weight."""
+"""The attribute in which the decorator of verifiers 0.4 stores a reward's weight."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RewarderSettings:
-    """Names of reward functions ("package.module:function"); a rollout's reward is their weighted sum."""
+    """Names of the reward functions ("package.module:function"); the reward of a rollout is their weighted sum."""
 
     rewards: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.rewards or isinstance(self.rewards, str):
-            raise InputError(explain("rewards", got=repr(self.rewards), expected="names of reward functions"))
+        if not self.rewards or isinstance(self.rewards, str):  # a string would be read letter by letter
+            raise InputError(
+                explain("rewards", got=repr(self.rewards), expected="a tuple of names of reward functions")
+            )
 
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What of a rollout reward functions read, by the names of verifiers' own record."""
+    """What reward functions can read about a rollout, with the field names of verifiers' own record."""
 
     task: Any
     last_reply: str
@@ -60,7 +62,7 @@ class Trace:
 
 
 class Rewarder:
-    """Judges completions, one after the other."""
+    """Computes rewards of completions, one completion after the other."""
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._functions = [function_named(name, what="reward") for name in settings.rewards]
@@ -68,38 +70,39 @@ class Rewarder:
     async def score(
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
-        """A reward of each completion. `rows` are what else is known of each: its columns, `info`, `messages`."""
+        """Return the reward of each completion; `rows` hold its columns, its `info` and its `messages`, if known."""
         completion_rows = [{} for _ in completions] if rows is None else rows
         if len(completion_rows) != len(completions):
             got = f"{len(completion_rows)} rows for {len(completions)} completions"
-            raise InputError(explain("rows", got=got, expected="one a completion"))
+            raise InputError(explain("rows", got=got, expected="one row per completion"))
         return [
-            await self._score(text, row, at)
-            for at, (text, row) in enumerate(zip(completions, completion_rows, strict=True))
+            await self._score(text, row, index)
+            for index, (text, row) in enumerate(zip(completions, completion_rows, strict=True))
         ]
 
-    async def _score(self, completion: str, row: Mapping[str, Any], at: int) -> float:
+    async def _score(self, completion: str, row: Mapping[str, Any], index: int) -> float:
         info: Mapping[str, Any] = row.get("info") or {}
         task = SimpleNamespace(**{str(name): value for name, value in row.items()})
         messages = row.get("messages") or [{"role": "assistant", "content": completion}]
         trace = Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
+        # Later entries win: a column called `info` or `trace` must not replace the arguments of the protocol.
         arguments = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
         total = 0.0
         for function in self._functions:
-            value = await _called(function, arguments)
+            value = await _call_reward(function, arguments)
             total += float(getattr(function, _WEIGHT, 1.0)) * value
         if not math.isfinite(total):
-            raise NonFiniteError(explain(f"reward of completion {at}", got=total, expected="a finite number"))
+            raise NonFiniteError(explain(f"reward of completion {index}", got=total, expected="a finite number"))
         return total
 
 
 def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
-    """The last assistant message's text, stripped as verifiers does."""
+    """Return the text of the last assistant message, stripped as verifiers does."""
     replies = [message for message in messages if message.get("role") == "assistant"]
     return content_text(replies[-1].get("content")).strip() if replies else ""
 
 
-async def _called(function: Callable[..., Any], columns: Mapping[str, Any]) -> float:
+async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any]) -> float:
     parameters = inspect.signature(function).parameters.values()
     named_parameters = [
         parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
@@ -111,9 +114,9 @@ async def _called(function: Callable[..., Any], columns: Mapping[str, Any]) -> f
     ]
     name = getattr(function, "__name__", repr(function))
     if missing:
-        fix = "Give the rows these columns, or the parameters defaults."
-        got = f"asks for {missing}"
-        raise InputError(explain(f"reward {name}", got=got, expected=f"some of {sorted(columns)}", fix=fix))
+        fix = "Add these columns to the rows, or give the parameters defaults."
+        got = f"parameters without a column: {missing}"
+        raise InputError(explain(f"reward {name}", got=got, expected=f"parameters among {sorted(columns)}", fix=fix))
     value: Any = function(
         **{parameter.name: columns[parameter.name] for parameter in named_parameters if parameter.name in columns}
     )
@@ -121,20 +124,15 @@ async def _called(function: Callable[..., Any], columns: Mapping[str, Any]) -> f
         value = await value
     if isinstance(value, Mapping):
         return sum(float(number) for number in value.values())
+    # float("1.5") would work, but a text is most likely a bug of the reward.
     if value is None or isinstance(value, str):
         raise InputError(explain(f"reward {name}", got=repr(value), expected="a number, or a mapping of numbers"))
     return float(value)
 
 
-# What the teacher pool's actor does: asks teachers what they would have done, all runs of it under one budget.
-#
-# The cap is `teacher_replay`'s: reserved before a request is sent, kept in a store on the disk. A pool that is killed
-# and started anew asks nobody twice for what was answered, and what it may have spent unseen counts as spent.
-
-
 @dataclass(frozen=True, kw_only=True)
 class TeacherPoolSettings:
-    """Who is asked, and how much all of it may cost. Keys are looked up in the environment, never sent along."""
+    """Which teachers to query, and the spending cap. API keys are read from the environment, never passed along."""
 
     folder: str
     teachers: tuple[TeacherSpec, ...]
@@ -148,25 +146,30 @@ class TeacherPoolSettings:
 
 
 class TeacherPool:
-    """Teachers, and the store that holds what they said and what it cost."""
+    """Teachers behind one spending cap, which is enforced across restarts.
+
+    Costs are reserved before a request is sent and stored on disk with the answers (`teacher_replay`). A pool that was
+    killed and restarted does not request an answer twice, and reservations of requests that were in flight count as
+    spent.
+    """
 
     def __init__(self, settings: TeacherPoolSettings) -> None:
         self.settings = settings
         self._store = Path(settings.folder) / "teachers.sqlite"
 
     async def replay(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-        """Every teacher's answer at every state; fewer where the budget ends."""
+        """Return every teacher's answer at every state, or fewer if the spending cap is reached."""
         settings = self.settings
         options = ReplayOptions(cache=self._store, max_concurrency=settings.max_concurrency)
         return await replay_trace(list(states), settings.teachers, settings.max_total_usd, options=options)
 
     async def pairs(self, states: Sequence[TraceState]) -> list[DPOPair]:
-        """What the teachers agreed on against what the student did."""
+        """Return DPO pairs: the answer that enough teachers agree on against the student's."""
         answers = await self.replay(states)
         return extract_dpo_pairs(states, answers, self.settings.agreement_threshold)
 
     async def spent(self) -> dict[str, Any]:
-        """Of the one budget, over every process that ever used it."""
+        """Return the costs so far, summed over all processes that used this store."""
         with TeacherStore(self._store) as store:
             meter = store.meter()
         return {

@@ -1,8 +1,9 @@
-"""A run on one host: prompts to rollouts to rewards to a batch to new weights, batch after batch, by four actors.
+"""A training run on one host: prompts to rollouts to rewards to a batch to new weights, with four actors.
 
-Everything that passes between them is a numbered file in the run's folder or a version in shared memory, and every
-question can be asked twice. So any of the four may be killed at any moment, and this program too: started again in the
-same folder it goes on where the last checkpoint stands. Rollouts are drawn with the weights that train on them.
+Everything that the actors exchange is a numbered file in the run's folder or a version of the weights in shared memory,
+and every endpoint may be called twice with the same arguments. So any of the actors can be killed at any moment, and
+this program too: started again in the same folder, it resumes from the last checkpoint. Rollouts and training take
+turns, so the weights that sample a batch are the weights that are trained on it.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ from composer_replication.recipes.monarch.generator import GeneratorSettings
 from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
 from composer_replication.recipes.monarch.rewarder import RewarderSettings, TeacherPoolSettings
 from composer_replication.recipes.monarch.tensor_file import (
-    KeptRollouts,
+    SavedRollouts,
     SharedWeights,
     StepBatch,
     forget_shared_memory,
@@ -64,10 +65,11 @@ __all__ = ["ActorRun", "RunSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """What a run is made of. `model` is a folder or a name on the hub; `folder` holds all that must outlive a process.
+    """Settings of a run.
 
-    `trainer` and `generator` are further fields of `TrainerSettings` and `GeneratorSettings`. Without `teachers`
-    there is no teacher pool, and no channel 3.
+    `model` is a folder or a name on the hub. `folder` holds everything that must survive a crash. `trainer` and
+    `generator` are further fields of `TrainerSettings` and `GeneratorSettings`. Without `teachers` there is no teacher
+    pool and no channel 3.
     """
 
     model: str
@@ -89,8 +91,8 @@ class RunSettings:
             if getattr(self, name) < 1:
                 raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
         if self.loss.knobs.beta_replay > 0 and not self.teachers:
-            fix = "Name teachers, or set beta_replay to 0."
-            raise InputError(explain("beta_replay", got="no teachers to ask", expected="some", fix=fix))
+            fix = "Set teachers, or set beta_replay to 0."
+            raise InputError(explain("beta_replay > 0", got="no teachers", expected="at least one", fix=fix))
 
 
 class ActorRun:
@@ -101,21 +103,21 @@ class ActorRun:
     ) -> None:
         require("monarch", extra="monarch")
         if not rows:
-            raise InputError(explain("rows", got="none", expected="at least one, with `prompt`"))
+            raise InputError(explain("rows", got="none", expected="at least one row with `prompt`"))
         self.settings, self._rows, self._folder = settings, rows, Path(settings.folder)
         self.shared = SharedWeights(shared_memory_folder(self._folder))
-        self._maker = BatchMaker(settings.model, settings.batch)
-        watched: dict[str, Any] = {"max_deaths": settings.max_deaths, "on_event": on_event}
-        self.trainer = SupervisedActor(TrainerActor, self._trainer_settings(), **watched)
-        self.generator = SupervisedActor(GeneratorActor, self._generator_settings(), **watched)
-        self.rewarder = SupervisedActor(RewarderActor, RewarderSettings(rewards=settings.rewards), **watched)
+        self._builder = BatchBuilder(settings.model, settings.batch)
+        supervision: dict[str, Any] = {"max_deaths": settings.max_deaths, "on_event": on_event}
+        self.trainer = SupervisedActor(TrainerActor, self._trainer_settings(), **supervision)
+        self.generator = SupervisedActor(GeneratorActor, self._generator_settings(), **supervision)
+        self.rewarder = SupervisedActor(RewarderActor, RewarderSettings(rewards=settings.rewards), **supervision)
         self.teachers: SupervisedActor | None = None
         if settings.teachers:
-            self.teachers = SupervisedActor(TeacherPoolActor, self._teacher_settings(), **watched)
+            self.teachers = SupervisedActor(TeacherPoolActor, self._teacher_settings(), **supervision)
 
     @property
     def actors(self) -> dict[str, SupervisedActor]:
-        """By role."""
+        """The actors by role."""
         all_four = (self.trainer, self.generator, self.rewarder, self.teachers)
         return {actor.role: actor for actor in all_four if actor is not None}
 
@@ -131,63 +133,66 @@ class ActorRun:
         forget_shared_memory(self._folder)
 
     async def train(self) -> list[dict[str, Any]]:
-        """All batches that are left; what came of each."""
-        await asyncio.gather(*(actor.pid() for actor in self.actors.values()))  # they load at the same time
-        first = await self.trainer.call("num_batches")
-        return [await self.step(number) for number in range(first, self.settings.num_batches)]
+        """Train on all remaining batches, and return the record of each."""
+        await asyncio.gather(*(actor.pid() for actor in self.actors.values()))  # start all processes at the same time
+        num_trained = await self.trainer.call("num_batches")
+        return [await self.step(number) for number in range(num_trained, self.settings.num_batches)]
 
     async def step(self, number: int) -> dict[str, Any]:
-        """One batch: made, unless it was made before, and trained on."""
-        if not StepBatch.is_there(self._folder / "batches", number):
+        """Make batch `number` unless it exists, train on it, and return its record."""
+        if not StepBatch.exists(self._folder / "batches", number):
             await self._make_batch(number)
         record = await self.trainer.call("train_outer_step", number)
-        judged = json.loads(self._judged_path(number).read_text(encoding="utf-8"))
-        return {**record, **judged}
+        outcome = json.loads(self._outcome_path(number).read_text(encoding="utf-8"))
+        return {**record, **outcome}
 
     async def _make_batch(self, number: int) -> None:
-        rows, counted_before = self._rows_of(number), self._maker.counts.copy()
+        rows, counts_before = self._prompt_rows(number), self._builder.counts.copy()
         texts = await self.generator.call("rollout", rows, batch_id=number, version=number)
-        kept_rollouts = KeptRollouts.load(self._folder / "rollouts", number)
-        rewards = await self.rewarder.call("score", texts, rows=rows_of(kept_rollouts, rows))
-        found_sites = self._maker.find_sites(kept_rollouts, number)
+        saved_rollouts = SavedRollouts.load(self._folder / "rollouts", number)
+        rewards = await self.rewarder.call("score", texts, rows=reward_rows(saved_rollouts, rows))
+        found_sites = self._builder.find_sites(saved_rollouts, number)
         pairs: list[Any] = []
-        if self.teachers is not None and (states := self._maker.states(kept_rollouts, found_sites)):
+        if self.teachers is not None and (states := self._builder.states(saved_rollouts, found_sites)):
             pairs = await self.teachers.call("pairs", states)
-        batch = self._maker.batch(kept_rollouts, rewards, found_sites, pairs)
+        batch = self._builder.batch(saved_rollouts, rewards, found_sites, pairs)
+        # Rollouts of a group with equal rewards have zero advantages, so channel 1 learns nothing from them.
         equal = equal_reward_groups(rewards, self.settings.batch.num_generations)
-        judged = {
+        outcome = {
             "rewards": rewards,
             "equal_groups": int(equal.sum()),
             "sites": sum(map(len, batch.sites)),
             "pairs": len(batch.pairs.get("dpo_chosen_input_ids", ())),
-            "counts": dict(self._maker.counts - counted_before),
+            "counts": dict(self._builder.counts - counts_before),
         }
-        atomic_write_json(self._judged_path(number), judged)
-        batch.save(self._folder / "batches", number)  # last: a batch that is there is whole
+        atomic_write_json(self._outcome_path(number), outcome)
+        batch.save(self._folder / "batches", number)  # last, since an existing batch counts as complete
 
-    def _rows_of(self, number: int) -> list[dict[str, Any]]:
-        """The next prompts, from the first again after the last; each as often as a group has rollouts."""
+    def _prompt_rows(self, number: int) -> list[dict[str, Any]]:
+        """Return the prompts of a batch, each repeated once per rollout of its group; after the last row the first
+        follows.
+        """
         count, group = self.settings.prompts_per_batch, self.settings.batch.num_generations
         numbers = [(number * count + offset) % len(self._rows) for offset in range(count)]
         return [dict(self._rows[index]) for index in numbers for _ in range(group)]
 
-    def _judged_path(self, number: int) -> Path:
+    def _outcome_path(self, number: int) -> Path:
         path = self._folder / "rewards" / f"{number:06d}.json"
         path.parent.mkdir(parents=True, exist_ok=True)
         return path
 
-    def _places(self) -> dict[str, str]:
+    def _locations(self) -> dict[str, str]:
         return {"model": self.settings.model, "folder": self.settings.folder, "weights": str(self.shared.folder)}
 
     def _trainer_settings(self) -> TrainerSettings:
         options = dict(self.settings.trainer)
         steps = self.settings.num_batches * options.get("num_iterations", 1)
-        return TrainerSettings(**self._places(), loss=self.settings.loss, **{"total_steps": steps, **options})
+        return TrainerSettings(**self._locations(), loss=self.settings.loss, **{"total_steps": steps, **options})
 
     def _generator_settings(self) -> GeneratorSettings:
         loss = self.settings.loss
         limits = {"max_completion_length": loss.max_completion_length, "temperature": loss.temperature}
-        return GeneratorSettings(**self._places(), **{**limits, **self.settings.generator})
+        return GeneratorSettings(**self._locations(), **{**limits, **self.settings.generator})
 
     def _teacher_settings(self) -> TeacherPoolSettings:
         settings = self.settings
@@ -199,26 +204,26 @@ class ActorRun:
         )
 
 
-# Actors whose processes may die: each has a process of its own, and a call that finds it dead starts another.
-#
-# Monarch looks at its processes every ten seconds (HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s makes it one). A
-# call to a dead process raises SupervisionError, whether it died before the call or during it; an exception inside an
-# endpoint raises ActorError and leaves the process alive. The first is answered by a new process and the same call
-# again, which is why every endpoint can be asked twice; the second is a bug, and is raised.
-
 logger = logging.getLogger(__name__)
-PREFIX = "composer_"
-"""Of the names of our meshes, so that their faults can be told from those of others in the same program."""
-_LOGGERS = "logger-"
+MESH_PREFIX = "composer_"
+"""The prefix of our mesh names, by which `survive_faults` recognizes faults of our processes."""
+_LOGGER_PREFIX = "logger-"
+"""Monarch's prefix for the meshes of loggers."""
 OnEvent = Callable[[str, str], None]
 """Called with "spawn", "call" or "death", and the role."""
 
 
 @dataclass
 class SupervisedActor:
-    """One actor, in a process of its own.
+    """An actor in a process of its own, which is restarted when it dies.
 
-    `max_deaths` in a row, without an answer between them, end the run: what dies of its settings would die for ever.
+    Monarch checks its processes every ten seconds (HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s makes it one second).
+    A call to a dead process raises SupervisionError, whether it died before the call or during it: `call` then starts a
+    new process and repeats the call. An exception inside an endpoint raises ActorError and leaves the process alive;
+    that is a bug, so it is raised.
+
+    More than `max_deaths` deaths in a row without an answer end the run, since a process that dies of its settings
+    would die again and again.
     """
 
     actor_class: Any
@@ -226,86 +231,86 @@ class SupervisedActor:
     max_deaths: int = 3
     on_event: OnEvent | None = None
     num_deaths: int = 0
-    _in_a_row: int = 0
+    _consecutive_deaths: int = 0
     _mesh: Any = None
     _actor: Any = None
-    _errors: list[str] = field(default_factory=list[str])
 
     @property
     def role(self) -> str:
         return self.actor_class.role
 
-    async def call(self, endpoint: str, *args: Any, **named: Any) -> Any:
-        """What the endpoint returns, from this process or from the next."""
-        died = _supervision_error()
-        while True:
-            actor = self._spawned()
-            self._tell("call")
+    async def call(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
+        """Return the endpoint's answer, from the current process or from its replacement."""
+        supervision_error = _supervision_error()
+        while True:  # until it answers; `_record_death` raises after too many deaths
+            actor = self._spawn_if_needed()
+            self._notify("call")
             try:
-                answer = await getattr(actor, endpoint).call_one(*args, **named)
-            except died as error:
-                self._bury(endpoint, error)
+                answer = await getattr(actor, endpoint).call_one(*args, **kwargs)
+            except supervision_error as error:
+                self._record_death(endpoint, error)
                 continue
-            self._in_a_row = 0
+            self._consecutive_deaths = 0
             return answer
 
     async def pid(self) -> int:
         return (await self.call("process"))["pid"]
 
     async def stop(self) -> None:
-        """End the process, if there is one that lives."""
+        """End the process if it is alive."""
         mesh, self._mesh, self._actor = self._mesh, None, None
         if mesh is None:
             return
         try:
             await mesh.stop()
-        except RuntimeError as error:  # SupervisionError is one: it was dead, and nobody had asked it anything since
-            logger.info("%s had ended before it was stopped: %s", self.role, _first_line(error))
+        except RuntimeError as error:  # a SupervisionError: it died after its last call
+            logger.info("%s was already dead when it was stopped: %s", self.role, _first_line(error))
 
-    def _spawned(self) -> Any:
+    def _spawn_if_needed(self) -> Any:
         if self._actor is None:
             monarch = require("monarch.actor", extra="monarch")
             survive_faults()
-            name = f"{PREFIX}{self.role}"
+            name = f"{MESH_PREFIX}{self.role}"
             self._mesh = monarch.this_host().spawn_procs(per_host={"gpus": 1}, name=name)
             self._actor = self._mesh.spawn(name, self.actor_class, self.settings)
-            self._tell("spawn")
+            self._notify("spawn")
         return self._actor
 
-    def _bury(self, endpoint: str, error: Exception) -> None:
+    def _record_death(self, endpoint: str, error: Exception) -> None:
         self._mesh = self._actor = None
         self.num_deaths += 1
-        self._in_a_row += 1
-        self._tell("death")
-        logger.warning("%s died in %s, and is started anew: %s", self.role, endpoint, _first_line(error))
-        if self._in_a_row > self.max_deaths:
-            fix = "What it printed, and Monarch's own log, say why; the run goes on where it stands when started again."
-            got = f"{self._in_a_row} deaths without an answer, the last: {error}"
-            raise RunError(explain(f"actor {self.role}", got=got, expected="a process that lives", fix=fix)) from error
+        self._consecutive_deaths += 1
+        self._notify("death")
+        logger.warning("%s died during %s and is restarted: %s", self.role, endpoint, _first_line(error))
+        if self._consecutive_deaths > self.max_deaths:
+            fix = "Its output and Monarch's log say why. Fix the cause and start the run again: it resumes."
+            got = f"{self._consecutive_deaths} deaths without an answer, the last: {error}"
+            raise RunError(explain(f"actor {self.role}", got=got, expected="an answer", fix=fix)) from error
 
-    def _tell(self, event: str) -> None:
+    def _notify(self, event: str) -> None:
         if self.on_event is not None:
             self.on_event(event, self.role)
 
 
 def survive_faults() -> None:
-    """Deaths of our processes do not end the program, as Monarch's own hook would; other faults go to the hook before.
+    """Keep Monarch from ending the program when one of our processes dies; other faults go to the previous hook.
 
-    A process's logger is a mesh of its own, and says not whose it was: its fault alone ends nothing, since that of the
-    actor beside it follows.
+    The logger of each process is a mesh too, and its name does not say whose it is. Its faults are ignored: the fault
+    of the process itself follows.
     """
     monarch: Any = require("monarch.actor", extra="monarch")
-    before = monarch.unhandled_fault_hook
-    if getattr(before, "_is_composers", False):
+    previous_hook = monarch.unhandled_fault_hook
+    if getattr(previous_hook, "_is_composer_hook", False):
         return
 
     def hook(failure: Any) -> None:
-        if failure.mesh_name.startswith((PREFIX, _LOGGERS)):
-            logger.info("a process ended: %s", failure.mesh_name)
+        if failure.mesh_name.startswith((MESH_PREFIX, _LOGGER_PREFIX)):
+            logger.info("process ended: %s", failure.mesh_name)
             return
-        before(failure)
+        previous_hook(failure)
 
-    hook._is_composers = True  # pyright: ignore[reportFunctionMemberAccess]
+    # Marked, so that a second call does not wrap our own hook again.
+    hook._is_composer_hook = True  # pyright: ignore[reportFunctionMemberAccess]
     monarch.unhandled_fault_hook = hook
 
 
@@ -317,12 +322,12 @@ def _first_line(error: Exception) -> str:
     return str(error).strip().replace("\n", " ")[:300]
 
 
-# Rollouts and their rewards as the batch that the trainer reads: advantages, error sites, pairs of the teachers.
-
-
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """`num_generations` rollouts of a prompt stand side by side. A pair longer than `max_pair_tokens` is left out."""
+    """How rollouts become a batch.
+
+    The `num_generations` rollouts of a prompt are adjacent. Pairs longer than `max_pair_tokens` are dropped.
+    """
 
     num_generations: int
     scale_rewards: Literal["group", "batch", "none"] = "none"
@@ -330,8 +335,11 @@ class BatchSettings:
     rollouts: RolloutOptions = field(default_factory=RolloutOptions)
 
 
-class BatchMaker:
-    """Makes batches with one tokenizer; `counts` says what became of sites and pairs."""
+class BatchBuilder:
+    """Builds the batches that the trainer reads: advantages, error sites, and pairs of the teachers.
+
+    `counts` says how many sites and pairs were used or dropped, and why.
+    """
 
     def __init__(self, model: str, settings: BatchSettings) -> None:
         self.settings = settings
@@ -341,38 +349,42 @@ class BatchMaker:
         self._sites = RolloutSites(self._renderer, settings.rollouts)
         self.counts: Counter[str] = Counter()
 
-    def find_sites(self, kept: KeptRollouts, number: int) -> list[FoundSites]:
-        """The errors of each rollout, and the turns that may be taught."""
-        found_sites = [self._sites.find(rollout) for rollout in kept.rollouts]
-        if self.settings.rollouts.hints == "other_kind":
+    def find_sites(self, saved: SavedRollouts, number: int) -> list[FoundSites]:
+        """Return the error sites of each rollout, and the turns that channel 2 may train on."""
+        found_sites = [self._sites.find(rollout) for rollout in saved.rollouts]
+        if self.settings.rollouts.hints == "other_kind":  # the shuffled control
             exchange_hints(self._sites, found_sites, seed=str(number))
-        for rollout_sites, rollout in zip(found_sites, kept.rollouts, strict=True):
+        for rollout_sites, rollout in zip(found_sites, saved.rollouts, strict=True):
             self.counts.update(rollout_sites.counts)
-            if not is_parsed(rollout, sampled_runs(rollout)):  # what failed is then not seen, and not counted as a site
+            if not is_parsed(rollout, sampled_runs(rollout)):  # without parsed messages its failures cannot be seen
                 self.counts["dropped:messages_are_not_the_turns"] += 1
         return found_sites
 
-    def states(self, kept: KeptRollouts, found: Sequence[FoundSites]) -> list[TraceState]:
-        """The states before the erring turns, for teachers: each once."""
+    def states(self, saved: SavedRollouts, found_sites: Sequence[FoundSites]) -> list[TraceState]:
+        """Return the states before the erring turns, for the teachers, without duplicates."""
         states: dict[str, TraceState] = {}
-        for rollout, sites in zip(kept.rollouts, found, strict=True):
+        for rollout, sites in zip(saved.rollouts, found_sites, strict=True):
             for turn_id in sorted({turn.turn_id for turn in sites.taught}):
                 states[f"{rollout.rollout_id}::{turn_id}"] = _state(rollout, turn_id)
         return list(states.values())
 
     def batch(
-        self, kept: KeptRollouts, rewards: Sequence[float], found: Sequence[FoundSites], pairs: Sequence[DPOPair] = ()
+        self,
+        saved: SavedRollouts,
+        rewards: Sequence[float],
+        found_sites: Sequence[FoundSites],
+        pairs: Sequence[DPOPair] = (),
     ) -> StepBatch:
-        """Padded as `StepBatch` says; a rollout's advantage is its reward's distance from its group's mean."""
-        rollouts, settings = kept.rollouts, self.settings
+        """Return the padded batch. The advantage of a rollout is its reward minus the mean of its group."""
+        rollouts, settings = saved.rollouts, self.settings
         if len(rewards) != len(rollouts):
-            raise InputError(explain("rewards", got=len(rewards), expected=f"one of each of {len(rollouts)} rollouts"))
+            raise InputError(explain("rewards", got=len(rewards), expected=f"one for each of {len(rollouts)} rollouts"))
         advantages = group_advantages(torch.tensor(rewards), settings.num_generations, settings.scale_rewards)
         sampled = [rollout.sampled or [1] * len(rollout.completion_ids) for rollout in rollouts]
         if settings.rollouts.only_failed_rollouts:
-            found = [
-                rollout_sites if better <= 0 else FoundSites(rollout_sites.sequence)
-                for rollout_sites, better in zip(found, advantages, strict=True)
+            found_sites = [
+                rollout_sites if advantage <= 0 else FoundSites(rollout_sites.sequence)
+                for rollout_sites, advantage in zip(found_sites, advantages, strict=True)
             ]
         return StepBatch(
             prompt_ids=_padded([rollout.prompt_ids for rollout in rollouts], self._pad, at_left=True),
@@ -381,20 +393,20 @@ class BatchMaker:
             completion_mask=_padded([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
             sampled_mask=_padded(sampled, 0),
             advantages=advantages,
-            sites=tuple(tuple(rollout_sites.taught) for rollout_sites in found),
-            weights_version=kept.weights_version,
+            sites=tuple(tuple(rollout_sites.taught) for rollout_sites in found_sites),
+            weights_version=saved.weights_version,
             pairs=self._pair_tensors(pairs),
         )
 
     def _pair_tensors(self, pairs: Sequence[DPOPair]) -> dict[str, Tensor]:
-        compared = [ids for pair in pairs if (ids := self._pair_ids(pair)) is not None]
-        sides = {"chosen": [pair.chosen for pair in compared], "rejected": [pair.rejected for pair in compared]}
-        if not compared:
+        token_pairs = [ids for pair in pairs if (ids := self._pair_ids(pair)) is not None]
+        sides = {"chosen": [pair.chosen for pair in token_pairs], "rejected": [pair.rejected for pair in token_pairs]}
+        if not token_pairs:
             return {}
         return {f"dpo_{side}_{name}": value for side, rows in sides.items() for name, value in self._side(rows).items()}
 
     def _pair_ids(self, pair: DPOPair) -> PairIds | None:
-        """Both answers as ids; None with a reason counted."""
+        """Return both answers as token ids, or None after counting why the pair was dropped."""
         name = pair["state_id"]
         state = to_conversation(pair["state_messages"], conversation_id=name)
         answers = [answer_turn(pair[side], turn_id=f"{name}:{side}") for side in ("chosen", "rejected")]
@@ -414,26 +426,27 @@ class BatchMaker:
         }
 
 
-def rows_of(kept: KeptRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """What reward functions may ask for: the data set's columns, the messages, and what the world said as `info`."""
+def reward_rows(saved: SavedRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the columns for reward functions: those of the data set, the messages, and the environment's as `info`."""
     return [
         {**row, "messages": list(rollout.messages), "info": dict(columns)}
-        for row, rollout, columns in zip(rows, kept.rollouts, kept.columns, strict=True)
+        for row, rollout, columns in zip(rows, saved.rollouts, saved.columns, strict=True)
     ]
 
 
 def _state(rollout: Rollout, turn_id: str) -> TraceState:
     conversation = conversation_of(rollout, sampled_runs(rollout))
     turn = next(candidate for candidate in conversation.turns if candidate.id == turn_id)
-    number, before = 0, 0
+    number, end = 0, 0
     for index, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             if assistant_id(number) == turn_id:
-                before = index
+                end = index
             number += 1
     return TraceState(
         state_id=f"{rollout.rollout_id}::{turn_id}",
-        messages=[*rollout.prompt, *rollout.messages[:before]],
+        # The messages before the erring turn are what the teacher sees.
+        messages=[*rollout.prompt, *rollout.messages[:end]],
         student_action=action_text(turn),
         tools=[
             {"type": "function", "function": {"name": name, "parameters": dict(schema)}}
@@ -444,6 +457,6 @@ def _state(rollout: Rollout, turn_id: str) -> TraceState:
 
 def _padded(rows: Sequence[Sequence[int]], value: int, *, at_left: bool = False) -> Tensor:
     width = max(map(len, rows))
-    fill = [[value] * (width - len(row)) for row in rows]
-    filled = [[*more, *row] if at_left else [*row, *more] for row, more in zip(rows, fill, strict=True)]
-    return torch.tensor(filled, dtype=torch.int64)
+    paddings = [[value] * (width - len(row)) for row in rows]
+    padded = [[*padding, *row] if at_left else [*row, *padding] for row, padding in zip(rows, paddings, strict=True)]
+    return torch.tensor(padded, dtype=torch.int64)

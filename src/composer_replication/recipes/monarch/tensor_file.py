@@ -1,4 +1,8 @@
-"""Tensors and a JSON record as one safetensors file that is there whole or not at all, whoever is killed when."""
+"""Files that pass tensors between processes: rollouts, batches, and weights in shared memory.
+
+Each is a safetensors file with a JSON record in its metadata. A file is renamed into place when it is complete, so a
+reader never sees half of one, even if the writer is killed.
+"""
 
 from __future__ import annotations
 
@@ -29,27 +33,30 @@ _RECORD = "record"
 _UNFINISHED = ".unfinished"
 
 
-def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, lasting: bool) -> None:
-    """`lasting` waits until the disk has it; in shared memory there is no disk to wait for."""
+def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, durable: bool) -> None:
+    """Write the tensors and the record. `durable` waits until the disk has them; shared memory has
+    no disk to wait for.
+    """
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not `atomic.staged`: safetensors writes to a name, several times as fast as through bytes in between.
+    # Not `atomic.staged`: safetensors writes by file name several times as fast as to bytes that are then written.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
     try:
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(plain, unfinished, metadata={_RECORD: json.dumps(record, allow_nan=False)})
-        if lasting:
+        # The content before the name, so that a crash cannot leave a name without its content.
+        if durable:
             _sync(unfinished)
         unfinished.replace(path)
-        if lasting:
+        if durable:
             _sync(path.parent)
     finally:
         unfinished.unlink(missing_ok=True)
 
 
 def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Copies of the tensors, and the record, whose `kind` must be this one."""
+    """Return copies of the tensors, and the record. Raises if the record is not of this `kind`."""
     from safetensors import SafetensorError, safe_open
 
     if not path.is_file():
@@ -67,7 +74,7 @@ def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str
 
 
 def numbered_files(folder: Path, stem: str) -> dict[int, Path]:
-    """`STEM-000007.safetensors` by number."""
+    """Return the files `STEM-000007.safetensors` of a folder by their number, in ascending order."""
     paths = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*.safetensors")}
     return {int(number): path for number, path in sorted(paths.items()) if number.isdigit()}
 
@@ -77,7 +84,7 @@ def numbered_path(folder: Path, stem: str, number: int) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """What a killed writer left; call it where nobody else writes."""
+    """Remove what killed writers left behind. Call it only where no other process is writing."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         path.unlink(missing_ok=True)
 
@@ -90,15 +97,16 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# The rollouts of a batch as a file: what was sampled, with the messages and what its world said of it.
-
-_KIND, _STEM = "rollouts, schema 1", "rollouts"
-_PLAIN = ("rollout_id", "prompt", "messages", "signals", "raised", "tools")
+_ROLLOUTS_KIND, _ROLLOUTS_STEM = "rollouts, schema 1", "rollouts"
+_ROLLOUT_FIELDS = ("rollout_id", "prompt", "messages", "signals", "raised", "tools")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
-class KeptRollouts:
-    """In the order of their prompts; `columns` are of each rollout what its world says, for reward functions."""
+class SavedRollouts:
+    """The rollouts of a batch, in the order of their prompts.
+
+    `columns` holds what the environment reports about each rollout, for reward functions.
+    """
 
     rollouts: Sequence[Rollout]
     columns: Sequence[Mapping[str, Any]]
@@ -111,13 +119,18 @@ class KeptRollouts:
             tensors[f"completion.{index}"] = torch.tensor(list(rollout.completion_ids), dtype=torch.int32)
             if rollout.sampled is not None:
                 tensors[f"sampled.{index}"] = torch.tensor(list(rollout.sampled), dtype=torch.uint8)
-        entries = [{name: getattr(rollout, name) for name in _PLAIN} for rollout in self.rollouts]
-        record = {"kind": _KIND, "rollouts": entries, "columns": list(self.columns), "version": self.weights_version}
-        write_tensor_file(numbered_path(folder, _STEM, number), tensors, record, lasting=True)
+        entries = [{name: getattr(rollout, name) for name in _ROLLOUT_FIELDS} for rollout in self.rollouts]
+        record = {
+            "kind": _ROLLOUTS_KIND,
+            "rollouts": entries,
+            "columns": list(self.columns),
+            "version": self.weights_version,
+        }
+        write_tensor_file(numbered_path(folder, _ROLLOUTS_STEM, number), tensors, record, durable=True)
 
     @classmethod
-    def load(cls, folder: Path, number: int) -> KeptRollouts:
-        tensors, record = read_tensor_file(numbered_path(folder, _STEM, number), _KIND)
+    def load(cls, folder: Path, number: int) -> SavedRollouts:
+        tensors, record = read_tensor_file(numbered_path(folder, _ROLLOUTS_STEM, number), _ROLLOUTS_KIND)
         rollouts = [
             Rollout(
                 **entry,
@@ -130,46 +143,41 @@ class KeptRollouts:
         return cls(rollouts=rollouts, columns=record["columns"], weights_version=record["version"])
 
 
-# The policy's weights in shared memory: the trainer writes a version once, every process of the host maps it.
-#
-# A version is a safetensors file on a memory file system. It has no copy on a disk and crosses no socket (an argument
-# of an endpoint is pickled and does both: tens of MB a second). It outlives its writer, so whoever is started anew
-# finds it.
-
 _SHARED_WEIGHTS_STEM, _SHARED_WEIGHTS_KIND = "weights", "weights"
-_MEMORY = Path("/dev/shm")  # noqa: S108 (every Linux has it; files in it are memory)
+_MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 (a memory file system on every Linux)
 
-_NOTE = "shared_memory.json"
-_PRIVATE = 0o700
+_FOLDER_NOTE = "shared_memory.json"
+"""The file in a run's folder that says where its shared memory is."""
+_PRIVATE_MODE = 0o700
 
 
 def shared_memory_folder(run: Path) -> Path:
-    """Where a run's versions are: the folder of an earlier start that was killed, else a new one.
+    """Return the folder for the versions of a run: that of an earlier start that was killed, or a new one.
 
-    In memory where the system has a file system for that, else beside the run. Everybody may write beside our folder in
-    memory, so an earlier one counts only if nobody but us can have written into it: weights would be theirs.
+    It is in memory if the system has a memory file system, otherwise in the run's folder. Every user may create folders
+    in /dev/shm, so an earlier one is reused only if nobody else can have written to it: we would load their weights.
     """
-    note = run / _NOTE
+    note = run / _FOLDER_NOTE
     if note.is_file() and _is_private(earlier_folder := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])):
         return earlier_folder
     run.mkdir(parents=True, exist_ok=True)
-    if _MEMORY.is_dir():
-        folder = Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY))
+    if _MEMORY_FOLDER.is_dir():
+        folder = Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY_FOLDER))
     else:
         folder = run / "weights"
-        folder.mkdir(mode=_PRIVATE, exist_ok=True)
+        folder.mkdir(mode=_PRIVATE_MODE, exist_ok=True)
     atomic_write_json(note, {"folder": str(folder)})
     note.chmod(0o600)
     return folder
 
 
 def forget_shared_memory(run: Path) -> None:
-    """The note of where it was; `SharedWeights.remove` removes what was there."""
-    (run / _NOTE).unlink(missing_ok=True)
+    """Remove the note of where the folder is; `SharedWeights.remove` removes the folder itself."""
+    (run / _FOLDER_NOTE).unlink(missing_ok=True)
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether this is a folder itself (no link to one), our own, and closed to everybody else."""
+    """Whether this is a real folder (not a link), ours, and closed to other users."""
     try:
         state = folder.lstat()
     except OSError:
@@ -178,7 +186,12 @@ def _is_private(folder: Path) -> bool:
 
 
 class SharedWeights:
-    """The versions in one folder. Version n are the weights after n batches; one writer, any number of readers."""
+    """The policy's weights in shared memory. Version n holds the weights after n batches.
+
+    The trainer writes each version once, and every process of the host maps it. There is no copy on disk, and no
+    socket: as an argument of an endpoint the weights would be pickled, at tens of MB per second. A version outlives its
+    writer, so a restarted process finds it. One writer, any number of readers.
+    """
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
@@ -187,31 +200,34 @@ class SharedWeights:
         return list(numbered_files(self.folder, _SHARED_WEIGHTS_STEM))
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Write a version, and remove those before the last one: a reader may still be opening that."""
-        self.folder.mkdir(mode=_PRIVATE, parents=True, exist_ok=True)
+        """Write a version and delete all but the one before it, which a reader may still be opening."""
+        self.folder.mkdir(mode=_PRIVATE_MODE, parents=True, exist_ok=True)
+        # This process is the only writer, so unfinished files are left from one that was killed.
         remove_unfinished(self.folder)
-        tensors = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416 (names once: tied ones are one)
+        tensors = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416 (tied ones count once)
         record = {"kind": _SHARED_WEIGHTS_KIND, "version": version}
-        write_tensor_file(numbered_path(self.folder, _SHARED_WEIGHTS_STEM, version), tensors, record, lasting=False)
+        write_tensor_file(numbered_path(self.folder, _SHARED_WEIGHTS_STEM, version), tensors, record, durable=False)
         for number, path in numbered_files(self.folder, _SHARED_WEIGHTS_STEM).items():
             if number < version - 1:
                 path.unlink(missing_ok=True)
 
     @torch.no_grad()
     def load_into(self, model: nn.Module, version: int) -> None:
-        """Copy a version into a model of the same parameters, straight from the mapped file."""
+        """Copy a version into a model with the same parameters, directly from the mapped file."""
         from safetensors import safe_open
 
         path = numbered_path(self.folder, _SHARED_WEIGHTS_STEM, version)
         if not path.is_file():
-            fix = "The trainer publishes a version when it has made it, and again when it is started anew."
+            fix = (
+                "The trainer publishes a version after each batch, and again when it is restarted. Check that it runs."
+            )
             got = f"versions {self.versions()}"
             raise ArtefactNotFoundError(explain("shared weights", got=got, expected=f"version {version}", fix=fix))
         parameters = dict(model.named_parameters())
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
             if names != parameters.keys():
-                got = f"{len(names ^ parameters.keys())} parameters that one of the two has not"
+                got = f"{len(names ^ parameters.keys())} parameters that only one of the two has"
                 raise StaleArtefactError(explain(f"shared weights {path.name}", got=got, expected="the same model"))
             for name, parameter in parameters.items():
                 value = file.get_tensor(name)
@@ -226,28 +242,26 @@ class SharedWeights:
         remove_unfinished(self.folder)
 
     def remove(self) -> None:
-        """All versions, and the folder with them: shared memory is not given back by itself."""
+        """Delete all versions and their folder: shared memory is not freed when the process ends."""
         self.remove_versions()
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
 
-# One batch of rollouts as the trainer needs it, as a file: an actor is told its number, and reads it itself.
-#
-# A file because whoever is started anew has to find the batch again, and because an argument would be pickled.
-
 _STEP_BATCH_KIND, _STEP_BATCH_STEM = "batch of rollouts, schema 1", "batch"
-_ROWS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages")
-_STEP_BATCH_PLAIN = ("start", "end", "teacher_start", "kind", "hint", "turn_id", "wrong_start")
+_ROW_TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages")
+_TURN_FIELDS = ("start", "end", "teacher_start", "kind", "hint", "turn_id", "wrong_start")
 
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepBatch:
-    """Prompts padded at their left, completions at their right; `sampled_mask` marks what the policy wrote itself.
+    """A batch of rollouts for the trainer: prompts padded on the left, completions on the right.
 
-    `old_logprobs` (B, C) are those of the weights that sampled; None where these are the weights that train
-    (`weights_version` then says which). `sites` are the taught turns of each row. `pairs` are the `dpo_*` tensors of
-    `compose_loss` without reference log-probs, which are the trainer's to compute; empty where there are none.
+    It is a file because a restarted actor must find it again, and because an argument would be pickled. `sampled_mask`
+    marks the tokens that the policy sampled. `old_logprobs` (B, C) are those of the weights that sampled; None if these
+    are the weights to be trained, which `weights_version` then names. `sites` are the turns of each row that channel 2
+    trains on. `pairs` are the `dpo_*` tensors of `compose_loss`, empty without pairs; the trainer adds the reference
+    log-probs.
     """
 
     prompt_ids: Tensor
@@ -289,23 +303,23 @@ class StepBatch:
 
     @property
     def loss_mask(self) -> Tensor:
-        """(B, C): the tokens that the policy sampled."""
+        """(B, C): the tokens that the policy sampled and that are not padding."""
         return (self.completion_mask * self.sampled_mask).bool()
 
     def save(self, folder: Path, number: int) -> None:
-        tensors: dict[str, Tensor] = {name: getattr(self, name) for name in _ROWS}
+        tensors: dict[str, Tensor] = {name: getattr(self, name) for name in _ROW_TENSORS}
         if self.old_logprobs is not None:
             tensors["old_logprobs"] = self.old_logprobs
         tensors |= {f"pairs.{name}": value for name, value in self.pairs.items()}
         turns: list[list[dict[str, Any]]] = []
-        for row, taught in enumerate(self.sites):
-            turns.append([{name: getattr(turn, name) for name in _STEP_BATCH_PLAIN} for turn in taught])
-            for index, turn in enumerate(taught):
+        for row, row_turns in enumerate(self.sites):
+            turns.append([{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in row_turns])
+            for index, turn in enumerate(row_turns):
                 tensors[f"site.{row}.{index}"] = turn.teacher_ids
                 if turn.wrong_ids is not None:
                     tensors[f"wrong.{row}.{index}"] = turn.wrong_ids
         record = {"kind": _STEP_BATCH_KIND, "number": number, "weights_version": self.weights_version, "sites": turns}
-        write_tensor_file(numbered_path(folder, _STEP_BATCH_STEM, number), tensors, record, lasting=True)
+        write_tensor_file(numbered_path(folder, _STEP_BATCH_STEM, number), tensors, record, durable=True)
 
     @classmethod
     def load(cls, folder: Path, number: int) -> StepBatch:
@@ -320,13 +334,13 @@ class StepBatch:
                     teacher_ids=tensors[f"site.{row}.{index}"],
                     wrong_ids=tensors.get(f"wrong.{row}.{index}"),
                 )
-                for index, turn in enumerate(taught)
+                for index, turn in enumerate(row_turns)
             )
-            for row, taught in enumerate(record["sites"])
+            for row, row_turns in enumerate(record["sites"])
         )
         pairs = {name.removeprefix("pairs."): value for name, value in tensors.items() if name.startswith("pairs.")}
         return cls(
-            **{name: tensors[name] for name in _ROWS},
+            **{name: tensors[name] for name in _ROW_TENSORS},
             sites=sites,
             old_logprobs=tensors.get("old_logprobs"),
             weights_version=record["weights_version"],
@@ -334,5 +348,5 @@ class StepBatch:
         )
 
     @staticmethod
-    def is_there(folder: Path, number: int) -> bool:
+    def exists(folder: Path, number: int) -> bool:
         return numbered_path(folder, _STEP_BATCH_STEM, number).is_file()

@@ -1,6 +1,7 @@
-"""PRIME-RL: hints at erring turns as an algorithm of its orchestrator, and a loss for its trainer. See README.md here.
+"""PRIME-RL with hints at erring turns: an algorithm of its orchestrator, and a loss for its trainer. See README.md
+here.
 
-hinted_turns   the algorithm: GRPO's advantages, and a reference stream on the erring turns alone
-composer_loss  a loss function for `[trainer.loss]`, on PRIME-RL's own records
+hinted_turns   the algorithm: GRPO's advantages, and reference log-probs for the erring turns only
+composer_loss  a loss function for `[trainer.loss]` that uses PRIME-RL's own records
 start          PRIME-RL's commands with the algorithm registered
 """

@@ -1,17 +1,17 @@
-"""PRIME-RL's per-sample policy loss with channel 2 added, as its custom-loss hook expects it.
+"""PRIME-RL's policy loss of one sample plus channel 2, with the signature of its custom-loss hook.
 
-lt, li, lr are the trainer's, the inference engine's and the reference's log-probs of the sampled tokens, A the
-advantages; r = exp(lt - li), d = exp(lt) - exp(li). A token is dropped when its probability has already moved far in
-the direction its advantage pushes:
+lt, li and lr are the log-probs of the sampled tokens under the trainer, the inference engine and the reference; A are
+the advantages; r = exp(lt - li), d = exp(lt) - exp(li). A token is dropped when its probability has already moved far
+in the direction of its advantage:
 
     dropped = (A > 0 and d > mask_high) or (A <= 0 and d < -mask_low)
     loss    = sum((-keep * adv_tau * A * r + kl_tau * mask * (lt - li)^2) * weights)
     ref_kl  = sum((-keep_ref * sg(lr - lt) * r + 1e-3 * mask * (lt - li)^2) * weights),  keep_ref drops d < -0.2
 
-`alpha_sdpo` adds alpha * ref_kl, sampled-token kl_st, with `ref_logprobs` computed under the hinted context. The engine
-writes a reference of exactly 0 for tokens that nobody scored; they have no part in it, or they would be pulled towards
-certainty. It divides this loss by all rl tokens of the step. `hinted_turns` uses the engine's own ref_kl component
-instead, whose mean is over the erring tokens: take one way or the other, not both.
+`alpha_sdpo` adds alpha * ref_kl, a sampled-token kl_st whose `ref_logprobs` were computed with the hint in the context.
+The engine writes a reference of exactly 0 for tokens that were not scored. They are excluded from ref_kl, which would
+otherwise pull them towards probability 1. The engine divides this loss by all rl tokens of the step. `hinted_turns`
+uses the engine's own ref_kl component instead, whose mean is over the erring tokens. Use one of the two, not both.
 """
 
 from __future__ import annotations
@@ -31,12 +31,13 @@ from composer_replication.loss.rows import (
     to_boolean_mask,
 )
 
+# The constants of the engine's own ref_kl component.
 _REF_MASK_LOW = 0.2
 _REF_KL_TAU = 1e-3
 
 
 class LossInputs(Protocol):
-    """What the engine passes for one sample; every tensor is 1-D over its tokens."""
+    """The fields that the engine passes for one sample; every tensor is 1-D over its tokens."""
 
     trainer_logprobs: Tensor
     inference_logprobs: Tensor
@@ -48,7 +49,7 @@ class LossInputs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LossOutputs:
-    """What the engine reads back."""
+    """The fields that the engine reads from the result."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -68,16 +69,21 @@ class _LossSample:
         return self.trainer - self.inference
 
     @property
-    def moved(self) -> Tensor:
-        """How far the token's probability has moved since it was sampled."""
+    def probability_change(self) -> Tensor:
+        """The change of the token's probability since it was sampled, without gradient."""
         return (self.trainer.exp() - self.inference.exp()).detach()
 
-    def total(self, keep: Tensor, push: Tensor, kl_tau: float, what: str, *, among: Tensor | None = None) -> Tensor:
-        """The sum over the tokens of a component: all that count, or those `among` them."""
-        # A dropped token's log-ratio may be anything: it goes to 0 before exp, or 0 * inf would reach the gradient.
+    def total(
+        self, keep: Tensor, coefficient: Tensor, kl_tau: float, what: str, *, drift_mask: Tensor | None = None
+    ) -> Tensor:
+        """Return the sum of one loss component over the tokens.
+
+        `keep` selects tokens for the policy term and `drift_mask` those for the squared log-ratio; None is all tokens.
+        """
+        # Dropped tokens can have any log-ratio. It is set to 0 before exp: inf * 0 would put NaN into the gradient.
         ratio = torch.where(keep, self.log_ratio, 0.0).exp()
-        policy = torch.where(keep, -push * ratio, 0.0)
-        drift = self.log_ratio if among is None else torch.where(among, self.log_ratio, 0.0)
+        policy = torch.where(keep, -coefficient * ratio, 0.0)
+        drift = self.log_ratio if drift_mask is None else torch.where(drift_mask, self.log_ratio, 0.0)
         per_token = (policy + kl_tau * drift.square()) * self.weights
         check_finite_rows(per_token, what)
         return per_token.sum()
@@ -96,9 +102,9 @@ def loss_fn(
     adv_tau: float = 1.0,
     kl_tau: float = 1e-3,
 ) -> LossOutputs:
-    """The engine's default loss plus alpha_sdpo * ref_kl; see the module docstring.
+    """Return the engine's default loss plus alpha_sdpo * ref_kl, with the formulas of the module docstring.
 
-    `beta_dpo` has no effect here (the engine's samples carry no pairs) and warns when it is not 0.
+    `beta_dpo` has no effect, because the engine's samples carry no pairs; a value other than 0 gives a warning.
     """
     knobs = locals()
     for name in _KNOBS:
@@ -109,9 +115,9 @@ def loss_fn(
             UserWarning,
             stacklevel=2,
         )
-    sample = _read(inputs)
-    too_far_up = (sample.advantages > 0) & (sample.moved > dppo_mask_high)
-    too_far_down = (sample.advantages <= 0) & (sample.moved < -dppo_mask_low)
+    sample = _read_sample(inputs)
+    too_far_up = (sample.advantages > 0) & (sample.probability_change > dppo_mask_high)
+    too_far_down = (sample.advantages <= 0) & (sample.probability_change < -dppo_mask_low)
     keep = sample.mask & ~too_far_up & ~too_far_down
     policy = sample.total(keep, adv_tau * sample.advantages, kl_tau, "PRIME-RL policy loss")
     metrics = _metrics(sample, keep, policy)
@@ -123,15 +129,15 @@ def loss_fn(
 
 
 def _ref_kl(sample: _LossSample) -> tuple[Tensor, Tensor]:
-    """The engine's own way to a reference, which here is the hinted context; and how many tokens have one."""
+    """Return the engine's ref_kl with the hinted context as the reference, and the number of tokens that have one."""
     if sample.reference is None:
         raise InputError(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
         )
     scored = sample.mask & (sample.reference != 0.0)
-    keep = scored & ~(sample.moved < -_REF_MASK_LOW)
-    push = (sample.reference - sample.trainer).detach()
-    total = sample.total(keep, push, _REF_KL_TAU, "PRIME-RL ref_kl", among=scored)
+    keep = scored & ~(sample.probability_change < -_REF_MASK_LOW)
+    coefficient = (sample.reference - sample.trainer).detach()
+    total = sample.total(keep, coefficient, _REF_KL_TAU, "PRIME-RL ref_kl", drift_mask=scored)
     return total, scored.sum().to(sample.trainer)
 
 
@@ -139,7 +145,7 @@ _REQUIRED = ("trainer_logprobs", "inference_logprobs", "advantages", "loss_mask"
 _OPTIONAL = ("ref_logprobs", "loss_weights")
 
 
-def _read(inputs: LossInputs) -> _LossSample:
+def _read_sample(inputs: LossInputs) -> _LossSample:
     tensors: dict[str, Tensor] = {}
     for name in (*_REQUIRED, *_OPTIONAL):
         tensor = getattr(inputs, name, None)
@@ -148,14 +154,16 @@ def _read(inputs: LossInputs) -> _LossSample:
         if tensor is None:
             continue
         if tensor.dim() != 1:
-            raise ShapeError(explain(f"inputs.{name} shape", got=tuple(tensor.shape), expected="1-D, one per token"))
+            raise ShapeError(
+                explain(f"inputs.{name} shape", got=tuple(tensor.shape), expected="1-D, one value per token")
+            )
         tensors[name] = tensor
     lengths = {name: tensor.shape[0] for name, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
-        raise ShapeError(explain("inputs lengths", got=lengths, expected="one length"))
+        raise ShapeError(explain("inputs lengths", got=lengths, expected="the same length for all"))
     mask = to_boolean_mask(tensors.pop("loss_mask"), tensors["trainer_logprobs"][:, None], "inputs.loss_mask")
     assert mask is not None
-    # Masked tokens' entries may be anything, NaN included; zeroed here, no gradient can pick them up later.
+    # Values at masked tokens may be anything, even NaN. Setting them to 0 here keeps them out of every gradient.
     clean = {name: torch.where(mask, in_compute_dtype(tensor), 0.0) for name, tensor in tensors.items()}
     return _LossSample(
         trainer=clean["trainer_logprobs"],
@@ -168,11 +176,12 @@ def _read(inputs: LossInputs) -> _LossSample:
 
 
 def _metrics(sample: _LossSample, keep: Tensor, policy: Tensor) -> dict[str, Tensor]:
-    counted = sample.mask.sum().clamp_min(1)
+    num_tokens = sample.mask.sum().clamp_min(1)
     log_ratio = sample.log_ratio.detach()
+    # r - log(r) - 1 estimates KL(inference || trainer) from the sampled tokens, and is never negative.
     mismatch = torch.where(sample.mask, log_ratio.exp() - log_ratio - 1.0, 0.0)
     return {
         "loss/policy": policy.detach(),
-        "masked_fraction": ((sample.mask & ~keep).sum() / counted).detach(),
-        "mismatch_kl": (mismatch.sum() / counted).detach(),
+        "masked_fraction": ((sample.mask & ~keep).sum() / num_tokens).detach(),
+        "mismatch_kl": (mismatch.sum() / num_tokens).detach(),
     }

@@ -1,9 +1,15 @@
-"""verl's tool agent that looks at each turn as it ends: what failed, what hint belongs to it, and the hinted context.
+"""verl's tool agent, extended to find errors when a turn ends; and its teacher servers, queried with hinted contexts.
 
-Only then do verl's messages and ids agree. Later it may stop a rollout for its length before a message is written, or
-write the results of tools as messages and not as tokens. What was found is checked against the final ids and goes into
-`extra_fields`, from where verl makes the column `sdpo_sites`. Register it by importing this module (or
-`teacher_server`, which does), and set `rollout.agent.default_agent_loop: composer_tool_agent`.
+Sites are searched after every turn, because only then do verl's messages and token ids agree. Later, verl may stop a
+rollout for its length before a message is written, or write tool results as messages but not as tokens. Sites are
+checked against the final ids and stored in `extra_fields`, from which verl makes the column `sdpo_sites`. To use the
+agent, import this module and set `rollout.agent.default_agent_loop: composer_tool_agent`.
+
+verl's teacher servers are another kind of teacher, without a reference worker. verl's own agent workers send each
+finished row to the server and store the entries that it returns per token. Those here send the hinted contexts of the
+row's sites instead and put the entries of each erring turn at its tokens in the row; all other rows hold `NO_TEACHER`.
+To use them, set `rollout.agent.agent_loop_manager_class` to one of the two managers below, enable `distillation`, and
+choose a loss of `registered` there. The teacher is then the server's model, frozen.
 """
 
 from __future__ import annotations
@@ -40,56 +46,59 @@ NAME = "composer_tool_agent"
 COUNTS = "composer_counts"
 OPTIONS_KEY = "composer_sites"
 VERL_RULES: tuple[FailureRule, ...] = (
+    # "Unknown function 'grep'. Available tools: ['read']"; not the same words later in a result.
     rule("tool_not_found", r"^Unknown function '[^'\n]*'\. Available tools:", "unknown function", where="start"),
+    # "Invalid JSON in arguments for 'read': Expecting value"; not "invalid json" in the output of a tool.
     rule("input_validation", r"^Invalid JSON in arguments for '", "invalid json in arguments", where="start"),
 )
-"""How verl's agent itself refuses a call."""
-_RAISED = "Error executing tool '{name}': "
+"""The messages with which verl's agent rejects a call."""
+# "Error executing tool 'read': No such file": how verl writes an exception of a tool.
+_EXCEPTION_PREFIX = "Error executing tool '{name}': "
 _finders: WeakKeyDictionary[Any, RolloutSites] = WeakKeyDictionary()
 
 
 def options_of(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
-    """`actor_rollout_ref.composer_sites`: where hints go, which part of a turn is taught, how long contexts may be."""
+    """Return the options in `actor_rollout_ref.composer_sites`. Raises if a name is unknown."""
     options = dict(actor_rollout_ref.get(OPTIONS_KEY) or {})
-    known_names = {option.name for option in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
-    if unknown := sorted(set(options) - known_names):
-        raise ConfigError(explain(f"actor_rollout_ref.{OPTIONS_KEY}", got=unknown, expected=sorted(known_names)))
+    option_names = {option.name for option in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
+    if unknown := sorted(set(options) - option_names):
+        raise ConfigError(explain(f"actor_rollout_ref.{OPTIONS_KEY}", got=unknown, expected=sorted(option_names)))
     return RolloutOptions(extra_rules=VERL_RULES, **options)
 
 
 @dataclass
-class _Watch:
-    """One rollout: how many messages its prompt had, and what was found so far."""
+class _RolloutProgress:
+    """The state of one rollout: its prompt, and the sites so far."""
 
     prompt: list[dict[str, Any]]
     taught: list[TaughtTurn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
-    turns_seen: int = 0
+    num_turns: int = 0
 
 
 @register(NAME)
 class _ComposerAgentLoop(ToolAgentLoop):
-    """One instance is one rollout, as verl makes them."""
+    """verl's tool agent that finds sites as turns end. verl creates one instance per rollout."""
 
-    _watch: _Watch
+    _progress: _RolloutProgress
 
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         output = await super().run(sampling_params, **kwargs)
         row_ids = [*output.prompt_ids, *output.response_ids]
         kept_turns: list[TaughtTurn] = []
-        for turn in self._watch.taught:
+        for turn in self._progress.taught:
             try:
                 write_sites([turn], row_ids)
-            except AlignmentError:  # cut off, or tokens that verl put in another place when it went on
-                self._watch.counts["dropped:moved"] += 1
+            except AlignmentError:  # cut off, or its tokens were moved when verl continued
+                self._progress.counts["dropped:moved"] += 1
             else:
                 kept_turns.append(turn)
         output.extra_fields[SITES] = write_sites(kept_turns, row_ids)
-        output.extra_fields[COUNTS] = json.dumps(self._watch.counts)
+        output.extra_fields[COUNTS] = json.dumps(self._progress.counts)
         return output
 
     async def _handle_pending_state(self, agent_data: AgentData, sampling_params: dict[str, Any]) -> AgentState:
-        self._watch = _Watch(list(agent_data.messages))
+        self._progress = _RolloutProgress(list(agent_data.messages))
         return await super()._handle_pending_state(agent_data, sampling_params)
 
     async def _handle_generating_state(
@@ -98,41 +107,42 @@ class _ComposerAgentLoop(ToolAgentLoop):
         num_messages = len(agent_data.messages)
         state = await super()._handle_generating_state(agent_data, sampling_params, ignore_termination)
         if state == AgentState.TERMINATED and len(agent_data.messages) > num_messages:
-            await self._look(agent_data)  # its last turn, which called nothing, or nothing that could be read
+            await self._find_new_sites(agent_data)  # the last turn, which has no tool call or none that could be parsed
         return state
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
         state = await super()._handle_processing_tools_state(agent_data)
-        await self._look(agent_data)
+        await self._find_new_sites(agent_data)
         return state
 
-    async def _look(self, agent_data: AgentData) -> None:
-        """The failures of the turns that have ended since the last look."""
+    async def _find_new_sites(self, agent_data: AgentData) -> None:
+        """Find the sites of the turns that ended since the last call."""
         rollout = self._rollout(agent_data)
+        # In a thread, because the event loop serves all rollouts of the process.
         found_sites = await self.loop.run_in_executor(None, self._finder().find, rollout)
         num_turns = found_sites.counts["turns"]
-        new = {assistant_id(number) for number in range(self._watch.turns_seen, num_turns)}
-        self._watch.taught += [turn for turn in found_sites.taught if turn.turn_id in new]
-        self._watch.turns_seen, self._watch.counts = num_turns, found_sites.counts
+        new_turn_ids = {assistant_id(number) for number in range(self._progress.num_turns, num_turns)}
+        self._progress.taught += [turn for turn in found_sites.taught if turn.turn_id in new_turn_ids]
+        self._progress.num_turns, self._progress.counts = num_turns, found_sites.counts
 
     def _rollout(self, agent_data: AgentData) -> Rollout:
         mask, ids = agent_data.response_mask, agent_data.prompt_ids
         start = len(ids) - len(mask)
         schemas = getattr(agent_data, "_active_tool_schemas", self.tool_schemas)
-        messages, raised = _plain_messages(agent_data.messages[len(self._watch.prompt) :])
+        messages, raised = _plain_messages(agent_data.messages[len(self._progress.prompt) :])
         return Rollout(
             rollout_id=agent_data.request_id,
             prompt_ids=ids[:start],
             completion_ids=ids[start:],
             sampled=list(mask),
-            prompt=self._watch.prompt,
+            prompt=self._progress.prompt,
             messages=messages,
             raised=raised,
             tools=schemas_of(schemas),
         )
 
     def _finder(self) -> RolloutSites:
-        """One for all rollouts of a tokenizer: what it reads off the template is the same."""
+        """Return the finder of this tokenizer, shared by all rollouts because it analyzes the chat template."""
         if self.tokenizer not in _finders:
             options = options_of(self.config.actor_rollout_ref)
             renderer = Renderer(self.tokenizer, template_options=dict(self.apply_chat_template_kwargs))
@@ -141,9 +151,9 @@ class _ComposerAgentLoop(ToolAgentLoop):
 
 
 def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[bool]]:
-    """With the tool of each result by name, and exceptions as the rules know them; and which results are exceptions.
+    """Return the messages with tool names and exceptions as rules expect them, and which results are exceptions.
 
-    verl writes an exception as text that only its beginning tells from a tool's own words.
+    verl writes an exception as text; only its first words distinguish it from a tool's own output.
     """
     plain: list[dict[str, Any]] = []
     raised: list[bool] = []
@@ -153,21 +163,14 @@ def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
             names = [str(call["function"]["name"]) for call in message.get("tool_calls") or []]
         elif message.get("role") == "tool":
             name = names.pop(0) if names else ""
-            content, beginning = message.get("content"), _RAISED.format(name=name)
-            raised.append(isinstance(content, str) and content.startswith(beginning))
+            content, prefix = message.get("content"), _EXCEPTION_PREFIX.format(name=name)
+            raised.append(isinstance(content, str) and content.startswith(prefix))
             if raised[-1]:
-                content = str({"error": str(content)[len(beginning) :]})
+                content = str({"error": str(content)[len(prefix) :]})
             message = {**message, "name": name, "content": content}
         plain.append(dict(message))
     return plain, raised
 
-
-# verl's teacher servers asked about hinted contexts: another way to a teacher, without a reference worker.
-#
-# verl's own agent workers send each finished row to the teacher and keep the entries it gives for every token. These
-# send the hinted contexts of the row's sites instead, and put the entries of each erring turn where its tokens are in
-# the row; all other rows hold `NO_TEACHER`. Set `rollout.agent.agent_loop_manager_class` to one of the two managers,
-# turn `distillation` on, and choose a loss of `registered` there. The teacher is then the server's model, frozen.
 
 with importing("verl", extra="verl"):
     import ray
@@ -179,7 +182,7 @@ AGENT = NAME
 
 
 class HintedTeacher:
-    """For an agent worker: what it asks its teacher."""
+    """Mixin for an agent worker that queries the teacher with hinted contexts."""
 
     async def _compute_teacher_logprobs(
         self: Any,
@@ -194,7 +197,7 @@ class HintedTeacher:
         manager = self.teacher_server_manager
         loss = manager.distillation_loss_config
         if loss.loss_mode not in OUR_LOSSES:
-            fix = "verl's own losses would read rows without a teacher as a teacher's."
+            fix = "Choose one of these: verl's own losses would also train on rows without a teacher."
             got = repr(loss.loss_mode)
             raise ConfigError(explain("distillation_loss.loss_mode", got=got, expected=OUR_LOSSES, fix=fix))
         routing: Any = (sample_kwargs or {}).get(self.teacher_key)
@@ -204,15 +207,16 @@ class HintedTeacher:
         ids = torch.zeros(len(row_ids), width, dtype=torch.int32)
         logprobs = torch.full((len(row_ids), width), registered.NO_TEACHER)
         for turn in read_sites(output.extra_fields.get(SITES), row_ids):
-            said_ids, said_logprobs = await manager.compute_teacher_logprobs_single(
+            teacher_ids, teacher_logprobs = await manager.compute_teacher_logprobs_single(
                 sequence_ids=turn.teacher_ids.tolist(), routing_key=routing
             )
             size = turn.end - turn.start
-            here, there = (
+            # Shifted by one: verl stores the entries at the row that predicts a token.
+            in_row, in_context = (
                 slice(turn.start - 1, turn.end - 1),
                 slice(turn.teacher_start - 1, turn.teacher_start - 1 + size),
             )
-            ids[here], logprobs[here] = said_ids[there], said_logprobs[there]
+            ids[in_row], logprobs[in_row] = teacher_ids[in_context], teacher_logprobs[in_context]
         output.extra_fields["teacher_ids"], output.extra_fields["teacher_logprobs"] = ids, logprobs
 
 
@@ -220,22 +224,22 @@ class HintedAgentLoopWorker(HintedTeacher, AgentLoopWorker):
     """The worker of verl's older trainer (`trainer.use_v1: false`)."""
 
 
-# verl decorates the class where it defines it, and Ray's decorator hides what it decorates.
+# verl decorates this class where it defines it, so the class itself has to be taken out of Ray's wrapper.
 class HintedQueueWorker(HintedTeacher, AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """The worker that puts its rows into verl's queue."""
 
 
 class HintedQueueManager(AgentLoopManagerTQ):
-    """For verl's trainers as they are (`trainer.use_v1: true`)."""
+    """The manager for verl's current trainers (`trainer.use_v1: true`)."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
-        super().__init__(*args, **named)
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
         self.agent_loop_workers_class = ray.remote(HintedQueueWorker)
 
 
 class HintedAgentLoopManager(AgentLoopManager):
-    """For verl's older trainer."""
+    """The manager for verl's older trainer."""
 
-    def __init__(self, *args: Any, **named: Any) -> None:
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(HintedAgentLoopWorker)
-        super().__init__(*args, **named)
+        super().__init__(*args, **kwargs)

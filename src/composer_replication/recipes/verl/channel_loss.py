@@ -1,9 +1,13 @@
-"""Channels 2 and 3 from what verl's engine hands to a loss function.
+"""Channels 2 and 3 as loss functions for verl's engine.
 
-An engine calls the loss function of a step twice for each micro-batch where `distillation_use_topk` is set: with the
-logits of all its tokens, packed, and then with what became of them. So channel 2 is measured on the first call, at the
-rows that predict the erring turns' tokens, and added to the policy's loss on the second. verl averages gradients over
-its data-parallel processes: a sum over the whole batch is divided by the batch's count, times the processes.
+With `distillation_use_topk` an engine calls the loss function twice per micro-batch: first with the packed logits of
+all tokens, then with the outputs computed from them. The first call computes channel 2 at the rows that predict the
+tokens of erring turns; the second adds it to the policy's loss. verl averages gradients over its data-parallel
+processes, so a sum is divided by the count of the whole batch over the number of processes.
+
+The teacher's logits are a weighted sum over engines: the reference worker's engine (with LoRA, the policy's without its
+adapter) and the policy's current engine. Every process runs as many forward passes as the one with the most contexts;
+otherwise sharded engines would wait for each other forever. A process without contexts runs a dummy of two tokens.
 """
 
 from __future__ import annotations
@@ -37,17 +41,18 @@ from composer_replication.trainer.objective.channels import (
 from composer_replication.trainer.objective.distributed import below_adapter, evaluating
 from composer_replication.trainer.rollouts.sites import TaughtTurn
 
+# Names of columns and outputs that this package adds to verl's batches.
 ROW_NUMBER = "composer_row"
 VALUES = "composer_values"
 PAIR_START, PAIR_REFERENCE, PAIR_IS_REAL = "pair_start", "pair_reference", "pair_is_real"
 
 
 class TaughtRows(NamedTuple):
-    """A row's target tokens: which positions predict them, and what the teacher says there.
+    """The target tokens of a row: the positions that predict them, and the teacher's distribution there.
 
-    `logprobs_NK` are the teacher's, of the entries `ids_NK`; without ids they are the whole vocabulary in its order.
-    `tail_N1` is the log-mass of all other entries; None, from a teacher that gave its best ones alone, is what these
-    leave.
+    `logprobs_NK` are the teacher's log-probs of the entries `ids_NK`; without ids, of the whole vocabulary in its
+    order. `tail_N1` is the log-mass of all other entries. None means that it is one minus the mass of the entries, for
+    teachers that return only their top k.
     """
 
     position_N: Tensor
@@ -56,17 +61,17 @@ class TaughtRows(NamedTuple):
     tail_N1: Tensor | None = None
 
     def with_tail(self) -> Tensor:
-        """(N, K + 1) log-probs of the entries and their tail."""
+        """Return (N, K + 1) log-probs: the entries and their tail."""
         if self.tail_N1 is None:
             return with_tail_bucket(self.logprobs_NK)
         return torch.cat([self.logprobs_NK, self.tail_N1], dim=-1)
 
 
 def divergence_rows(student_NV: Tensor, taught: TaughtRows, *, beta: float, temperature: float) -> Tensor:
-    """JSD_beta of student logits and the teacher's entries; what is not among these is one bucket on both sides.
+    """Return JSD_beta of student logits and the teacher's entries, per row; the other entries form one tail bucket.
 
-    Without the bucket neither side sums to one, the "divergence" may be below zero, and whoever clamps it there (as
-    verl's own top-k loss does) takes its gradient away.
+    Without the bucket neither distribution sums to one and the "divergence" can be negative. Clamping it at zero, as
+    verl's own top-k loss does, removes the gradient.
     """
     log_s = (in_compute_dtype(student_NV) / temperature).log_softmax(-1)
     if taught.ids_NK is None:
@@ -75,7 +80,7 @@ def divergence_rows(student_NV: Tensor, taught: TaughtRows, *, beta: float, temp
 
 
 class ChannelLoss:
-    """The policy's loss plus alpha * channel 2, for one mini-batch; `taught` has one entry for each of its rows."""
+    """The policy's loss plus alpha * channel 2 for one mini-batch. `taught` has one entry per row of the mini-batch."""
 
     def __init__(
         self,
@@ -84,10 +89,10 @@ class ChannelLoss:
         taught: Sequence[TaughtRows | None],
         *,
         alpha: float,
-        items: float,
+        num_items: float,
     ) -> None:
         self._policy, self._settings, self._taught = policy, settings, taught
-        self._alpha, self._items = alpha, items
+        self._alpha, self._num_items = alpha, num_items
 
     def __call__(
         self,
@@ -95,7 +100,7 @@ class ChannelLoss:
         data: Any = None,
         dp_group: Any = None,
         student_logits: Tensor | None = None,
-        **_named: Any,
+        **_unused: Any,
     ) -> Any:
         if student_logits is not None:
             return {VALUES: self._values(student_logits, data)}
@@ -103,63 +108,68 @@ class ChannelLoss:
         values_L = model_output[VALUES].values()
         if self._settings.sdpo_is_clip is not None:
             values_L = values_L * self._importance(model_output, data)
-        share = self._items / float(data["dp_size"])
+        # Zero if no process has a target; the sum is zero then, too.
+        share = self._num_items / float(data["dp_size"])
         sdpo = values_L.sum() / share if share else values_L.sum()
         policy, metrics = self._policy(model_output=model_output, data=data, dp_group=dp_group)
-        return policy + self._alpha * sdpo, metrics | _metrics("sdpo_kl", sdpo, self._items, self._alpha)
+        return policy + self._alpha * sdpo, metrics | _metrics("sdpo_kl", sdpo, self._num_items, self._alpha)
 
     def _values(self, logits_1LV: Tensor, data: Any) -> Tensor:
-        """(1, L): each target's divergence at the row that predicts it, 0 elsewhere."""
-        # Attached to the graph also where a micro-batch has no target: all processes run the same backward.
+        """Return (1, L): each target's divergence at the row that predicts it, 0 elsewhere."""
+        # Attached to the graph even without targets, because all processes must run the same backward pass.
         values_L = 0.0 * in_compute_dtype(logits_1LV[0, :, 0])
         for first, taught in self._rows(data):
-            place_N = taught.position_N.to(logits_1LV.device) + first
-            student_NV = _without_temperature(in_compute_dtype(logits_1LV[0, place_N]), data)
+            position_N = taught.position_N.to(logits_1LV.device) + first
+            student_NV = _without_temperature(in_compute_dtype(logits_1LV[0, position_N]), data)
             settings = self._settings
-            found_N = divergence_rows(
+            divergence_N = divergence_rows(
                 student_NV, taught, beta=settings.sdpo_jsd_beta, temperature=settings.sdpo_temperature
             )
-            check_finite_rows(found_N, "channel 2")
-            values_L = values_L.index_add(0, place_N, cap_rows(found_N, settings.sdpo_token_clip))
+            check_finite_rows(divergence_N, "channel 2")
+            values_L = values_L.index_add(0, position_N, cap_rows(divergence_N, settings.sdpo_token_clip))
         return values_L[None]
 
     def _rows(self, data: Any) -> list[tuple[int, TaughtRows]]:
-        """Where each row with targets begins among the packed tokens."""
+        """Return the rows with targets, each with the position of its first token among the packed tokens."""
         numbers, firsts = data[ROW_NUMBER].tolist(), data["input_ids"].offsets().tolist()
         pairs = [(first, self._taught[number]) for number, first in zip(numbers, firsts[:-1], strict=True)]
         return [(first, taught) for first, taught in pairs if taught is not None]
 
     def _importance(self, model_output: dict[str, Any], data: Any) -> Tensor:
-        """min(clip, p now / p then) of every sampled token at the row that predicts it, 1 elsewhere; no gradient."""
+        """Return min(clip, p now / p then) of each sampled token at the row that predicts it, 1
+        elsewhere; no gradient.
+        """
         clip = self._settings.sdpo_is_clip
         assert clip is not None
         now_L = model_output["log_probs"].values()
         weights_L = torch.ones_like(now_L)
         ends, lengths = data["input_ids"].offsets()[1:].tolist(), _response_lengths(data)
         for row, (end, length) in enumerate(zip(ends, lengths, strict=True)):
+            # The row before a token predicts it, hence the shift by one.
             rows = slice(end - length - 1, end - 1)
-            then = data["old_log_probs"][row][:length].to(now_L)
-            weights_L[rows] = importance_weights(now_L[rows].detach(), then, clip)
+            old_logprobs = data["old_log_probs"][row][:length].to(now_L)
+            weights_L[rows] = importance_weights(now_L[rows].detach(), old_logprobs, clip)
         return weights_L.detach()
 
 
 class PairLoss:
-    """beta_replay * channel 3 on rows that are chosen and rejected answers in turn, both in one micro-batch."""
+    """beta_replay * channel 3, for rows that alternate between chosen and rejected answers of one micro-batch."""
 
-    def __init__(self, settings: EngineChannels, items: float) -> None:
-        self._settings, self._items = settings, items
+    def __init__(self, settings: EngineChannels, num_items: float) -> None:
+        self._settings, self._num_items = settings, num_items
 
     def __call__(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:  # noqa: ARG002
-        """`log_probs` of the micro-batch's rows; a row that only fills it up has no share."""
-        each_row = model_output["log_probs"].unbind()
-        sums = [row[start - 1 : -1].sum() for row, start in zip(each_row, data[PAIR_START].tolist(), strict=True)]
-        lengths = [row.numel() - start for row, start in zip(each_row, data[PAIR_START].tolist(), strict=True)]
+        """Return the loss of the micro-batch's pairs, from `log_probs`. Rows that only pad it have no influence."""
+        logprob_rows = model_output["log_probs"].unbind()
+        sums = [row[start - 1 : -1].sum() for row, start in zip(logprob_rows, data[PAIR_START].tolist(), strict=True)]
+        lengths = [row.numel() - start for row, start in zip(logprob_rows, data[PAIR_START].tolist(), strict=True)]
         sums_R, lengths_R = torch.stack(sums), torch.tensor(lengths, device=sums[0].device)
-        real_R = data[PAIR_IS_REAL].bool()
-        order = torch.cat([real_R.nonzero()[:, 0][::2], real_R.nonzero()[:, 0][1::2]])
+        is_real_R = data[PAIR_IS_REAL].bool()
+        # Reorder from alternating rows to all chosen ones, then all rejected ones; padding rows are left out.
+        order = torch.cat([is_real_R.nonzero()[:, 0][::2], is_real_R.nonzero()[:, 0][1::2]])
         if not order.numel():
-            return sums_R.sum() * 0.0, _metrics("trace_replay_dpo", sums_R.new_zeros(()), self._items, 0.0)
-        share = self._items / float(data["dp_size"])
+            return sums_R.sum() * 0.0, _metrics("trace_replay_dpo", sums_R.new_zeros(()), self._num_items, 0.0)
+        share = self._num_items / float(data["dp_size"])
         preference = self._settings.preference
         reference_R = data[PAIR_REFERENCE][order]
         half = order.numel() // 2
@@ -167,16 +177,16 @@ class PairLoss:
         divide = Denominators({"trace_replay_dpo": share})
         channel = pair_channel(sums_R[order], lengths_R[order], references, preference, divide)
         beta = self._settings.beta_replay
-        return beta * channel.value, _metrics("trace_replay_dpo", channel.value, self._items, beta)
+        return beta * channel.value, _metrics("trace_replay_dpo", channel.value, self._num_items, beta)
 
 
 def _without_temperature(rows_NV: Tensor, data: Any) -> Tensor:
-    """The engine divides logits by the temperature that rollouts were sampled with; channel 2 has its own."""
+    """Undo the engine's division of logits by the sampling temperature: channel 2 has a temperature of its own."""
     temperature = data["temperature"]
     if isinstance(temperature, Tensor):
         if temperature.numel() > 1 and bool((temperature != temperature.flatten()[0]).any()):
             got = "several in one micro-batch"
-            raise InputError(explain("temperature of rollouts", got=got, expected="one for all rows"))
+            raise InputError(explain("sampling temperature", got=got, expected="the same for all rows"))
         temperature = float(temperature.flatten()[0])
     return rows_NV if temperature == 1.0 else rows_NV * temperature
 
@@ -188,32 +198,31 @@ def _response_lengths(data: Any) -> list[int]:
     return data["attention_mask"][:, -responses.shape[1] :].sum(1).tolist()
 
 
-def _metrics(name: str, value: Tensor, items: float, weight: float) -> dict[str, Any]:
-    """Shares of micro-batches add up, and the mean over processes is the mean over items (see `Metric`)."""
+def _metrics(name: str, value: Tensor, num_items: float, weight: float) -> dict[str, Any]:
+    """Return metrics of a channel. Micro-batches are summed, and the mean over processes is the mean over items."""
     from verl.utils.metric import Metric
 
     return {
         f"composer/{name}": Metric("sum", value.detach().float()),
-        f"composer/{name}_items": Metric("max", float(items)),
+        f"composer/{name}_items": Metric("max", float(num_items)),
         f"composer/{name}_weight": Metric("max", float(weight)),
     }
 
 
-# What the channels are told inside verl: the key `composer` under `actor_rollout_ref` in its config.
-
 KEY = "composer"
+"""The key under `actor_rollout_ref` in verl's config that holds `EngineChannels`."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChannels(LossKnobs):
-    """The knobs of channels 2 and 3, by the names that `compose_loss` has for them, and what an engine needs besides.
+    """The options of channels 2 and 3, with the names of `compose_loss`, and what an engine needs in addition.
 
-    `live_share` of the teacher's logits are the policy's own as it is, the rest the reference worker's: a trust region.
-    0 is the frozen reference, 1 the live policy. `teacher_top_k` keeps that many of the teacher's entries for each
-    token and puts everything else into one tail bucket; None is the whole vocabulary. `teacher_batch` hinted contexts
-    are one pass. `sdpo_is_clip` weighs a token that older weights sampled by min(clip, p now / p then). `pair_batch`
-    pairs are one pass. With `anneal="linear"` channel 2's weight goes from `alpha_sdpo` at the first step of the
-    learning-rate schedule to `alpha_sdpo * anneal_end` at its last.
+    `live_share` of the teacher's logits come from the current policy, the rest from the reference worker: a trust
+    region. 0 is the frozen reference, 1 the live policy. `teacher_top_k` keeps that many entries of the teacher per
+    token and puts all others into one tail bucket; None is the whole vocabulary. `teacher_batch` hinted contexts share
+    a forward pass. `sdpo_is_clip` weights a token that older weights sampled by min(clip, p now / p then). `pair_batch`
+    pairs share a forward pass. With `anneal="linear"` the weight of channel 2 goes from `alpha_sdpo` at the first step
+    of the learning-rate schedule to `alpha_sdpo * anneal_end` at its last.
     """
 
     live_share: float = 0.01
@@ -227,7 +236,7 @@ class EngineChannels(LossKnobs):
     def __post_init__(self) -> None:
         super().__post_init__()
         if self.sdpo_wrapper != "none":
-            fix = "TAID's schedule has no place in verl's checkpoints, and the entropy gate needs the whole vocabulary."
+            fix = "verl's checkpoints cannot store TAID's schedule, and the entropy gate needs the whole vocabulary."
             raise InputError(explain("sdpo_wrapper in verl", got=repr(self.sdpo_wrapper), expected="'none'", fix=fix))
         check_unit_interval(self.live_share, "live_share")
         check_anneal(self.anneal, self.anneal_end)
@@ -239,35 +248,31 @@ class EngineChannels(LossKnobs):
                 raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
 
     def alpha_at(self, step: int, total_steps: int) -> float:
-        """Channel 2's weight at the step that follows `step` finished ones."""
+        """Return the weight of channel 2 in the step after `step` finished ones."""
         if self.anneal != "none" and total_steps < 1:
-            fix = "verl's trainer sets actor.optim.total_training_steps; without it, use anneal: none."
+            fix = "Set actor.optim.total_training_steps, as verl's trainer does, or use anneal: none."
             raise InputError(explain("total_training_steps", got=total_steps, expected="1 or more", fix=fix))
         return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
 
 def settings_of(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
-    """The settings of a config; a name that is none of ours is an error, and so is a config without them."""
+    """Return the settings in a config. Raises if there are none, or if a name is unknown."""
     options = actor_rollout_ref.get(KEY)
     if options is None:
         expected = f"a mapping under actor_rollout_ref.{KEY}"
         raise ConfigError(explain(f"actor_rollout_ref.{KEY}", got=None, expected=expected))
-    known_names = {field.name for field in fields(EngineChannels)}
-    unknown = sorted(set(options) - known_names)
+    option_names = {field.name for field in fields(EngineChannels)}
+    unknown = sorted(set(options) - option_names)
     if unknown:
-        raise ConfigError(explain(f"actor_rollout_ref.{KEY}", got=unknown, expected=sorted(known_names)))
+        raise ConfigError(explain(f"actor_rollout_ref.{KEY}", got=unknown, expected=sorted(option_names)))
     return EngineChannels(**{str(name): value for name, value in options.items()})
 
 
-# What a teacher says at the target tokens of hinted contexts, from passes of verl's own engines.
-#
-# The teacher's logits are a sum of shares: the reference worker's engine (or, under LoRA, the policy's with its adapter
-# off) and the policy's engine as it is. Every process runs as many passes as the one with the most contexts, or sharded
-# engines would wait for each other; one that has nothing left runs a context of two tokens.
-
-
 class Share(NamedTuple):
-    """So much of the teacher's logits are this engine's; `is_policy`: it is in the middle of a training step."""
+    """An engine's share of the teacher's logits.
+
+    `is_policy` marks the engine that is in the middle of a training step.
+    """
 
     engine: Any
     coefficient: float
@@ -276,28 +281,29 @@ class Share(NamedTuple):
 
 
 class _TargetLogits:
-    """A loss function for a pass without gradient that keeps the logits of some rows, and computes no loss."""
+    """A loss function for a forward pass without gradient: keeps the logits of some rows and returns a loss of 0."""
 
     def __init__(self, rows_N: Tensor) -> None:
         self._rows_N = rows_N
         self.logits_NV: Tensor | None = None
 
-    def __call__(self, student_logits: Tensor | None = None, **_named: Any) -> Any:
+    def __call__(self, student_logits: Tensor | None = None, **_unused: Any) -> Any:
         if student_logits is not None:
             self.logits_NV = in_compute_dtype(student_logits[0, self._rows_N.to(student_logits.device)])
             return {}
         return torch.zeros(()), {}
 
 
-def most_on_any_process(count: int, engine: Any) -> int:
-    return int(_reduced(float(count), engine, torch.distributed.ReduceOp.MAX))
+def max_over_processes(count: int, engine: Any) -> int:
+    return int(_all_reduce(float(count), engine, torch.distributed.ReduceOp.MAX))
 
 
 def sum_over_processes(count: float, engine: Any) -> float:
-    return _reduced(count, engine, torch.distributed.ReduceOp.SUM)
+    return _all_reduce(count, engine, torch.distributed.ReduceOp.SUM)
 
 
-def _reduced(value: float, engine: Any, operation: Any) -> float:
+def _all_reduce(value: float, engine: Any, operation: Any) -> float:
+    # verl is imported inside functions, so that the losses above can be used and tested without it.
     from verl.utils.device import get_device_id
 
     reduced_value = torch.tensor([value], dtype=torch.float64, device=get_device_id())
@@ -305,19 +311,20 @@ def _reduced(value: float, engine: Any, operation: Any) -> float:
     return float(reduced_value.item())
 
 
-def lists_of_all_processes(numbers: Sequence[int], engine: Any) -> list[list[int]]:
-    """Every process's 64-bit numbers, in the order of their ranks; all call this together."""
+def gather_lists(numbers: Sequence[int], engine: Any) -> list[list[int]]:
+    """Return the 64-bit numbers of every process, in the order of ranks. All processes must call this together."""
     from verl.utils.device import get_device_id
 
-    group, longest = engine.get_data_parallel_group(), most_on_any_process(len(numbers), engine)
-    own_numbers = torch.tensor([len(numbers), *numbers, *[0] * (longest - len(numbers))], device=get_device_id())
-    lists = [torch.empty_like(own_numbers) for _ in range(torch.distributed.get_world_size(group))]
-    torch.distributed.all_gather(lists, own_numbers, group=group)
+    group, longest = engine.get_data_parallel_group(), max_over_processes(len(numbers), engine)
+    # all_gather needs equal sizes, so each process sends its length, its numbers and zeros.
+    padded_numbers = torch.tensor([len(numbers), *numbers, *[0] * (longest - len(numbers))], device=get_device_id())
+    lists = [torch.empty_like(padded_numbers) for _ in range(torch.distributed.get_world_size(group))]
+    torch.distributed.all_gather(lists, padded_numbers, group=group)
     return [values[:size] for size, *values in (tensor.tolist() for tensor in lists)]
 
 
 def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **settings: Any) -> Any:
-    """Whole sequences as verl's engine takes them: nested, in order, so many in each micro-batch."""
+    """Return whole sequences as a batch for verl's engine: nested, in order, `rows_in_pass` per micro-batch."""
     from verl.utils import tensordict_utils
 
     positions = [torch.arange(row.numel()) for row in rows]
@@ -343,26 +350,27 @@ def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **s
 def taught_rows(
     shares: Sequence[Share], turns: Sequence[Sequence[TaughtTurn]], settings: EngineChannels
 ) -> list[TaughtRows | None]:
-    """For each row of a batch its targets with the teacher's words on them; None where it has no site.
+    """Return the targets of each row with the teacher's distributions, or None for rows without sites.
 
-    All processes of the engines call this together, also those without a site.
+    All processes of the engines must call this together, even those without a site.
     """
     flat = [(row, turn) for row, row_turns in enumerate(turns) for turn in row_turns]
     size = settings.teacher_batch
-    passes = most_on_any_process(-(-len(flat) // size), shares[0].engine)
+    num_passes = max_over_processes(-(-len(flat) // size), shares[0].engine)
     parts: list[list[TaughtRows]] = [[] for _ in turns]
-    with torch.no_grad(), _all_ready(shares):
-        for number in range(passes):
+    with torch.no_grad(), _eval_mode(shares):
+        for number in range(num_passes):
             chunk = flat[number * size : (number + 1) * size]
             logits_NV = _mixed_logits(shares, [turn for _, turn in chunk])
             sizes = [turn.end - turn.start for _, turn in chunk]
             for (row, turn), turn_logits in zip(chunk, logits_NV.split(sizes), strict=True):
-                parts[row].append(_kept(turn, turn_logits, settings))
-    return [_joined(row_parts) if row_parts else None for row_parts in parts]
+                parts[row].append(_teacher_rows(turn, turn_logits, settings))
+    return [_concatenate(row_parts) if row_parts else None for row_parts in parts]
 
 
 def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tensor:
-    """(N, V) logits at the rows that predict the turns' tokens, one turn after the other."""
+    """Return (N, V) teacher logits at the rows that predict the turns' tokens, one turn after the other."""
+    # Without contexts: a dummy of two tokens.
     contexts = [turn.teacher_ids for turn in turns] or [torch.zeros(2, dtype=torch.int64)]
     firsts = torch.tensor([0, *(context.numel() for context in contexts)]).cumsum(0).tolist()
     rows = [
@@ -385,8 +393,10 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tenso
 
 
 @contextmanager
-def _all_ready(shares: Sequence[Share]) -> Iterator[None]:
-    """Engines that are not training are switched to evaluation once, with what that loads onto the device."""
+def _eval_mode(shares: Sequence[Share]) -> Iterator[None]:
+    """Switch engines that are not training to evaluation once for all passes, including loading
+    them onto the device.
+    """
     from contextlib import ExitStack
 
     with ExitStack() as stack:
@@ -406,8 +416,9 @@ def _as_teacher(share: Share) -> Iterator[None]:
         yield
 
 
-def _kept(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels) -> TaughtRows:
+def _teacher_rows(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels) -> TaughtRows:
     position_N = torch.arange(turn.start - 1, turn.end - 1)
+    # The temperature is that of channel 2; the engine ran at 1.0 (`rows_as_batch`).
     logprobs_NV = (logits_NV / settings.sdpo_temperature).log_softmax(-1)
     top_k = settings.teacher_top_k
     if top_k is None or top_k >= logprobs_NV.shape[1]:
@@ -417,7 +428,7 @@ def _kept(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels) -> Taug
     return TaughtRows(position_N, ids_NK, entries[:, :-1], entries[:, -1:])
 
 
-def _joined(parts: Sequence[TaughtRows]) -> TaughtRows:
+def _concatenate(parts: Sequence[TaughtRows]) -> TaughtRows:
     ids = [part.ids_NK for part in parts if part.ids_NK is not None]
     tails = [part.tail_N1 for part in parts if part.tail_N1 is not None]
     return TaughtRows(

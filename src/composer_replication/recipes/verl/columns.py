@@ -1,8 +1,8 @@
-"""Sites with their hints, and pairs, as columns of verl's batches: one text of JSON for each row.
+"""Sites with their hints, and pairs, as columns of verl's batches: one JSON text per row.
 
-verl moves columns between processes, slices them into mini- and micro-batches and writes them into queues. Text
-survives all of that, and needs nobody's pickle. A hinted context is mostly the row itself, so only what the hint
-changed is written: with its row it is read back whole, and a checksum says whether that is the row it was written for.
+verl moves columns between processes, slices them into mini- and micro-batches and writes them to queues. Text survives
+all of that without pickle. A hinted context is mostly the row itself, so only the part that the hint changed is stored.
+Reading restores the context from the row, and a checksum detects a row other than the one it was written for.
 
     sdpo_sites    [{"start", "end", "teacher_start", "same", "changed", "row", "kind", "hint", "turn_id"}, ...]
     replay_pairs  [{"context", "chosen", "rejected", "reference": [chosen, rejected] or null}, ...]
@@ -24,11 +24,13 @@ from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
 
 PAIRS = "replay_pairs"
 EXTRA_FIELDS = "extra_fields"
-"""Under which verl's queue keeps what an agent loop adds."""
+"""The column in which verl's queue stores what an agent loop adds."""
 
 
 class ReplayPair(NamedTuple):
-    """Two answers to one context, and their summed log-probs under the start weights (None: SimPO needs none)."""
+    """Two answers to one context, with their summed log-probs under the initial model (None for SimPO, which needs
+    none).
+    """
 
     context: list[int]
     chosen: list[int]
@@ -37,16 +39,17 @@ class ReplayPair(NamedTuple):
 
 
 def write_sites(turns: Sequence[TaughtTurn], row_ids: Sequence[int]) -> str:
-    """A row's taught turns; `row_ids` are its prompt and response without padding."""
-    return json.dumps([_site(turn, list(row_ids)) for turn in turns])
+    """Return a row's erring turns as JSON. `row_ids` are its prompt and response without padding."""
+    return json.dumps([_site_record(turn, list(row_ids)) for turn in turns])
 
 
-def _site(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
+def _site_record(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
     size = turn.end - turn.start
     hinted = turn.teacher_ids.tolist()
     if hinted[turn.teacher_start : turn.teacher_start + size] != row_ids[turn.start : turn.end] or not size:
-        got = f"other tokens in the row at {turn.start} to {turn.end}"
+        got = f"different tokens in the row from {turn.start} to {turn.end}"
         raise AlignmentError(explain(f"turn {turn.turn_id} of a row", got=got, expected="those of the hinted context"))
+    # The common prefix of row and hinted context need not be stored.
     same = 0
     while same < min(turn.teacher_start, turn.start) and hinted[same] == row_ids[same]:
         same += 1
@@ -64,26 +67,29 @@ def _site(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
 
 
 def read_sites(text: str | None, row_ids: Sequence[int]) -> list[TaughtTurn]:
-    """The turns of `write_sites`; a row whose ids are not those it was written for is an error."""
-    return [_turn(site, list(row_ids)) for site in _parsed(text, SITES)]
+    """Return the turns that `write_sites` wrote. Raises if the ids of the row are not those it was written for."""
+    return [_taught_turn(site, list(row_ids)) for site in _parse_column(text, SITES)]
 
 
-def _turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
+def _taught_turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
     start, end, teacher_start = site["start"], site["end"], site["teacher_start"]
     if end > len(row_ids) or site["row"] != _checksum(row_ids[:end]):
-        got = f"other tokens before {end} than those it was written for"
-        fix = "The row was cut or moved without its sites."
-        raise AlignmentError(explain(f"site {site['turn_id']} of a row", got=got, expected="the same", fix=fix))
+        got = f"different tokens before position {end}"
+        fix = "The row was cut or reordered without its sites; keep the columns of a row together."
+        raise AlignmentError(
+            explain(f"site {site['turn_id']} of a row", got=got, expected="those it was written for", fix=fix)
+        )
     ids = torch.tensor([*row_ids[: site["same"]], *site["changed"], *row_ids[start:end]])
     return TaughtTurn(start, end, ids, teacher_start, site["kind"], site["hint"], site["turn_id"])
 
 
 def _checksum(ids: list[int]) -> int:
+    # CRC-32 of 64-bit ids: it detects mistakes, not forgeries.
     return zlib.crc32(array("q", ids).tobytes())
 
 
 def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> str:
-    """Pairs as `batch.pair_tokens` makes them, each with its reference log-probs (`objective.reference`)."""
+    """Return pairs of `batch.pair_tokens` as JSON, each with its reference log-probs (`objective.reference`)."""
     return json.dumps(
         [
             {
@@ -98,21 +104,22 @@ def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> 
 
 
 def read_pairs(text: str | None) -> list[ReplayPair]:
-    pairs = [_pair(entry) for entry in _parsed(text, PAIRS)]
+    """Return the pairs that `write_pairs` wrote. Raises if a context or an answer is empty."""
+    pairs = [_replay_pair(entry) for entry in _parse_column(text, PAIRS)]
     for pair in pairs:
         if not (pair.context and pair.chosen and pair.rejected):
-            raise InputError(explain(f"a pair of {PAIRS}", got="an empty side", expected="a context and two answers"))
+            raise InputError(explain(f"a pair of {PAIRS}", got="an empty list", expected="a context and two answers"))
     return pairs
 
 
-def _pair(entry: Mapping[str, Any]) -> ReplayPair:
+def _replay_pair(entry: Mapping[str, Any]) -> ReplayPair:
     reference = entry["reference"]
     return ReplayPair(
         entry["context"], entry["chosen"], entry["rejected"], None if reference is None else tuple(reference)
     )
 
 
-def _parsed(text: str | None, column: str) -> list[Mapping[str, Any]]:
+def _parse_column(text: str | None, column: str) -> list[Mapping[str, Any]]:
     if text is None or text == "":
         return []
     if not isinstance(text, str):
@@ -122,9 +129,9 @@ def _parsed(text: str | None, column: str) -> list[Mapping[str, Any]]:
 
 
 def column_of(data: Any, name: str) -> list[str | None]:
-    """A column of a TensorDict, one value a row; None where a row has none or only fills up, or where there is none.
+    """Return a column of a TensorDict, one value per row; None for rows without a value and for rows that are padding.
 
-    verl's queue keeps what an agent loop adds in one mapping a row; its older trainer makes columns of it.
+    verl's queue stores what an agent loop adds in one mapping per row; its older trainer makes columns of it.
     """
     from verl.utils import tensordict_utils
 
@@ -133,25 +140,27 @@ def column_of(data: Any, name: str) -> list[str | None]:
     if values is None:
         fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows
         values = [(row_fields or {}).get(name) for row_fields in fields]
-    return [value if real else None for value, real in zip(values, _rows_with_sampled_tokens(data), strict=True)]
+    return [
+        value if is_rollout else None for value, is_rollout in zip(values, _rows_with_sampled_tokens(data), strict=True)
+    ]
 
 
 def _per_row(value: Any, num_rows: int) -> list[Any] | None:
-    """A batch of one row may have the value itself."""
+    """Return the value of each row. In a batch of one row, verl may store the value itself."""
     if value is None:
         return None
     return [value] * num_rows if isinstance(value, str | Mapping) else list(value)
 
 
 def _rows_with_sampled_tokens(data: Any) -> list[bool]:
-    """Which rows are rollouts: verl fills batches up with rows that copy another's columns and have no such token."""
+    """Return which rows are rollouts: verl pads batches with copies of other rows that have no sampled token."""
     mask = data["loss_mask"]
     rows = mask.unbind() if mask.is_nested else list(mask)
     return [bool(row.any()) for row in rows]
 
 
 def row_ids(data: Any) -> list[list[int]]:
-    """Prompt and response of each row without padding: the ids of verl's nested layout."""
+    """Return prompt and response of each row without padding, which is verl's nested layout."""
     ids = data["input_ids"]
     if not ids.is_nested:
         fix = "Convert it with verl.workers.utils.padding.left_right_2_no_padding first."

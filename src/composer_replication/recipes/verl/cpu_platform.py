@@ -1,8 +1,8 @@
-"""verl's engine on a machine without a GPU: for tests and for a first look, never for a real run.
+"""verl's engine on a machine without a GPU, for tests and for trying it out; not for real training.
 
-verl asks a platform object for everything about the device. This one answers for the CPU: the device is `cpu`, the
-collectives are gloo's, memory figures are zero. Engines are registered for `cuda` only, so their lookup has to be told
-that name. All of it by variables (`ENVIRONMENT`), which must be set before verl is imported.
+verl asks a platform object about everything that concerns the device. This one answers for the CPU: the device is
+`cpu`, collectives use gloo, memory statistics are zero. verl registers its engines for `cuda` only, so the lookup is
+given that name. All of it is selected by environment variables (`ENVIRONMENT`), to be set before verl is imported.
 """
 
 from __future__ import annotations
@@ -22,11 +22,11 @@ with importing("verl", extra="verl"):
 
 NAME = "composer-cpu"
 ENVIRONMENT = {"VERL_USE_EXTERNAL_MODULES": __name__, "VERL_PLATFORM": NAME, "VERL_ENGINE_DEVICE": "cuda"}
-"""What a process on the CPU needs; `__name__` is this module's path."""
+"""Environment variables for a process on the CPU; `__name__` is the path of this module, which verl imports."""
 
 
 class _NoDeviceMemory(ModuleType):
-    """`torch.cpu` with the questions that engines ask `torch.cuda` about memory; nothing is held on a device."""
+    """`torch.cpu` with the memory functions of `torch.cuda` that engines call; no device memory is in use."""
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -60,7 +60,7 @@ class _NoDeviceMemory(ModuleType):
 
 @PlatformRegistry.register(platform=NAME)
 class CpuPlatform(PlatformBase):
-    """The CPU as verl's device."""
+    """The CPU as a verl platform."""
 
     _module = _NoDeviceMemory("composer_cpu_device")
 
@@ -80,7 +80,7 @@ class CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:  # noqa: ARG002
-        """Never chosen by looking around: a machine whose GPU is not found must not train on its CPU unasked."""
+        """Never selected automatically: a machine whose GPU is not found must not silently train on its CPU."""
         return False
 
     def current_device(self) -> Any:
@@ -114,6 +114,7 @@ class CpuPlatform(PlatformBase):
         return "gloo"
 
     def visible_devices_envvar(self) -> str:
+        # verl reads and writes this variable even without a GPU; on the CPU it has no effect.
         return "CUDA_VISIBLE_DEVICES"
 
     @contextmanager

@@ -1,14 +1,14 @@
-"""What verl finds by name once this module is imported: name it in VERL_USE_EXTERNAL_MODULES.
+"""Losses and an advantage estimator that verl finds by name. Name this module in VERL_USE_EXTERNAL_MODULES.
 
     algorithm.adv_estimator: composer_group                  reward minus the mean of its group
-    actor.policy_loss.loss_mode: composer_grpo               GRPO's clipped objective, with no third clip
+    actor.policy_loss.loss_mode: composer_grpo               GRPO's clipped objective, without a third clip
     distillation.distillation_loss.loss_mode:
-        composer_kl_ts      KL(teacher || student) on the teacher's top-k and a tail bucket
-        composer_kl_st      KL(student || teacher) from the sampled token alone
+        composer_kl_ts      KL(teacher || student) on the teacher's top-k entries and a tail bucket
+        composer_kl_st      KL(student || teacher) from the sampled token only
 
-The two distillation losses are for verl's own teacher servers (`teacher_server`), which give a row's entries of hinted
-contexts and nothing elsewhere. They act on the erring turns' tokens, and verl's `loss_agg_mode` divides them: by all
-response tokens of the batch with "token-mean", not by the taught ones.
+The two distillation losses are for verl's own teacher servers (`agent_loop`), which return entries for the tokens of
+erring turns and none elsewhere. verl's `loss_agg_mode` normalizes them: with "token-mean" by all response tokens of the
+batch, not by those of erring turns.
 """
 
 from __future__ import annotations
@@ -34,33 +34,36 @@ with importing("verl", extra="verl"):
 ADVANTAGE, POLICY_LOSS = "composer_group", "composer_grpo"
 KL_TEACHER_STUDENT, KL_STUDENT_TEACHER = "composer_kl_ts", "composer_kl_st"
 NO_TEACHER = -1e4
-"""A log-prob that no token has: rows that nobody teaches hold it, finite so that 0 times it is 0."""
+"""The log-prob at rows without a teacher: lower than that of any token, but finite, so that 0 times it is 0."""
 _LARGEST_MASS = 1.0 - 1e-7
+"""The bound on a mass of k entries, so that the logarithm of its tail stays finite."""
 
 
 @register_adv_est(ADVANTAGE)
 def _group_advantage(
-    token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_named: Any
+    token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_unused: Any
 ) -> tuple[Tensor, Tensor]:
-    """A rollout's summed reward minus its group's mean, on all its tokens; over the group's standard deviation where
-    `algorithm.norm_adv_by_std_in_grpo` says so. A group of one has advantage 0, and so has one of equal rewards.
+    """Return each rollout's summed reward minus its group's mean, on all its tokens.
+
+    With `algorithm.norm_adv_by_std_in_grpo` it is divided by the standard deviation of the group. A group of one
+    rollout has advantage 0, and so has a group of equal rewards.
     """
     if index is None:
-        fix = "verl's trainer gives it as the column uid."
-        raise InputError(explain("groups of rollouts", got=None, expected="one name a rollout", fix=fix))
+        fix = "Pass the column uid as `index`, as verl's trainer does."
+        raise InputError(explain("groups of rollouts", got=None, expected="one id per rollout", fix=fix))
     scale = "group" if config is None or config.get("norm_adv_by_std_in_grpo", True) else "none"
     rewards = token_level_rewards.sum(-1)
     members: dict[Any, list[int]] = {}
-    for row, name in enumerate(index):
-        members.setdefault(name, []).append(row)
+    for row, group_id in enumerate(index):
+        members.setdefault(group_id, []).append(row)
     advantages = torch.zeros_like(rewards)
     for rows in members.values():
         advantages[rows] = group_advantages(rewards[rows], len(rows), scale)
     if not bool(advantages.any()):
-        text = f"rewards are equal within each of the {len(members)} groups: this batch teaches the policy nothing"
-        warnings.warn(text, UserWarning, stacklevel=2)
-    spread = advantages[:, None] * response_mask
-    return spread, spread
+        message = f"rewards are equal within each of the {len(members)} groups: all advantages of this batch are 0"
+        warnings.warn(message, UserWarning, stacklevel=2)
+    advantages_BT = advantages[:, None] * response_mask
+    return advantages_BT, advantages_BT  # verl wants advantages and returns; without a critic they are the same
 
 
 @register_policy_loss(POLICY_LOSS)
@@ -73,16 +76,17 @@ def _clipped_policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """-min(r A, clip(r) A) of each token, put together as `loss_agg_mode` says.
+    """Return the mean of -min(r A, clip(r) A), aggregated over tokens as `loss_agg_mode` says, and metrics.
 
-    verl's own "vanilla" has a third clip, at `clip_ratio_c`, where A < 0. "seq-mean-token-sum-norm" with
-    `loss_scale_factor` at the longest response is TRL's dr_grpo, "token-mean" its dapo.
+    verl's own "vanilla" loss has a third clip, at `clip_ratio_c`, for A < 0. "seq-mean-token-sum-norm" with
+    `loss_scale_factor` set to the longest response is TRL's dr_grpo, and "token-mean" is its dapo.
     """
     if config is None:
         raise ConfigError(explain("config of the policy loss", got=None, expected="verl's ActorConfig"))
     mask = response_mask.bool()
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    # Masked tokens may hold anything; at 0 they cannot reach the loss or its gradient.
     now, then = torch.where(mask, log_prob.float(), 0.0), torch.where(mask, old_log_prob.float(), 0.0)
     terms, is_held = clipped_terms(now, then, advantages.float(), epsilon=low, epsilon_high=high)
     terms = torch.where(mask, terms, 0.0)
@@ -90,10 +94,10 @@ def _clipped_policy_loss(
         terms = terms * rollout_is_weights
     check_finite_rows(terms.flatten(), "policy loss")
     loss = agg_loss(loss_mat=terms, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
-    counted = mask.sum().clamp(min=1)
+    num_tokens = mask.sum().clamp(min=1)
     return loss, {
-        "actor/pg_clipfrac": ((is_held & mask).sum() / counted).item(),
-        "actor/ppo_kl": ((then - now).detach().sum() / counted).item(),
+        "actor/pg_clipfrac": ((is_held & mask).sum() / num_tokens).item(),
+        "actor/ppo_kl": ((then - now).detach().sum() / num_tokens).item(),
     }
 
 
@@ -101,56 +105,56 @@ def _clipped_policy_loss(
 def _kl_teacher_student(
     config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
 ) -> tuple[Tensor, dict[str, Any]]:
-    """(B, T) divergences from verl's own top-k kernel: its sum over the k entries, and the tail as one entry more.
+    """Return (B, T) divergences: the sum over k entries from verl's top-k kernel, plus the tail as one more entry.
 
         sum_k p_T log(p_T / p_S) + (1 - m_T) log((1 - m_T) / (1 - m_S)),   m: mass of the k entries
 
-    verl's own loss stops after the first sum, which may be below zero, and clamps it there, gradient and all.
+    verl's own loss has only the first sum, which can be negative, and clamps it at zero together with its gradient.
 
-    The masses are all that verl's kernel gives, and in fp32 1 - m is off by up to 2e-6: where a student's tail is 1e-5
-    its gradient is wrong by up to a fifth, at 1e-6 by any factor. `ChannelEngine` has whole rows and no such limit.
+    verl's kernel returns only the masses, and in fp32 1 - m is off by up to 2e-6: for a student tail of 1e-5 the
+    gradient is wrong by up to a fifth, for 1e-6 by any factor. `ChannelEngine` has whole rows and no such limit.
     """
     del config
     if distillation_config.distillation_loss.log_prob_min_clamp is not None:
         got = distillation_config.distillation_loss.log_prob_min_clamp
-        fix = "Clamped log-probs belong to no distribution: set it to null."
+        fix = "Set it to null: clamped log-probs are not a distribution."
         raise ConfigError(explain("distillation_loss.log_prob_min_clamp", got=got, expected=None, fix=fix))
-    listed, mass_s, mass_t = (
+    listed_sum, mass_s, mass_t = (
         no_padding_2_padding(model_output[name], data).float()
         for name in ("distillation_losses", "student_mass", "teacher_mass")
     )
-    is_taught = (mass_t > 0) & _response(data)
+    is_taught = (mass_t > 0) & _response_mask(data)
     tail_s, tail_t = (1.0 - mass.clamp(max=_LARGEST_MASS) for mass in (mass_s, mass_t))
-    values = torch.where(is_taught, listed + tail_t * (tail_t.log() - tail_s.log()), 0.0)
+    values = torch.where(is_taught, listed_sum + tail_t * (tail_t.log() - tail_s.log()), 0.0)
     check_finite_rows(values.flatten(), KL_TEACHER_STUDENT)
-    return values, _taught(is_taught)
+    return values, _token_count(is_taught)
 
 
 @register_distillation_loss(DistillationLossSettings(names=[KL_STUDENT_TEACHER], use_estimator=True))
 def _kl_student_teacher(
     config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
 ) -> tuple[Tensor, dict[str, Any]]:
-    """(B, T) values sg(log p_S - log p_T) log p_S, whose gradient is that of KL(student || teacher) on average.
+    """Return (B, T) values sg(log p_S - log p_T) log p_S, with the gradient of KL(student || teacher) in expectation.
 
-    The values themselves are no divergence: look at `composer/log_ratio`.
+    The values themselves are not a divergence; the metric `composer/log_ratio` estimates it.
     """
     del config
     if distillation_config.distillation_loss.use_policy_gradient:
-        fix = "Its gradient goes through the log-prob already."
+        fix = "Set it to false: the gradient already goes through the log-prob."
         name = "distillation_loss.use_policy_gradient"
         raise ConfigError(explain(name, got=True, expected=False, fix=fix))
     student = no_padding_2_padding(model_output["log_probs"], data).float()
     teacher = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1).float()
-    is_taught = (teacher > NO_TEACHER / 2) & _response(data)
+    is_taught = (teacher > NO_TEACHER / 2) & _response_mask(data)
     values = torch.where(is_taught, sampled_token_values(student, teacher), 0.0)
     ratio = torch.where(is_taught, (student - teacher).detach(), 0.0).sum() / is_taught.sum().clamp(min=1)
-    return values, _taught(is_taught) | {"composer/log_ratio": ratio.item()}
+    return values, _token_count(is_taught) | {"composer/log_ratio": ratio.item()}
 
 
-def _response(data: Any) -> Tensor:
+def _response_mask(data: Any) -> Tensor:
     mask = data["response_mask"]
     return mask.bool().to_padded_tensor(False) if mask.is_nested else mask.bool()
 
 
-def _taught(is_taught: Tensor) -> dict[str, Any]:
+def _token_count(is_taught: Tensor) -> dict[str, Any]:
     return {"composer/taught_tokens": Metric("sum", float(is_taught.sum()))}

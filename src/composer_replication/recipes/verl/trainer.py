@@ -1,6 +1,6 @@
-"""verl's synchronous trainer with `ComposerWorker` for its own worker: `trainer.v1.trainer_mode: composer_sync`.
+"""verl's synchronous trainer with `ComposerWorker` as its worker: `trainer.v1.trainer_mode: composer_sync`.
 
-verl's trainers are swapped as verl swaps them itself: after the roles are mapped to classes, one of these is replaced.
+The worker is replaced the way verl's own trainers do it: after roles have been mapped to classes.
 """
 
 from __future__ import annotations
@@ -24,16 +24,18 @@ MODE = "composer_sync"
 
 @register_trainer(MODE)
 class ComposerTrainer(PPOTrainerSync):
-    """Rollouts, rewards, advantages and checkpoints are verl's; the actor's step has our channels."""
+    """verl's synchronous trainer: rollouts, rewards, advantages and checkpoints are verl's, the actor's step has our
+    channels.
+    """
 
     def __init__(self, config: Any) -> None:
-        settings_of(config.actor_rollout_ref)  # a wrong name is an error before any process starts
+        settings_of(config.actor_rollout_ref)  # a mistake in the settings is reported before any process starts
         with open_dict(config):
-            config.trainer.v1.trainer_mode = "sync"  # by this name verl chooses the buffer of a synchronous run
+            config.trainer.v1.trainer_mode = "sync"  # verl selects the buffer of a synchronous run by this name
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        """verl's own roles; the teacher needs a reference beside the actor also where verl has no use for one."""
+        """Map roles as verl does, then use our worker, with a reference model if the teacher needs one."""
         super()._init_resource_pool_mgr()
         roles = [role for role in (Role.ActorRolloutRef, Role.ActorRollout) if role in self.role_worker_mapping]
         if not roles:
@@ -49,48 +51,50 @@ class ComposerTrainer(PPOTrainerSync):
 
 
 def _needs_reference(config: Any) -> bool:
-    """Whether the teacher has weights of its own: under LoRA they are those below the adapter."""
+    """Whether the teacher needs a reference worker: with LoRA the policy without its adapter serves
+    as the reference.
+    """
     model, settings = config.actor_rollout_ref.model, settings_of(config.actor_rollout_ref)
     rank = max(model.get("lora", {}).get("rank", 0), model.get("lora_rank", 0))
     has_adapter = rank > 0 or model.get("lora_adapter_path") is not None
     return not has_adapter and settings.alpha_sdpo > 0 and settings.live_share < 1.0
 
 
-# verl's hybrid worker with our engine inside: the reference worker is the teacher, the policy its student.
-#
-# The role must hold policy and reference in one process (ActorRolloutRef), or the policy must be LoRA's: the teacher's
-# logits are a mixture of both. `actor_rollout_ref.composer` has the settings.
-
 with importing("verl", extra="verl"):
     from verl.single_controller.base.decorator import Dispatch, register
     from verl.workers.engine_workers import ActorRolloutRefWorker
 NAMES = (registered.ADVANTAGE, registered.POLICY_LOSS)
-"""What importing this module has put into verl's registries; workers are processes of their own."""
+"""The names that importing `registered` adds to verl's registries; each worker is a process and imports it itself."""
 
 
 class ComposerWorker(ActorRolloutRefWorker):
-    """Actor, rollout and reference as verl makes them; the actor's steps have our channels."""
+    """verl's hybrid worker with our engine: actor, rollout and reference are verl's, the actor's steps have our
+    channels.
 
-    def __init__(self, config: Any, role: str, distillation_config: Any = None, **named: Any) -> None:
-        os.environ["VERL_ENGINE_VENDOR"] = VENDOR  # which engine verl's registry looks for in this process
-        super().__init__(config, role, distillation_config=distillation_config, **named)
+    The teacher's logits are a mixture of the reference and the policy. So policy and reference must be in one process
+    (ActorRolloutRef), or the policy must have a LoRA adapter. `actor_rollout_ref.composer` holds the settings.
+    """
+
+    def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
+        os.environ["VERL_ENGINE_VENDOR"] = VENDOR  # selects our engine from verl's registry in this process
+        super().__init__(config, role, distillation_config=distillation_config, **kwargs)
         if self.distillation_enabled:
-            fix = "Use verl's own ActorRolloutRefWorker with a registered loss, or leave distillation off."
+            fix = "Use verl's own ActorRolloutRefWorker with a registered loss, or set distillation.enabled to false."
             raise ConfigError(explain("distillation.enabled with ComposerWorker", got=True, expected=False, fix=fix))
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """verl's own, and then the channels."""
+        """Build the models as verl does, then give the actor's engine the channels."""
         settings = settings_of(self.config)
         super().init_model()
         if self.actor is None:
             return
         engine = self.actor.engine
         if not isinstance(engine, ChannelEngine):
-            fix = "Set actor.strategy to fsdp2, and leave VERL_ENGINE_DEVICE as it is unless this is a CPU."
+            fix = "Set actor.strategy to fsdp2, and set VERL_ENGINE_DEVICE only on a CPU."
             got = type(engine).__name__
             raise ConfigError(explain("engine of the actor", got=got, expected="ChannelEngine", fix=fix))
         channels = StepChannels(settings, None if self.ref is None else self.ref.engine)
         if settings.alpha_sdpo > 0:
-            channels.shares(engine)  # says now, not at the first step, that there is no teacher
+            channels.shares(engine)  # fails now rather than at the first step if there is no teacher
         engine.channels = channels
