@@ -1,6 +1,6 @@
-"""Known import path of teacher replay and the pair filters; the code lives in `teacher_replay/` and `pairs/`.
+"""Stable import path of teacher replay and the pair filters, which are implemented in `teacher_replay` and `pairs`.
 
-normalize  the pair filters
+normalize  the pair filters, and replay with them
 """
 
 from composer_replication.replaysim.normalize import DJNormalizer, NormalizedDPOPair, replay_and_normalize_trace

@@ -1,4 +1,4 @@
-"""Known import path of the pair filters; the code lives in `pairs/` and `teacher_replay/`."""
+"""Stable import path of the pair filters, which are implemented in `pairs`."""
 
 from composer_replication.pairs.export import replay_and_normalize_trace, replay_and_normalize_trace_sync
 from composer_replication.pairs.normalise import DEFAULT_RECIPE, DJNormalizer, NormalizedDPOPair

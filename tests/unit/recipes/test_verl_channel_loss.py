@@ -11,8 +11,8 @@ from composer_replication.recipes.verl.channel_loss import (
     ChannelLoss,
     EngineChannels,
     TaughtRows,
-    _joined,
-    _kept,
+    _concatenate,
+    _teacher_rows,
     divergence_rows,
 )
 from composer_replication.trainer.rollouts.sites import TaughtTurn
@@ -40,9 +40,9 @@ def taught_row(row, options, dtype):
     parts, first = [], 0
     for start, end in TURNS[row]:
         turn = TaughtTurn(start, end, torch.zeros(1), 0, "kind", "hint", "turn")
-        parts.append(_kept(turn, teacher_logits(row)[first : first + end - start].to(dtype), options))
+        parts.append(_teacher_rows(turn, teacher_logits(row)[first : first + end - start].to(dtype), options))
         first += end - start
-    return _joined(parts)
+    return _concatenate(parts)
 
 
 def packed(rows, logits, *, temperature=1.0):
@@ -129,7 +129,7 @@ def test_a_teacher_that_gave_its_best_entries_alone_has_the_tail_that_they_leave
     teacher = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
     student = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2))
     turn = TaughtTurn(1, 5, torch.zeros(1), 0, "kind", "hint", "turn")
-    whole = _kept(turn, teacher, settings())
+    whole = _teacher_rows(turn, teacher, settings())
     assert whole.tail_N1 is not None
     alone = TaughtRows(whole.position_N, whole.ids_NK, whole.logprobs_NK)
     found, wanted = (divergence_rows(student, each, beta=1.0, temperature=1.0) for each in (alone, whole))

@@ -63,6 +63,7 @@ class TrainerActor(_Process):
 
     def __init__(self, settings: TrainerSettings) -> None:
         super().__init__()
+        # Imported in the actor's process: the caller should not load torch and transformers to name an actor.
         from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer
 
         self._work = PolicyTrainer(settings)

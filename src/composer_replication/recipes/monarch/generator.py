@@ -123,6 +123,7 @@ class Generator:
 
     def _load(self, version: int | None) -> None:
         if version is None:
+            # Without versions (before the first publish) the model keeps its initial weights.
             version = max(self._shared.versions(), default=None)
         if version is not None and version != self._version:
             self.sampler.load(self._shared, version)
@@ -177,6 +178,7 @@ class Generator:
     def _prompt_ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return list(self._tokenizer(prompt)["input_ids"])
+        # Rendered to text first, because the template already contains the special tokens.
         text = self._tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
@@ -236,6 +238,7 @@ class _TransformersSampler:
         self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
     ) -> list[list[int]]:
         end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
+        # Padding is masked, so a tokenizer without a pad token can use the end token.
         pad = end if pad is None else pad
         width = max(map(len, prompts))
         # Prompts are padded on the left, so that all completions begin in the same column.
@@ -352,6 +355,7 @@ def function_named(name: str, *, what: str) -> Callable[..., Any]:
     """
     module, colon, function = name.partition(":")
     expected = '"package.module:function"'
+    # "my_rewards:brevity" is a function; "my_rewards.brevity" is not accepted.
     if not colon or not module or not function:
         raise InputError(explain(what, got=repr(name), expected=expected))
     try:

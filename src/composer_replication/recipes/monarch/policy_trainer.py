@@ -138,6 +138,7 @@ class PolicyTrainer:
         dtype = getattr(torch, settings.dtype)
         self.model: nn.Module = load_model(settings.model, what="model", dtype=dtype).to(settings.device)
         self.model.train()
+        # Copied before a checkpoint is loaded into the model.
         self._initial_model = self._copy_initial_model()
         self._optimizer = torch.optim.AdamW(
             self.model.parameters(),
@@ -176,6 +177,7 @@ class PolicyTrainer:
     def _train(self, number: int) -> dict[str, Any]:
         settings = self.settings
         batch = self._with_references(StepBatch.load(self.folder / "batches", number))
+        # Version n holds the weights after n batches, so batch n must be sampled with version n.
         if batch.old_logprobs is None and batch.weights_version != number:
             got = f"version {batch.weights_version} of the weights, without their log-probs"
             expected = f"version {number}, or old_logprobs"
@@ -219,6 +221,7 @@ class PolicyTrainer:
         """Return a copy of the initial model, for the teacher and for DPO pairs, or None if neither needs it."""
         knobs = self.settings.loss.knobs
         for_hints = knobs.alpha_sdpo > 0 and self.settings.live_share < 1
+        # SimPO needs no reference.
         for_pairs = knobs.beta_replay > 0 and knobs.dpo_variant == "dpo"
         return copy.deepcopy(self.model).eval().requires_grad_(False) if for_hints or for_pairs else None
 
@@ -238,6 +241,7 @@ class PolicyTrainer:
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
+            # One file holds both, so weights and optimizer can never be of different steps.
             tensors[f"weight.{name}"] = parameter
             moments: dict[str, Tensor] = self._optimizer.state[parameter]
             tensors |= {f"{moment}.{name}": moments[moment] for moment in _MOMENTS if moment in moments}
@@ -287,6 +291,7 @@ class PolicyTrainer:
             parameter.copy_(tensors[f"weight.{name}"])
             state = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in tensors}
             if state:
+                # `step` stays on the CPU, where AdamW creates it.
                 self._optimizer.state[parameter] = {
                     moment: value if moment == "step" else value.to(parameter.device) for moment, value in state.items()
                 }
@@ -297,6 +302,7 @@ def _step_metrics(terms: list[StepTerms], alpha: float, norm: float) -> dict[str
     """Return the sums over the micro-batches. A channel that ran in none of them gets no metric."""
     metrics: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
     for name in ("total", "grpo", "sdpo", "replay"):
+        # A micro-batch without items of a channel has None, which is not counted as 0.
         values = [float(value.detach()) for term in terms if (value := getattr(term, name)) is not None]
         if values:
             metrics[f"loss/{name}"] = sum(values)
@@ -428,14 +434,17 @@ def _with_channel_2(
     placed = None
     if knobs.alpha_sdpo > 0:
         placed = place_sites(batch.sites, batch.prompt_mask, batch.input_ids, batch.completion_mask)
+    # No row of this micro-batch has a site.
     if placed is None:
         return policy(), None
     options = channel_options(
         model,
+        # Pairs are added by `_channel_3`, once per batch.
         replace(knobs, alpha_sdpo=alpha, beta_replay=0.0),
         denominators={"sdpo_jsd": float(totals.num_taught_tokens)},
         sdpo_teachers=teachers,
     )
+    # Only batches sampled by other weights need importance weights.
     importance = None
     if batch.old_logprobs is not None and settings.is_clip is not None:
         importance = Importance(batch.old_logprobs, settings.temperature, settings.is_clip)

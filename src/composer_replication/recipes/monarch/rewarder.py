@@ -82,7 +82,9 @@ class Rewarder:
 
     async def _score(self, completion: str, row: Mapping[str, Any], index: int) -> float:
         info: Mapping[str, Any] = row.get("info") or {}
+        # verifiers passes the task as an object, so that rewards can write `task.answer`.
         task = SimpleNamespace(**{str(name): value for name, value in row.items()})
+        # Without messages the completion counts as the only answer of the conversation.
         messages = row.get("messages") or [{"role": "assistant", "content": completion}]
         trace = Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
         # Later entries win: a column called `info` or `trace` must not replace the arguments of the protocol.
@@ -90,6 +92,7 @@ class Rewarder:
         total = 0.0
         for function in self._functions:
             value = await _call_reward(function, arguments)
+            # Plain functions have no such attribute.
             total += float(getattr(function, _WEIGHT, 1.0)) * value
         if not math.isfinite(total):
             raise NonFiniteError(explain(f"reward of completion {index}", got=total, expected="a finite number"))
@@ -104,6 +107,7 @@ def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
 
 async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any]) -> float:
     parameters = inspect.signature(function).parameters.values()
+    # `*args` and `**kwargs` name no column, so they receive none.
     named_parameters = [
         parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
@@ -120,6 +124,7 @@ async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any])
     value: Any = function(
         **{parameter.name: columns[parameter.name] for parameter in named_parameters if parameter.name in columns}
     )
+    # Also true for a plain function that returns a coroutine.
     if inspect.isawaitable(value):
         value = await value
     if isinstance(value, Mapping):
@@ -173,6 +178,7 @@ class TeacherPool:
         with TeacherStore(self._store) as store:
             meter = store.meter()
         return {
+            # `spent` is billed; `unknown` was reserved for requests whose cost was never learned.
             "spent_usd": to_dollars(meter.spent),
             "unknown_usd": to_dollars(meter.unknown),
             "max_total_usd": self.settings.max_total_usd,

@@ -129,6 +129,7 @@ class ActorRun:
     ) -> None:
         for actor in self.actors.values():
             await actor.stop()
+        # Only after a normal exit or an exception; after a kill the next start finds and reuses the folder.
         self.shared.remove()
         forget_shared_memory(self._folder)
 
@@ -149,10 +150,12 @@ class ActorRun:
     async def _make_batch(self, number: int) -> None:
         rows, counts_before = self._prompt_rows(number), self._builder.counts.copy()
         texts = await self.generator.call("rollout", rows, batch_id=number, version=number)
+        # The file has the tokens of the rollouts, while the endpoint returns only texts.
         saved_rollouts = SavedRollouts.load(self._folder / "rollouts", number)
         rewards = await self.rewarder.call("score", texts, rows=reward_rows(saved_rollouts, rows))
         found_sites = self._builder.find_sites(saved_rollouts, number)
         pairs: list[Any] = []
+        # Only erring turns are sent to teachers, since requests cost money.
         if self.teachers is not None and (states := self._builder.states(saved_rollouts, found_sites)):
             pairs = await self.teachers.call("pairs", states)
         batch = self._builder.batch(saved_rollouts, rewards, found_sites, pairs)
@@ -169,9 +172,7 @@ class ActorRun:
         batch.save(self._folder / "batches", number)  # last, since an existing batch counts as complete
 
     def _prompt_rows(self, number: int) -> list[dict[str, Any]]:
-        """Return the prompts of a batch, each repeated once per rollout of its group; after the last row the first
-        follows.
-        """
+        """Return the rows of a batch, cycling through the data set; each is repeated for every rollout of its group."""
         count, group = self.settings.prompts_per_batch, self.settings.batch.num_generations
         numbers = [(number * count + offset) % len(self._rows) for offset in range(count)]
         return [dict(self._rows[index]) for index in numbers for _ in range(group)]
@@ -186,11 +187,13 @@ class ActorRun:
 
     def _trainer_settings(self) -> TrainerSettings:
         options = dict(self.settings.trainer)
+        # The annealing schedule spans the whole run unless the settings say otherwise.
         steps = self.settings.num_batches * options.get("num_iterations", 1)
         return TrainerSettings(**self._locations(), loss=self.settings.loss, **{"total_steps": steps, **options})
 
     def _generator_settings(self) -> GeneratorSettings:
         loss = self.settings.loss
+        # The generator must sample with the limits and the temperature that the loss assumes.
         limits = {"max_completion_length": loss.max_completion_length, "temperature": loss.temperature}
         return GeneratorSettings(**self._locations(), **{**limits, **self.settings.generator})
 
@@ -270,6 +273,7 @@ class SupervisedActor:
         if self._actor is None:
             monarch = require("monarch.actor", extra="monarch")
             survive_faults()
+            # One process on this host; "gpus" is Monarch's name for the dimension, and needs no GPU.
             name = f"{MESH_PREFIX}{self.role}"
             self._mesh = monarch.this_host().spawn_procs(per_host={"gpus": 1}, name=name)
             self._actor = self._mesh.spawn(name, self.actor_class, self.settings)
@@ -277,6 +281,7 @@ class SupervisedActor:
         return self._actor
 
     def _record_death(self, endpoint: str, error: Exception) -> None:
+        # The next call spawns a new process.
         self._mesh = self._actor = None
         self.num_deaths += 1
         self._consecutive_deaths += 1
@@ -344,6 +349,7 @@ class BatchBuilder:
     def __init__(self, model: str, settings: BatchSettings) -> None:
         self.settings = settings
         tokenizer: Any = load_tokenizer(model)
+        # Padding is masked, so any id will do.
         self._pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._renderer = Renderer(tokenizer)
         self._sites = RolloutSites(self._renderer, settings.rollouts)
@@ -352,7 +358,7 @@ class BatchBuilder:
     def find_sites(self, saved: SavedRollouts, number: int) -> list[FoundSites]:
         """Return the error sites of each rollout, and the turns that channel 2 may train on."""
         found_sites = [self._sites.find(rollout) for rollout in saved.rollouts]
-        if self.settings.rollouts.hints == "other_kind":  # the shuffled control
+        if self.settings.rollouts.hints == "other_kind":  # the control: hints of other kinds
             exchange_hints(self._sites, found_sites, seed=str(number))
         for rollout_sites, rollout in zip(found_sites, saved.rollouts, strict=True):
             self.counts.update(rollout_sites.counts)
@@ -364,6 +370,7 @@ class BatchBuilder:
         """Return the states before the erring turns, for the teachers, without duplicates."""
         states: dict[str, TraceState] = {}
         for rollout, sites in zip(saved.rollouts, found_sites, strict=True):
+            # One turn can have several sites.
             for turn_id in sorted({turn.turn_id for turn in sites.taught}):
                 states[f"{rollout.rollout_id}::{turn_id}"] = _state(rollout, turn_id)
         return list(states.values())
@@ -379,10 +386,12 @@ class BatchBuilder:
         rollouts, settings = saved.rollouts, self.settings
         if len(rewards) != len(rollouts):
             raise InputError(explain("rewards", got=len(rewards), expected=f"one for each of {len(rollouts)} rollouts"))
+        # The first `num_generations` rewards are the first group, and so on (`_prompt_rows`).
         advantages = group_advantages(torch.tensor(rewards), settings.num_generations, settings.scale_rewards)
         sampled = [rollout.sampled or [1] * len(rollout.completion_ids) for rollout in rollouts]
         if settings.rollouts.only_failed_rollouts:
             found_sites = [
+                # Rollouts better than their group keep no sites: their errors did not cost them the reward.
                 rollout_sites if advantage <= 0 else FoundSites(rollout_sites.sequence)
                 for rollout_sites, advantage in zip(found_sites, advantages, strict=True)
             ]
@@ -411,6 +420,7 @@ class BatchBuilder:
         state = to_conversation(pair["state_messages"], conversation_id=name)
         answers = [answer_turn(pair[side], turn_id=f"{name}:{side}") for side in ("chosen", "rejected")]
         labels = {"conversation_id": name, "format_name": state.format}
+        # A text instead of ids is the reason why the answers cannot be compared.
         ids = comparable_ids(self._renderer, state.turns, *answers, **labels)
         if not isinstance(ids, str) and max(len(side.ids) for side in ids) > self.settings.max_pair_tokens:
             ids = "pair_too_long"
@@ -438,6 +448,7 @@ def _state(rollout: Rollout, turn_id: str) -> TraceState:
     conversation = conversation_of(rollout, sampled_runs(rollout))
     turn = next(candidate for candidate in conversation.turns if candidate.id == turn_id)
     number, end = 0, 0
+    # Turn ids count assistant messages, so the n-th one is looked up.
     for index, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             if assistant_id(number) == turn_id:

@@ -34,15 +34,14 @@ _UNFINISHED = ".unfinished"
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, durable: bool) -> None:
-    """Write the tensors and the record. `durable` waits until the disk has them; shared memory has
-    no disk to wait for.
-    """
+    """Write the tensors and the record; `durable` waits until they are on disk."""
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
     # Not `atomic.staged`: safetensors writes by file name several times as fast as to bytes that are then written.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
     try:
+        # safetensors refuses views that are not contiguous.
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(plain, unfinished, metadata={_RECORD: json.dumps(record, allow_nan=False)})
         # The content before the name, so that a crash cannot leave a name without its content.
@@ -64,6 +63,7 @@ def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str
     try:
         with safe_open(str(path), framework="pt") as file:
             record: dict[str, Any] = json.loads((file.metadata() or {}).get(_RECORD, "{}"))
+            # Cloned, because the tensors of an open file are views of the mapped memory.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except (SafetensorError, ValueError) as error:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected=f"a {kind}")) from error
@@ -75,6 +75,7 @@ def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str
 
 def numbered_files(folder: Path, stem: str) -> dict[int, Path]:
     """Return the files `STEM-000007.safetensors` of a folder by their number, in ascending order."""
+    # "state-000004.safetensors" -> 4; "state-old.safetensors" is ignored.
     paths = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*.safetensors")}
     return {int(number): path for number, path in sorted(paths.items()) if number.isdigit()}
 
@@ -97,6 +98,7 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
+# The kind is checked when a file is read. It names the schema, so that a later format is recognized.
 _ROLLOUTS_KIND, _ROLLOUTS_STEM = "rollouts, schema 1", "rollouts"
 _ROLLOUT_FIELDS = ("rollout_id", "prompt", "messages", "signals", "raised", "tools")
 
@@ -117,6 +119,7 @@ class SavedRollouts:
         for index, rollout in enumerate(self.rollouts):
             tensors[f"prompt.{index}"] = torch.tensor(list(rollout.prompt_ids), dtype=torch.int32)
             tensors[f"completion.{index}"] = torch.tensor(list(rollout.completion_ids), dtype=torch.int32)
+            # None means that the policy sampled all tokens.
             if rollout.sampled is not None:
                 tensors[f"sampled.{index}"] = torch.tensor(list(rollout.sampled), dtype=torch.uint8)
         entries = [{name: getattr(rollout, name) for name in _ROLLOUT_FIELDS} for rollout in self.rollouts]
@@ -162,11 +165,13 @@ def shared_memory_folder(run: Path) -> Path:
         return earlier_folder
     run.mkdir(parents=True, exist_ok=True)
     if _MEMORY_FOLDER.is_dir():
+        # mkdtemp creates the folder with mode 0700 and a name that nobody can guess.
         folder = Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY_FOLDER))
     else:
         folder = run / "weights"
         folder.mkdir(mode=_PRIVATE_MODE, exist_ok=True)
     atomic_write_json(note, {"folder": str(folder)})
+    # Whoever could rewrite the note could direct us to weights of their own.
     note.chmod(0o600)
     return folder
 
@@ -182,6 +187,7 @@ def _is_private(folder: Path) -> bool:
         state = folder.lstat()
     except OSError:
         return False
+    # 0o077: no permission for the group or for others.
     return stat.S_ISDIR(state.st_mode) and state.st_uid == os.getuid() and not state.st_mode & 0o077
 
 
@@ -226,6 +232,7 @@ class SharedWeights:
         parameters = dict(model.named_parameters())
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
+            # All names are compared before the first copy, so a wrong model is never left half overwritten.
             if names != parameters.keys():
                 got = f"{len(names ^ parameters.keys())} parameters that only one of the two has"
                 raise StaleArtefactError(explain(f"shared weights {path.name}", got=got, expected="the same model"))
@@ -244,6 +251,7 @@ class SharedWeights:
     def remove(self) -> None:
         """Delete all versions and their folder: shared memory is not freed when the process ends."""
         self.remove_versions()
+        # Other files in the folder are not ours to delete.
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
@@ -278,6 +286,7 @@ class StepBatch:
     def __post_init__(self) -> None:
         rows, width = self.completion_ids.shape
         expected = {
+            # Checked when a batch is built and when it is read, since a wrong shape could broadcast silently.
             "prompt_mask": self.prompt_ids.shape,
             "completion_mask": (rows, width),
             "sampled_mask": (rows, width),
@@ -316,6 +325,7 @@ class StepBatch:
             turns.append([{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in row_turns])
             for index, turn in enumerate(row_turns):
                 tensors[f"site.{row}.{index}"] = turn.teacher_ids
+                # The context with a hint of another kind, if the loss subtracts its effect (the contrast).
                 if turn.wrong_ids is not None:
                     tensors[f"wrong.{row}.{index}"] = turn.wrong_ids
         record = {"kind": _STEP_BATCH_KIND, "number": number, "weights_version": self.weights_version, "sites": turns}
@@ -325,6 +335,7 @@ class StepBatch:
     def load(cls, folder: Path, number: int) -> StepBatch:
         path = numbered_path(folder, _STEP_BATCH_STEM, number)
         tensors, record = read_tensor_file(path, _STEP_BATCH_KIND)
+        # A file that was copied or renamed would train the wrong batch.
         if record["number"] != number:
             raise ArtefactCorruptError(explain(str(path), got=f"batch {record['number']}", expected=f"batch {number}"))
         sites = tuple(

@@ -106,6 +106,7 @@ def loss_fn(
 
     `beta_dpo` has no effect, because the engine's samples carry no pairs; a value other than 0 gives a warning.
     """
+    # Before any other local exists, so that it holds exactly the arguments.
     knobs = locals()
     for name in _KNOBS:
         check_at_least_zero(knobs[name], name)
@@ -134,6 +135,7 @@ def _ref_kl(sample: _LossSample) -> tuple[Tensor, Tensor]:
         raise InputError(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
         )
+    # Exactly 0 marks a token that was not scored.
     scored = sample.mask & (sample.reference != 0.0)
     keep = scored & ~(sample.probability_change < -_REF_MASK_LOW)
     coefficient = (sample.reference - sample.trainer).detach()
@@ -158,6 +160,7 @@ def _read_sample(inputs: LossInputs) -> _LossSample:
                 explain(f"inputs.{name} shape", got=tuple(tensor.shape), expected="1-D, one value per token")
             )
         tensors[name] = tensor
+    # All tensors run over the same tokens.
     lengths = {name: tensor.shape[0] for name, tensor in tensors.items()}
     if len(set(lengths.values())) > 1:
         raise ShapeError(explain("inputs lengths", got=lengths, expected="the same length for all"))

@@ -124,9 +124,11 @@ class HintedTurns:
         rollout_sites = self._finder.find(rollout_of(trace, branch))
         counts.update(rollout_sites.counts)
         for turn in rollout_sites.taught:
+            # Not sent at all: the server would reject it.
             if self._max_length is not None and len(turn.teacher_ids) > self._max_length:
                 counts["dropped:too_long"] += 1
                 continue
+            # Branches share the nodes before they split.
             node, _ = node_at(branch, turn)
             if id(node) in hinted_nodes or node.reference_logprobs is not None:
                 counts["dropped:turn_has_a_reference"] += 1
@@ -141,6 +143,7 @@ def _warn_if_too_long(turn: TaughtTurn, error: BaseException) -> None:
 
     vLLM rejects with status 400 and a message about a length, which the engine's client raises; other servers use 413.
     """
+    # An error without a status, such as a lost connection, is raised too.
     status, text = getattr(error, "status_code", None), str(error).lower()
     if status != 413 and not (status in (400, 422) and ("length" in text or "too long" in text)):
         raise error
@@ -155,6 +158,7 @@ def _warn_if_too_long(turn: TaughtTurn, error: BaseException) -> None:
 def rollout_of(trace: Any, branch: Any) -> Rollout:
     """Return a root-to-leaf path of verifiers' message graph as the rollout that rules and hints read."""
     ids, mask = branch.token_ids, branch.sampled_mask
+    # Tokens before the first sampled one are the prompt, in ids as in messages.
     first_sampled = mask.index(True)  # exists, since the branch can be trained on
     first_answer = next(number for number, node in enumerate(branch.nodes) if any(node.mask))
     names = {call.id: call.name for node in branch.nodes for call in getattr(node.message, "tool_calls", None) or ()}
@@ -177,6 +181,7 @@ def _message_to_dict(message: Any, names: Mapping[str, str]) -> dict[str, Any]:
     """Return a typed message of verifiers as a mapping in the OpenAI chat format."""
     plain: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
     if message.role == "tool":
+        # Older records have no name on a result, so it is taken from the call with the same id.
         plain["name"] = getattr(message, "name", None) or names.get(message.tool_call_id, "")
     if message.role == "assistant":
         plain["reasoning_content"] = getattr(message, "reasoning_content", None) or ""
@@ -216,6 +221,7 @@ def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], al
     node, begin = node_at(branch, turn)
     positions = range(turn.start - begin, turn.end - begin)
     scored = turn.teacher_ids.tolist()[turn.teacher_start : turn.teacher_start + len(positions)]
+    # The server must have scored exactly what was sent, and the node must hold exactly what was sampled.
     if len(logprobs) != len(turn.teacher_ids) or scored != [node.token_ids[position] for position in positions]:
         got = f"{len(logprobs)} log-probs of {len(turn.teacher_ids)} ids"
         raise AlignmentError(
@@ -230,6 +236,7 @@ def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], al
     # The engine wants one reference per sampled token of the node, but one weight per token of any kind.
     node.reference_logprobs = [score_at.get(position, 0.0) for position in sampled]
     weights = [alpha if position in score_at else 0.0 for position in range(len(node.token_ids))]
+    # Other components keep their weights.
     node.loss_weights = {**(node.loss_weights or {}), STREAM: weights}
 
 
@@ -250,6 +257,7 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
     The arguments other than `settings` are classes and functions of the engine, which this module does not import.
     """
 
+    # Defined here, because the base class is known only once PRIME-RL is imported.
     class ComposerAlgorithm(grpo):
         """GRPO with hints at erring turns."""
 
@@ -257,6 +265,7 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
             await super().setup()
             finder = make_finder(self.policy_pool.model_name, settings)
             self.hinted_turns = HintedTurns(finder, settings.alpha_sdpo, max_length=settings.max_teacher_length)
+            # The live policy, unless a teacher is configured.
             self.teacher_pool = self.policy_pool
             if settings.teacher_name is not None:
                 served = model_config(name=settings.teacher_name, base_url=settings.teacher_url)

@@ -68,13 +68,16 @@ def _refuse_slurm(rest: Sequence[str]) -> None:
 
 def _run_all(composer: str | None, rest: Sequence[str]) -> int:
     """Run the engine's `rl` so that it finds our `orchestrator` first. Returns its exit code."""
+    # The same interpreter, so that the script finds this package without a PATH of its own.
     our_command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
     if composer is not None:
         our_command += ["--composer", str(Path(composer).resolve())]
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "orchestrator")
         script.write_text(f'#!/bin/sh\nexec {shlex.join([*our_command, "orchestrator"])} "$@"\n', encoding="utf-8")
+        # The engine starts it by name, so it has to be executable.
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
+        # Ours first: `rl` looks up `orchestrator` on the PATH.
         path = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
         try:
             return subprocess.run(["rl", *rest], env={**os.environ, "PATH": path}, check=False).returncode  # noqa: S603, S607

@@ -177,8 +177,6 @@ with importing("verl", extra="verl"):
     from verl.experimental.agent_loop import AgentLoopManager, AgentLoopOutput, AgentLoopWorker
     from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 OUR_LOSSES = (registered.KL_TEACHER_STUDENT, registered.KL_STUDENT_TEACHER)
-AGENT = NAME
-"""The agent loop whose rows have sites; importing it has registered it in this process."""
 
 
 class HintedTeacher:

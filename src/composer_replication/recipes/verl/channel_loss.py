@@ -111,6 +111,7 @@ class ChannelLoss:
         # Zero if no process has a target; the sum is zero then, too.
         share = self._num_items / float(data["dp_size"])
         sdpo = values_L.sum() / share if share else values_L.sum()
+        # The policy's loss comes from verl and already has its own normalization.
         policy, metrics = self._policy(model_output=model_output, data=data, dp_group=dp_group)
         return policy + self._alpha * sdpo, metrics | _metrics("sdpo_kl", sdpo, self._num_items, self._alpha)
 
@@ -125,6 +126,7 @@ class ChannelLoss:
             divergence_N = divergence_rows(
                 student_NV, taught, beta=settings.sdpo_jsd_beta, temperature=settings.sdpo_temperature
             )
+            # Before the cap, which would hide an infinite value.
             check_finite_rows(divergence_N, "channel 2")
             values_L = values_L.index_add(0, position_N, cap_rows(divergence_N, settings.sdpo_token_clip))
         return values_L[None]
@@ -136,9 +138,7 @@ class ChannelLoss:
         return [(first, taught) for first, taught in pairs if taught is not None]
 
     def _importance(self, model_output: dict[str, Any], data: Any) -> Tensor:
-        """Return min(clip, p now / p then) of each sampled token at the row that predicts it, 1
-        elsewhere; no gradient.
-        """
+        """Return min(clip, p now / p then) at the rows that predict sampled tokens, 1 elsewhere; no gradient."""
         clip = self._settings.sdpo_is_clip
         assert clip is not None
         now_L = model_output["log_probs"].values()
@@ -160,6 +160,7 @@ class PairLoss:
 
     def __call__(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:  # noqa: ARG002
         """Return the loss of the micro-batch's pairs, from `log_probs`. Rows that only pad it have no influence."""
+        # A row's log-probs are those of its next tokens, so an answer that starts at s is predicted from s - 1 on.
         logprob_rows = model_output["log_probs"].unbind()
         sums = [row[start - 1 : -1].sum() for row, start in zip(logprob_rows, data[PAIR_START].tolist(), strict=True)]
         lengths = [row.numel() - start for row, start in zip(logprob_rows, data[PAIR_START].tolist(), strict=True)]
@@ -167,6 +168,7 @@ class PairLoss:
         is_real_R = data[PAIR_IS_REAL].bool()
         # Reorder from alternating rows to all chosen ones, then all rejected ones; padding rows are left out.
         order = torch.cat([is_real_R.nonzero()[:, 0][::2], is_real_R.nonzero()[:, 0][1::2]])
+        # All rows are padding. The zero keeps the graph, because all processes must run the backward pass.
         if not order.numel():
             return sums_R.sum() * 0.0, _metrics("trace_replay_dpo", sums_R.new_zeros(()), self._num_items, 0.0)
         share = self._num_items / float(data["dp_size"])
@@ -184,6 +186,7 @@ def _without_temperature(rows_NV: Tensor, data: Any) -> Tensor:
     """Undo the engine's division of logits by the sampling temperature: channel 2 has a temperature of its own."""
     temperature = data["temperature"]
     if isinstance(temperature, Tensor):
+        # One factor is applied to all packed rows, so they must have been sampled alike.
         if temperature.numel() > 1 and bool((temperature != temperature.flatten()[0]).any()):
             got = "several in one micro-batch"
             raise InputError(explain("sampling temperature", got=got, expected="the same for all rows"))
@@ -193,6 +196,7 @@ def _without_temperature(rows_NV: Tensor, data: Any) -> Tensor:
 
 def _response_lengths(data: Any) -> list[int]:
     responses = data["responses"]
+    # Nested without padding, or padded on the right with a mask.
     if responses.is_nested:
         return responses.offsets().diff().tolist()
     return data["attention_mask"][:, -responses.shape[1] :].sum(1).tolist()
@@ -306,6 +310,7 @@ def _all_reduce(value: float, engine: Any, operation: Any) -> float:
     # verl is imported inside functions, so that the losses above can be used and tested without it.
     from verl.utils.device import get_device_id
 
+    # fp64, because counts above 2^24 are not exact in fp32.
     reduced_value = torch.tensor([value], dtype=torch.float64, device=get_device_id())
     torch.distributed.all_reduce(reduced_value, op=operation, group=engine.get_data_parallel_group())
     return float(reduced_value.item())
@@ -337,10 +342,12 @@ def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **s
     )
     tensordict_utils.assign_non_tensor(
         batch,
+        # The teacher's temperature is applied later, in `_teacher_rows`.
         temperature=1.0,
         use_dynamic_bsz=False,
         micro_batch_size_per_gpu=rows_in_pass,
         use_remove_padding=engine.use_remove_padding,
+        # Fused kernels never build the logits that are needed here.
         use_fused_kernels=False,
         **settings,
     )
@@ -381,6 +388,7 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tenso
     total: Tensor | None = None
     for share in shares:
         target_logits = _TargetLogits(rows_N)
+        # Makes the engine pass its logits to the loss function, and compute nothing else.
         keys = {"distillation_use_topk": True, "distillation_only": True}
         with _as_teacher(share):
             batch = rows_as_batch(contexts, share.engine, rows_in_pass=len(contexts), **keys)
@@ -400,6 +408,7 @@ def _eval_mode(shares: Sequence[Share]) -> Iterator[None]:
     from contextlib import ExitStack
 
     with ExitStack() as stack:
+        # By identity: one engine can have two shares, and must be switched once.
         for engine in {id(share.engine): share.engine for share in shares if not share.is_policy}.values():
             stack.enter_context(engine.eval_mode())
         yield
@@ -421,6 +430,7 @@ def _teacher_rows(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels)
     # The temperature is that of channel 2; the engine ran at 1.0 (`rows_as_batch`).
     logprobs_NV = (logits_NV / settings.sdpo_temperature).log_softmax(-1)
     top_k = settings.teacher_top_k
+    # The whole vocabulary needs no tail.
     if top_k is None or top_k >= logprobs_NV.shape[1]:
         return TaughtRows(position_N, None, logprobs_NV)
     ids_NK = logprobs_NV.topk(top_k, dim=-1).indices

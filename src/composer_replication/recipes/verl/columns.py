@@ -73,6 +73,7 @@ def read_sites(text: str | None, row_ids: Sequence[int]) -> list[TaughtTurn]:
 
 def _taught_turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
     start, end, teacher_start = site["start"], site["end"], site["teacher_start"]
+    # The checksum covers all tokens up to the end of the turn, since each of them is context.
     if end > len(row_ids) or site["row"] != _checksum(row_ids[:end]):
         got = f"different tokens before position {end}"
         fix = "The row was cut or reordered without its sites; keep the columns of a row together."
@@ -120,6 +121,7 @@ def _replay_pair(entry: Mapping[str, Any]) -> ReplayPair:
 
 
 def _parse_column(text: str | None, column: str) -> list[Mapping[str, Any]]:
+    # Rows of other data sources have no value in these columns.
     if text is None or text == "":
         return []
     if not isinstance(text, str):
@@ -133,9 +135,11 @@ def column_of(data: Any, name: str) -> list[str | None]:
 
     verl's queue stores what an agent loop adds in one mapping per row; its older trainer makes columns of it.
     """
+    # verl is imported on use: this module also writes columns where verl is not installed.
     from verl.utils import tensordict_utils
 
     num_rows = len(data)
+    # First as a column of its own, then inside the mapping of extra fields.
     values = _per_row(tensordict_utils.get(data, name), num_rows)
     if values is None:
         fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows

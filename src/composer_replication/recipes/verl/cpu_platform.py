@@ -43,6 +43,7 @@ class _NoDeviceMemory(ModuleType):
     def max_memory_allocated(self, *_device: object) -> int:
         return 0
 
+    # All of them are statistics of device memory, which is zero here.
     max_memory_reserved = memory_allocated = memory_reserved = max_memory_allocated
 
     def mem_get_info(self, *_device: object) -> tuple[int, int]:

@@ -66,6 +66,7 @@ class StepChannels:
         """Return which engines make up the teacher. Raises if a frozen part is needed and there is none."""
         live = self.settings.live_share
         shares = [Share(engine, live, is_policy=True)] if live > 0 else []
+        # No frozen part, so no reference is needed.
         if live == 1.0:
             return shares
         if self.reference is not None:
@@ -94,6 +95,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
             fix = "Set actor.fsdp_config.ulysses_sequence_parallel_size to 1."
             got = self.ulysses_sequence_parallel_size
             raise InputError(explain("sequence parallelism with channels", got=got, expected=1, fix=fix))
+        # From here to the end as in verl's own `train_batch`, with the channels in between.
         tensordict_utils.maybe_fix_3d_position_ids(data)
         settings = self.channels.settings
         loss = self._with_sites(data, loss_function, settings) if settings.alpha_sdpo > 0 else loss_function
@@ -111,8 +113,10 @@ class ChannelEngine(FSDPEngineWithLMHead):
         turns = [read_sites(text, ids) for text, ids in zip(column_of(data, SITES), row_ids(data), strict=True)]
         num_items = sum_over_processes(_count_target_tokens(turns), self)
         taught = taught_rows(self.channels.shares(self), turns, settings) if num_items else [None] * len(turns)
+        # Micro-batches reorder rows; the number finds the targets of each.
         data[ROW_NUMBER] = torch.arange(len(turns))
         tensordict_utils.assign_non_tensor(data, distillation_use_topk=True, distillation_only=False)
+        # The scheduler's step is in verl's checkpoints, so a resumed run continues the annealing.
         alpha = settings.alpha_at(self.lr_scheduler.last_epoch, self.optimizer_config.total_training_steps)
         return ChannelLoss(policy, settings, taught, alpha=alpha, num_items=num_items)
 
@@ -123,6 +127,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
             fix = "Compute them once with the initial model (objective.reference), or set dpo_variant: simpo."
             raise InputError(explain("reference log-probs of a pair", got=None, expected="two numbers", fix=fix))
         num_items = sum_over_processes(len(pairs), self)
+        # -(-a // b) rounds up.
         num_passes = max_over_processes(-(-len(pairs) // settings.pair_batch), self)
         if not num_passes:
             return
@@ -166,11 +171,13 @@ def _assigned_pair_texts(data: Any, engine: Any) -> list[str]:
 def _stable_hash(name: str, text: str) -> int:
     """Return a 64-bit hash that is equal on all processes, unlike Python's own."""
     digest = hashlib.sha256(f"{name}\n{text}".encode()).digest()
+    # 8 bytes: `gather_lists` exchanges signed 64-bit numbers.
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _pair_rows(pairs: list[ReplayPair], count: int, pairs_in_pass: int, engine: Any) -> Any:
     """Return a batch of alternating chosen and rejected rows, padded to `count` pairs with rows outside the loss."""
+    # Every pass must be full, or processes would run different numbers of micro-batches.
     filler = ReplayPair([0], [0], [0], None)
     filled = [*pairs, *[filler] * (count - len(pairs))]
     rows = [torch.tensor([*pair.context, *side]) for pair in filled for side in (pair.chosen, pair.rejected)]

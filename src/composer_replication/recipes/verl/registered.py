@@ -52,6 +52,7 @@ def _group_advantage(
         fix = "Pass the column uid as `index`, as verl's trainer does."
         raise InputError(explain("groups of rollouts", got=None, expected="one id per rollout", fix=fix))
     scale = "group" if config is None or config.get("norm_adv_by_std_in_grpo", True) else "none"
+    # verl puts the reward of a rollout on its last token.
     rewards = token_level_rewards.sum(-1)
     members: dict[Any, list[int]] = {}
     for row, group_id in enumerate(index):
@@ -59,6 +60,7 @@ def _group_advantage(
     advantages = torch.zeros_like(rewards)
     for rows in members.values():
         advantages[rows] = group_advantages(rewards[rows], len(rows), scale)
+    # A warning, not an error: a single batch without a signal is normal.
     if not bool(advantages.any()):
         message = f"rewards are equal within each of the {len(members)} groups: all advantages of this batch are 0"
         warnings.warn(message, UserWarning, stacklevel=2)
@@ -84,6 +86,7 @@ def _clipped_policy_loss(
     if config is None:
         raise ConfigError(explain("config of the policy loss", got=None, expected="verl's ActorConfig"))
     mask = response_mask.bool()
+    # verl's meaning of unset bounds: both fall back to `clip_ratio`.
     low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
     high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
     # Masked tokens may hold anything; at 0 they cannot reach the loss or its gradient.
@@ -123,6 +126,7 @@ def _kl_teacher_student(
         no_padding_2_padding(model_output[name], data).float()
         for name in ("distillation_losses", "student_mass", "teacher_mass")
     )
+    # Rows without a teacher hold `NO_TEACHER`, whose mass is 0.
     is_taught = (mass_t > 0) & _response_mask(data)
     tail_s, tail_t = (1.0 - mass.clamp(max=_LARGEST_MASS) for mass in (mass_s, mass_t))
     values = torch.where(is_taught, listed_sum + tail_t * (tail_t.log() - tail_s.log()), 0.0)
@@ -145,6 +149,7 @@ def _kl_student_teacher(
         raise ConfigError(explain(name, got=True, expected=False, fix=fix))
     student = no_padding_2_padding(model_output["log_probs"], data).float()
     teacher = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1).float()
+    # Halfway, so that rounding in lower precision does not matter.
     is_taught = (teacher > NO_TEACHER / 2) & _response_mask(data)
     values = torch.where(is_taught, sampled_token_values(student, teacher), 0.0)
     ratio = torch.where(is_taught, (student - teacher).detach(), 0.0).sum() / is_taught.sum().clamp(min=1)

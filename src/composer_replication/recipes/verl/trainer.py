@@ -43,6 +43,7 @@ class ComposerTrainer(PPOTrainerSync):
             expected = "actor and rollout in one worker"
             raise ConfigError(explain("roles of the trainer", got=got, expected=expected))
         role = roles[0]
+        # verl maps a role to its worker class and to its pool; both entries move to the new role.
         del self.role_worker_mapping[role]
         pool = self.mapping.pop(role)
         if _needs_reference(self.config):
@@ -55,6 +56,7 @@ def _needs_reference(config: Any) -> bool:
     as the reference.
     """
     model, settings = config.actor_rollout_ref.model, settings_of(config.actor_rollout_ref)
+    # verl has two keys for the LoRA rank.
     rank = max(model.get("lora", {}).get("rank", 0), model.get("lora_rank", 0))
     has_adapter = rank > 0 or model.get("lora_adapter_path") is not None
     return not has_adapter and settings.alpha_sdpo > 0 and settings.live_share < 1.0
@@ -78,6 +80,7 @@ class ComposerWorker(ActorRolloutRefWorker):
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
         os.environ["VERL_ENGINE_VENDOR"] = VENDOR  # selects our engine from verl's registry in this process
         super().__init__(config, role, distillation_config=distillation_config, **kwargs)
+        # verl's distillation would add a second teacher to the same step.
         if self.distillation_enabled:
             fix = "Use verl's own ActorRolloutRefWorker with a registered loss, or set distillation.enabled to false."
             raise ConfigError(explain("distillation.enabled with ComposerWorker", got=True, expected=False, fix=fix))
@@ -87,6 +90,7 @@ class ComposerWorker(ActorRolloutRefWorker):
         """Build the models as verl does, then give the actor's engine the channels."""
         settings = settings_of(self.config)
         super().init_model()
+        # This process has no actor, only a reference or a rollout.
         if self.actor is None:
             return
         engine = self.actor.engine
