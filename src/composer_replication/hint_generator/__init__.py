@@ -1,11 +1,11 @@
-"""Write short, rule-like hints about the model's errors, with facts that the session itself shows.
+"""Write short, rule-like hints about the model's errors, using facts that the session itself shows.
 
-context      the record of facts, and how they are read from a failing call, its error and the session before it
-shell_facts  the folder a shell was in, and advice by the words of the message
+context      the facts that a hint may state, extracted from a failing call, its error and the session before it
+shell_facts  the shell's working folder, and advice chosen by the wording of the error message
 facts        the facts about one error site, by kind of failure
 templates    the text of the hints, one template per kind of failure
-write        the hint of a site, and the check that it does not quote the failing call
-writer       hints that a model writes
+write        write the hint for a site, and check that it does not quote the failing call
+writer       hints written by a model
 """
 
 from composer_replication.hint_generator.context import HintContext, count_sentences

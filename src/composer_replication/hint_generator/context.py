@@ -1,7 +1,8 @@
-"""Define what a hint may be made of, and extract it from a failing call, its error and the session before it.
+"""Define the facts that a hint may state, and extract them from a failing call, its error and the session before it.
 
-The file follows the way of the facts: the record of facts (`HintContext`) and how text is quoted in a hint; which path
-was meant; the session up to a turn (`StateCursor`); what an error itself says is right; what is wrong with arguments.
+In order: the record of facts (`HintContext`) and how a hint quotes text; guesses at the path that was meant; the state
+of the session before a turn (`StateCursor`); corrections that the error message itself suggests; and errors in the
+arguments.
 """
 
 from __future__ import annotations
@@ -33,9 +34,9 @@ from composer_replication.types import (
 )
 
 MAX_SENTENCES = 2
-# The end of a sentence: "Done."; "Read it first. `grep` finds it"; not "main.py has it"
+# The end of a sentence: "Done."; "Read it first. `grep` finds it"; not the dot in "main.py has it"
 _SENTENCE_END = re.compile(r"[.!?](?=\s+[A-Z`\"']|\s*$)")
-# Characters of a quotation, and names in a list: a hint has to stay short.
+# Limits that keep a hint short: characters in a quotation, and names in a list.
 _MAX_QUOTED = 120
 _MAX_LISTED = 24
 EditProblem = Literal[
@@ -63,10 +64,10 @@ EditProblem = Literal[
 
 
 class HintContext(TypedDict, total=False):
-    """Facts about one failure. A template uses the facts that exist; without any it gives the general rule.
+    """Facts about one failure. A template uses the facts that are present; without any, it states the general rule.
 
-    Facts about what failed (`path`, `error_message`) are never quoted in a hint. Those in `RIGHT` may be. The keys are
-    stored with every hint, so they are a file format.
+    Facts about what failed (`path`, `error_message`) are never quoted in a hint; facts listed in `RIGHT` may be. The
+    keys are stored with every hint, so they are part of the file format.
     """
 
     error_kind: str
@@ -121,11 +122,11 @@ RIGHT = (
     *("wrong_types", "meant_parameter", "choices", "advice", "seen_parameters", "reader_tool", "finder_tool"),
     *("search_tool", "shell_folder", "project_folder", "path_from_shell"),
 )
-"""The facts that name what is right. A hint may quote them even if the failing call contains the same words."""
+"""The facts that name something correct. A hint may quote them even if the failing call contains the same words."""
 
 
 def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
-    """Yield every string, key and value, in the facts that name what is right."""
+    """Yield every string, key and value in the facts that name something correct."""
     pending: list[Any] = [facts.get(key) for key in RIGHT]
     while pending:
         value = pending.pop()
@@ -138,7 +139,7 @@ def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
 
 
 def quoted(text: object) -> str:
-    """Return text of a session as a hint quotes it: on one line, shortened, in backticks that it cannot close."""
+    """Format session text for quotation in a hint: on one line, shortened, in backticks that the text cannot close."""
     line = " ".join(str(text).split())
     printable = "".join(char for char in line if char.isprintable()).replace("`", "'")
     if len(printable) > _MAX_QUOTED:
@@ -147,7 +148,7 @@ def quoted(text: object) -> str:
 
 
 def listed(names: Iterable[object]) -> str:
-    """Return the names, quoted and separated by commas; of a long list the beginning and how many more there are."""
+    """Return the names quoted and separated by commas. A long list is cut, and the number of omitted names is added."""
     quoted_names = [name for raw_name in names if (name := quoted(raw_name))]
     more = f" and {len(quoted_names) - _MAX_LISTED} more" if len(quoted_names) > _MAX_LISTED else ""
     return ", ".join(quoted_names[:_MAX_LISTED]) + more
@@ -160,14 +161,14 @@ def get_fact(context: HintContext | None, key: str) -> Any:
 
 
 def text_fact(context: HintContext | None, key: str) -> str:
-    """Return a fact as quoted text, or "" if it is missing."""
+    """Return a fact as quoted text, or "" if it is missing or empty."""
     value = get_fact(context, key)
     return "" if value is None else quoted(value)
 
 
 def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
-    """Return the first `number` sentences of a text. Punctuation inside backticks ends no sentence."""
-    # Quoted text is replaced by as many letters, so that positions stay the same.
+    """Return the first `number` sentences of a text. Punctuation inside backticks does not end a sentence."""
+    # Quoted text is replaced by the same number of letters, so that positions stay the same.
     ends = [
         match.end() for match in _SENTENCE_END.finditer(re.sub(r"`[^`]*`", lambda quote: "X" * len(quote[0]), text))
     ]
@@ -175,18 +176,18 @@ def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
 
 
 def count_sentences(text: str) -> int:
-    """Return the number of sentences of a hint. Text in backticks counts as one word."""
+    """Return the number of sentences in a hint. Text in backticks counts as one word."""
     return len(_SENTENCE_END.findall(re.sub(r"`[^`]*`", "X", text)))
 
 
 # ---- Missing paths: which file was meant, and what its folder contains -----------------------------------------------
 
-# File names that many folders have, so that a file of the same name elsewhere was hardly meant.
+# File names that occur in many folders, so a file of the same name elsewhere is unlikely to be the one meant.
 _COMMON = word_set(
     "index main mod lib init __init__ types type util utils common helper helpers test tests config constants errors"
     " readme makefile setup package agent client server model models app base core doc"
 )
-# The path or program that a message is about.
+# The path or program that an error message complains about.
 # "cat: src/a.py: No such file" -> "src/a.py"; "cannot access 'src/a.py'" -> "src/a.py"; "bash: foo" -> "foo"
 _MESSAGE_SUBJECT = re.compile(
     r"['\"`\u2018\u2019]([^'\"`\u2018\u2019]{1,200})['\"`\u2018\u2019]"
@@ -195,14 +196,14 @@ _MESSAGE_SUBJECT = re.compile(
 # Entries with other characters may be patterns or fragments of output: "main.py"
 _PLAIN_NAME = re.compile(r"[\w.@+-]{1,100}")
 _MAX_NAMES = 8
-# From this similarity on (`SequenceMatcher.ratio`), one name is a misspelling of the other.
+# Two names with at least this similarity (`SequenceMatcher.ratio`) count as misspellings of each other.
 _MIN_SPELLING_RATIO = 0.88
-# Files that are guessed with one ending often have the other.
+# File extensions that are easily confused: if a file with one is missing, the same name with the other may exist.
 _OTHER_ENDING = {".yml": ".yaml", ".yaml": ".yml", ".js": ".ts", ".jsx": ".tsx", ".htm": ".html", ".jpeg": ".jpg"}
 
 
 def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintContext:
-    """Return which file was meant, if the error or the session says so; otherwise what its folder contains."""
+    """Return the path that was probably meant, if it can be inferred; otherwise the contents of the folder."""
     paths = state.paths
     full_path = paths.absolute(path, paths.root)
     folder, _, name = full_path.rpartition("/")
@@ -216,7 +217,7 @@ def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintC
     close = [entry for entry in entries if _is_spelled_alike(name, entry)]
     if len(close) == 1:
         return {"meant": short_path(f"{folder}/{close[0]}", paths.root)}
-    # If the folder exists, a file of this name elsewhere is probably not meant.
+    # If the folder exists, a file of the same name in another folder is probably not meant.
     is_folder = bool(entries) or folder in paths.folders
     namesake = None if is_folder else _same_name(full_path, paths.files)
     if namesake is not None:
@@ -224,14 +225,14 @@ def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintC
     ending = _OTHER_ENDING.get(posixpath.splitext(name)[1])
     if ending:
         return {"other_ending": ending}
-    # For a name with an ending, folders are left out.
+    # If the name has an extension, folders are not suggested.
     alike = [entry for entry in entries if ("." in entry) >= ("." in name)]
     alike.sort(key=lambda entry: -SequenceMatcher(None, name, entry).ratio())
     return {"names_there": alike[:_MAX_NAMES]} if alike else {}
 
 
 def _is_spelled_alike(name: str, other_name: str) -> bool:
-    """Whether two names differ by ending or by a typo. A word more or less, such as `test`, makes another file."""
+    """Whether two names differ only by extension or by a typo. An extra or missing word means another file."""
     (stem, ending), (other_stem, other_ending) = posixpath.splitext(name), posixpath.splitext(other_name)
     if stem == other_stem:
         return True
@@ -241,7 +242,7 @@ def _is_spelled_alike(name: str, other_name: str) -> bool:
 
 
 def _same_name(requested_path: str, files: set[str]) -> str | None:
-    """Return the only file of that name; of several, the one whose folders agree best, if it is alone in that."""
+    """Return the file with the same name, or the best match by folders if there are several; None for a tie."""
     *folders, name = requested_path.split("/")
     namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != requested_path)
     related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
@@ -255,39 +256,39 @@ def _same_name(requested_path: str, files: set[str]) -> str | None:
 
 
 def _are_related(folders_a: Sequence[str], folders_b: Sequence[str]) -> bool:
-    """Whether the folders of one path occur among those of the other, in the same order."""
+    """Whether the shorter folder list is a subsequence of the longer one."""
     short, long = sorted((folders_a, folders_b), key=len)
-    rest = iter(long)  # `in` consumes the iterator, so the order counts
+    rest = iter(long)  # `in` consumes the iterator, so the order matters
     return all(part in rest for part in short)
 
 
 def _num_same_end(folders_a: Sequence[str], folders_b: Sequence[str]) -> int:
-    """Return how many folders at the end of two paths are the same."""
+    """Return the number of folders that two paths have in common at their ends."""
     pairs = zip(reversed(folders_a), reversed(folders_b), strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(folders_a), len(folders_b)))
 
 
 def short_path(path: str, root: str | None) -> str:
-    """Return a path relative to the project's folder, which itself is `.`."""
+    """Return a path relative to the project's folder. The project's folder itself is `.`."""
     if path == root:
         return "."
     return path[len(root) + 1 :] if root and path.startswith(f"{root}/") else path
 
 
 def names_in(folder: str, state: SessionState) -> list[str]:
-    """Return the names that the session has shown in a folder."""
+    """Return the names of the entries that the session has shown in a folder."""
     start = state.paths.absolute(folder, state.paths.root).rstrip("/") + "/"
     inside = {path[len(start) :].partition("/")[0] for path in state.paths.files if path.startswith(start)}
     return sorted(name for name in inside if _PLAIN_NAME.fullmatch(name))
 
 
 def typed_path(message: str, command: str) -> str | None:
-    """Return the path that a shell's message is about, if it is in the command."""
+    """Return the path that a shell's error message is about, as typed in the command; None if it was not typed."""
     for match in _MESSAGE_SUBJECT.finditer(message):
         subject = next(group for group in match.groups() if group)
         if subject in command:
             return subject
-        # Programs print absolute paths, of which only the end was typed.
+        # Programs print absolute paths, of which the user may have typed only the end.
         paths = [word for word in re.findall(r"[\w./@+~-]+", command) if "/" in word or "." in word]
         typed = next((path for path in paths if subject.endswith(f"/{path.removeprefix('./')}")), None)
         if typed is not None:
@@ -305,7 +306,7 @@ def find_call(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
 
 
 def result_text_of(site: ErrorSite, conversation: Conversation) -> str:
-    """Return the whole result of the failing call."""
+    """Return the full result of the failing call."""
     results = (result for turn in conversation.turns if turn.id == site.result_turn_id for result in turn.results)
     return next((result.text for result in results if result.call_id == site.call_id), site.evidence_text)
 
@@ -318,7 +319,7 @@ class Case(NamedTuple):
     error_text: str
     state: SessionState
     edits: Callable[[str], list[tuple[str, str]]]
-    """The (old, new) texts of the edits of a file before: `StateCursor.edits_of`."""
+    """The (old, new) texts of the earlier edits of a file; see `StateCursor.edits_of`."""
 
     @property
     def command(self) -> str:
@@ -326,19 +327,19 @@ class Case(NamedTuple):
 
     @property
     def path(self) -> str | None:
-        """The path that the call failed on; for a shell command the one in the message."""
+        """The path that the call failed on; for a shell command, the path in the error message."""
         if channel_of(self.call.name) != "shell":
             return path_argument(self.call.arguments)
         return typed_path(self.site.evidence_text, self.command)
 
 
 def _has_failed(result: ToolResult) -> bool:
-    """Whether a call failed. Rollouts have no error flag, but the harness marks what it refused."""
+    """Whether a call failed. Rollouts have no error flag, but the harness marks the calls that it refused."""
     return CleanedText.of(result.text).is_tagged if result.is_error is None else result.is_error
 
 
 class StateCursor:
-    """The session state before a turn. Going forward costs only the turns in between; going back restarts."""
+    """The session state before a turn. Moving forward processes only the turns in between; moving back starts over."""
 
     def __init__(self, conversation: Conversation) -> None:
         self._conversation = conversation
@@ -362,7 +363,7 @@ class StateCursor:
         return self._state
 
     def edits_of(self, path: str) -> list[tuple[str, str]]:
-        """Return the (old, new) texts of the edits of a file that have worked so far, in order."""
+        """Return the (old, new) texts of the successful edits of a file so far, in order."""
         return self._edits.get(path, [])
 
     def _take(self, call: ToolCall, text: str, *, failed: bool) -> None:
@@ -379,7 +380,7 @@ class StateCursor:
 
 # ---- What an error itself says is right: the name that was meant, the possible names, the command to run -------------
 
-# Characters of a message that are searched, and names that are read from a list in it.
+# Limits: characters of a message that are searched, and names that are read from a list in it.
 _MAX_ERROR = 6000
 _MAX_CHOICES = 40
 # "Did you mean 'main.py'?" -> "main.py"; not "Did you mean one of these?"
@@ -404,7 +405,7 @@ _CHOICES = re.compile(
 _CHOICE = re.compile(r"[A-Za-z@./][\w.:@/+-]{0,200}")
 # Ends a list of names: "a, b but got c"; "a, b. See the manual"; not "a, b.c"
 _END_OF_LIST = re.compile(r"</|\bat line\b|\bbut\b|\bgot\b|\. ")
-# Words between names that are none themselves.
+# Words between the names in a list that are not names themselves.
 _NO_CHOICE = frozenset(["or", "and", "the", "of", "but", "got", "received", "was", "found", "instead", "see", "for"])
 # "Usage: tool [options]"; not "see usage: below"
 _USAGE = re.compile(r"^\s*usage:", re.IGNORECASE | re.MULTILINE)
@@ -424,19 +425,19 @@ _RUN = re.compile(
     r"|pre-commit|git|bundle|mvn|gradle)\b(?: [\w./:@=-]+){1,5}))"
     r"|\buse\s*\n\s+(?P<shown>git [^\n]{4,120})"
 )
-# Smallest similarity (`SequenceMatcher.ratio`) of a name, and of an option, to the one that was meant.
+# Minimum similarity (`SequenceMatcher.ratio`) to the correct name, for a name and for an option.
 _MIN_NAME_RATIO = 0.72
 _MIN_OPTION_RATIO = 0.8
 
 
 def meant_name(error_text: str) -> str | None:
-    """Return the name that the error suggests, as in "did you mean …?"; None if it does not."""
+    """Return the name that the error suggests, as in "did you mean …?", or None if it suggests none."""
     match = _SUGGESTED.search(error_text[:_MAX_ERROR]) or _MOST_SIMILAR.search(error_text[:_MAX_ERROR])
     return next(group for group in match.groups() if group).rstrip(".") if match else None
 
 
 def choices_in(error_text: str) -> list[str]:
-    """Return the possible names that an error lists. A single one is more likely misread, so it does not count."""
+    """Return the valid names that an error lists. A list with a single name is ignored as a likely misreading."""
     match = _CHOICES.search(error_text[:_MAX_ERROR])
     if match is None:
         return []
@@ -448,41 +449,41 @@ def choices_in(error_text: str) -> list[str]:
 
 
 def unknown_option(error_text: str) -> str | None:
-    """Return the option that a program says it does not know, or None if the error is about something else."""
+    """Return the option that a program rejects as unknown, or None if the error is about something else."""
     match = _UNKNOWN_OPTION.search(error_text[:_MAX_ERROR])
     return None if match is None else match["named"] or match["go"]
 
 
 def near_option(wrong: str, options: Sequence[str]) -> str | None:
-    """Return the only option that differs from the wrong one by a typo, or None: another option is no better."""
+    """Return the only option that differs from the wrong one by a typo, or None."""
     names = [option.strip("-") for option in options]
     near = [name for ratio, name in _ranked(wrong.strip("-"), names) if ratio >= _MIN_OPTION_RATIO]
     return next(option for option in options if option.strip("-") == near[0]) if len(near) == 1 else None
 
 
 def options_in(error_text: str) -> list[str]:
-    """Return the options in the usage text that a program printed."""
+    """Return the options listed in the usage text that a program printed."""
     if _USAGE.search(error_text[:_MAX_ERROR]) is None:
         return []
     return list(dict.fromkeys(_FLAGS.findall(error_text[:_MAX_ERROR])))[:_MAX_CHOICES]
 
 
 def command_to_run(error_text: str) -> str | None:
-    """Return the command that a check or a hook asks to run, or None."""
+    """Return the command that a check or a hook asks the model to run, or None."""
     match = _RUN.search(error_text[:_MAX_ERROR])
     return None if match is None else next(group for group in match.groups() if group).strip()
 
 
 def nearest(wrong: str, names: Sequence[str]) -> str | None:
-    """Return the name that was meant, or None if that is unclear.
+    """Return the name that was probably meant, or None if that is unclear.
 
-    It is equal but for case, punctuation or a prefix, or it is much more similar than all others.
+    A name qualifies if it is equal except for case, punctuation or a prefix, or much more similar than all others.
     """
     for is_same in (_is_same, _is_inside):
         matches = [name for name in names if is_same(wrong.casefold(), name.casefold())]
         if len(matches) == 1:
             return matches[0]
-    # The best name needs a clear lead: of two similar names either may be meant.
+    # The best name needs a clear lead: if two names are about equally similar, either may be meant.
     ranked = sorted(_ranked(wrong, names), reverse=True)
     if not ranked or ranked[0][0] < _MIN_NAME_RATIO or (len(ranked) > 1 and ranked[1][0] > ranked[0][0] - 0.1):
         return None
@@ -490,7 +491,7 @@ def nearest(wrong: str, names: Sequence[str]) -> str | None:
 
 
 def _ranked(wrong: str, names: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """Yield the names with their similarity to the wrong one; only the first 200, since each takes a while."""
+    """Yield each name with its similarity to the wrong one. Only the first 200 names are compared, which is slow."""
     for name in names[: _MAX_CHOICES * 5]:
         yield difflib.SequenceMatcher(None, wrong.casefold(), name.casefold()).ratio(), name
 
@@ -505,7 +506,7 @@ def _is_inside(wrong: str, name: str) -> bool:
 
 # ---- What is wrong with arguments, from the words of the error and from the tool's schema ---------------------------
 
-# Parts of the patterns: a quoted name, a name without quotes, and the words for a parameter.
+# Building blocks for the patterns: a quoted name, an unquoted name, and the words for a parameter.
 _NAME = r"[`'\"]([A-Za-z_]\w{0,60})[`'\"]"
 _BARE = r"([A-Za-z_]\w{0,60})(?=[.,;)]|\s*$)"
 _KIND = r"(?:parameter|property|argument|field|positional argument)s?"
@@ -520,11 +521,11 @@ _MISSING = re.compile(
 _UNEXPECTED = re.compile(
     rf"unexpected (?:keyword )?{_KIND}:? {_NAME}|unknown {_KIND}:? {_NAME}|additional {_KIND}:? {_NAME}", re.IGNORECASE
 )
-# Claude Code's words: "The parameter `limit` type is expected as `number` but provided as `string`" -> "limit"
+# Claude Code: "The parameter `limit` type is expected as `number` but provided as `string`" -> "limit"
 _TYPE = re.compile(rf"parameter {_NAME} type is expected as {_NAME}", re.IGNORECASE)
-# An issue of zod: `{"code": "invalid_type", "expected": "string", "received": "number", "path": ["query"]}` -> "query"
+# zod: `{"code": "invalid_type", "expected": "string", "received": "number", "path": ["query"]}` -> "query"
 _EXPECTED = re.compile(r"\"expected\":\s*\"(\w{1,20})\"[^\[]{0,120}\"path\":\s*\[\s*\"(\w{1,60})\"")
-# An error of pydantic: "limit\n  Input should be a valid integer" -> "limit"
+# pydantic: "limit\n  Input should be a valid integer" -> "limit"
 _SHOULD_BE = re.compile(r"^(\w{1,60})\n\s+Input should be an? (?:valid )?(\w{1,20})", re.MULTILINE)
 # "failed to parse function arguments: EOF"; "Unexpected token } in JSON"; not "missing field `path`"
 _JSON = re.compile(
@@ -532,7 +533,7 @@ _JSON = re.compile(
     r"|Expecting (?:value|property|',')|(?:invalid|malformed) JSON|parse JSON",
     re.IGNORECASE,
 )
-# Python types of the types of a JSON schema. `bool` is an `int` in Python, hence the check in `_wrong_kind`.
+# JSON schema types and their Python types. `bool` is an `int` in Python, hence the check in `_wrong_kind`.
 _KINDS: dict[str, tuple[type, ...]] = {
     "string": (str,),
     "integer": (int,),
@@ -544,7 +545,7 @@ _KINDS: dict[str, tuple[type, ...]] = {
 
 
 def is_json_error(call: ToolCall | None, message: str) -> bool:
-    """Return whether the arguments were no JSON object, as opposed to an object that does not fit the schema."""
+    """Return whether the arguments were not a JSON object at all, as opposed to violating the schema."""
     if call is not None and call.raw_arguments is not None:
         return True
     names = _captured_names(_MISSING, message) or _captured_names(_UNEXPECTED, message)
@@ -552,7 +553,7 @@ def is_json_error(call: ToolCall | None, message: str) -> bool:
 
 
 def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
-    """Return missing, unexpected and wrongly typed parameters, from the message or else from the schema."""
+    """Return missing, unexpected and wrongly typed parameters, taken from the message or else from the schema."""
     facts: HintContext = {}
     missing, unexpected = _captured_names(_MISSING, message), _captured_names(_UNEXPECTED, message)
     wrong = _expected_types(message)
@@ -583,7 +584,7 @@ def _captured_names(pattern: re.Pattern[str], message: str) -> list[str]:
 
 
 def _expected_types(message: str) -> list[str]:
-    """Return "name: type" of each parameter whose type a message complains about."""
+    """Return "name: type" for each parameter whose type the message complains about."""
     text = message[:4000]
     typed_names = [
         *_TYPE.findall(text),
@@ -594,7 +595,7 @@ def _expected_types(message: str) -> list[str]:
 
 
 def _wrong_kind(value: Any, schema: Any) -> str | None:
-    """Return the type that a value should have, or None if it fits the schema or that is unknown."""
+    """Return the type that a value should have, or None if the value fits the schema or the type is unknown."""
     kind = schema.get("type") if isinstance(schema, Mapping) else None
     allowed = _KINDS.get(kind) if isinstance(kind, str) else None
     if allowed is None or value is None:

@@ -1,7 +1,7 @@
-"""Collect the facts that a hint may state: what the session had shown before the erring turn, and its failing result.
+"""Collect the facts that a hint may state: what the session showed before the erring turn, and the failing result.
 
-Later turns are not used: a hint has hindsight about one result only. `collect_facts` looks up the facts for the kind of
-the failure (`_BY_KIND`). The second half compares the old text of a failed edit with the file as it was last shown.
+Later turns are not used: a hint has hindsight about a single result. `collect_facts` looks up the function for the kind
+of failure (`_BY_KIND`). The second half compares the old text of a failed edit with the file as it was last shown.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ from composer_replication.sites.actions.tools import (
 )
 from composer_replication.types import Conversation, ErrorSite, ToolCall
 
-# The order matters: some shells put a line number where others put the name.
+# The order matters: some shells print a line number where others print the name.
 _PROGRAM = (
     # "zsh: command not found: foo" -> "foo"
     re.compile(r"(?:command not found|未找到命令|找不到命令)[:：] ?([\w.+-]+)"),
@@ -58,15 +58,15 @@ _PROGRAM = (
     # "bash: foo: command not found" -> "foo"; "bash: foo: commande introuvable" -> "foo"
     re.compile(r"(?:^|[:\s])([\w.+-]+): (?:\S+ )?(?:not found|nicht gefunden|introuvable|no encontrada|non trovato)"),
 )
-# Commands that many machines lack, and what to use instead.
+# Commands that many machines lack, and their substitutes.
 _INSTEAD = {"python": "python3", "pip": "python3 -m pip", "pytest": "python3 -m pytest"}
 _MAX_NAMES = 8
-# Longer arguments, in characters, are texts and no names.
+# Arguments with more characters are free text rather than names.
 _MAX_VALUE = 80
-# From an error about an offset after the end of a file.
+# An error about an offset beyond the end of a file.
 # "The number of lines in the file: `120`" -> "120"; "must be within the lines of the file: [1, 80]" -> "80"
 _NUM_LINES = re.compile(r"number of lines in the file: `?(\d{1,7})|lines of the file: \[1, (\d{1,7})\]")
-# Names of tools in several agents.
+# The same tool has different names in different agents.
 _READERS = ("read", "read_file", "view_file", "open_file", "view")
 _LISTERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "file_search", "search_files")
 # "error: pathspec 'a.py' did not match any file(s) known to git"; not "fatal: not a git repository"
@@ -85,15 +85,15 @@ def collect_facts(
     inferred_tools: Mapping[str, Mapping[str, Any]] | None = None,
     along: StateCursor | None = None,
 ) -> HintContext:
-    """Return the facts about one site, for the template of its kind and for the record of the hint.
+    """Return the facts about one site, for the template of its kind and for the stored hint.
 
     Args:
         site: The error site.
-        conversation: The conversation it is in.
-        tool_schemas: Schemas that someone wrote, by tool. The arguments of logged calls are no substitute: they do not
-            show what a tool requires or refuses.
-        inferred_tools: Tools that sessions of the same agent called, with the schemas inferred from these calls.
-        along: A cursor to share between the sites of a conversation.
+        conversation: The conversation that contains the site.
+        tool_schemas: Hand-written schemas by tool. Schemas inferred from logged calls are no substitute: they do not
+            show what a tool requires or rejects.
+        inferred_tools: Tools called in sessions of the same agent, with the schemas inferred from these calls.
+        along: A cursor shared by the sites of a conversation.
     """
     call, cursor = find_call(site, conversation), along or StateCursor(conversation)
     state = cursor.before(site.turn_id)
@@ -115,9 +115,9 @@ def collect_facts(
 
 
 def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferred: _Schemas) -> HintContext:
-    """Return the facts about the tools of the session, and how often the call had failed before."""
+    """Return the facts about the session's tools, and how often the call had failed before."""
     facts: HintContext = {}
-    # This session may not have called every tool; other sessions of the same agent show the rest.
+    # This session may not have called every tool; other sessions of the same agent supply the rest.
     tools = sorted({*schemas, *state.tools, *inferred} - ({site.tool} if site.kind == "tool_not_found" else set()))
     if tools:
         facts["available_tools"] = tools
@@ -144,7 +144,7 @@ def _unknown_tool(case: Case) -> HintContext:
 
 
 def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -> HintContext:
-    """Return what this tool calls a parameter, if the call used the name of other tools for it."""
+    """Return this tool's name for a parameter, if the call used the name that other tools have for it."""
     parameters = {*facts.get("seen_parameters", ()), *(inferred.get(call.name, {}).get("properties") or ())}
     for wrong in facts.get("unexpected_parameters", ()):
         for names in (PATH, OLD_TEXT, NEW_TEXT):
@@ -157,7 +157,7 @@ def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -
 
 
 def _wrong_value(case: Case) -> HintContext:
-    """Return the possible values, if the error lists them, and the one that was meant, if that is clear."""
+    """Return the valid values, if the error lists them, and the intended one, if that is clear."""
     choices = choices_in(case.error_text)
     values = [value for value in case.call.arguments.values() if isinstance(value, str) and 0 < len(value) < _MAX_VALUE]
     wrong = max((value for value in values if value in case.error_text), key=len, default=None)
@@ -172,7 +172,7 @@ def _missing_file(case: Case) -> HintContext:
 
 
 def _unread_file(case: Case) -> HintContext:
-    """Return whether a command had shown the file, and whether an earlier read of it no longer counts."""
+    """Return whether a command had shown the file, and whether an earlier read has become invalid."""
     if not case.path:
         return {}
     name = case.path.rpartition("/")[2]
@@ -182,7 +182,7 @@ def _unread_file(case: Case) -> HintContext:
 
 
 def _no_match(case: Case) -> HintContext:
-    # Advice for the message, such as for a notebook, is more specific than a comparison with the file.
+    # Advice that matches the message, for example about notebooks, is more specific than a comparison with the file.
     old_text, facts = _old_text(case.call.arguments), advice_facts(case)
     if not case.path or not old_text or facts:
         return facts
@@ -190,7 +190,7 @@ def _no_match(case: Case) -> HintContext:
 
 
 def _ambiguous(case: Case) -> HintContext:
-    # A parameter that the call already has is not named: quoting it would make the same call more likely.
+    # A parameter that the call already passes is not named: quoting it would make the same call more likely.
     has_parameter = any(key in case.call.arguments for key in EVERYWHERE)
     everywhere = None if has_parameter else next((key for key in EVERYWHERE if key in case.error_text), None)
     facts = nonempty_facts(meant_parameter=everywhere, can_replace_all=has_parameter)
@@ -219,7 +219,7 @@ def _wrong_use(case: Case) -> HintContext:
     if wrong is not None:
         meant = meant_name(case.error_text) or near_option(wrong, options_in(case.error_text))
         return facts | nonempty_facts(meant=meant, is_unknown_option=True)
-    # The names in the error are more specific than advice for the message.
+    # The names listed in the error are more specific than general advice.
     choices = choices_in(case.error_text)
     if choices or not facts:
         facts = nonempty_facts(choices=choices)
@@ -228,7 +228,7 @@ def _wrong_use(case: Case) -> HintContext:
 
 def _git_command(case: Case) -> HintContext:
     command = command_to_run(case.error_text) or ""
-    # Git takes paths from the shell's folder, which may not be the project's.
+    # Git resolves paths from the shell's folder, which may not be the project's.
     if _NOT_A_FILE_OF_GIT.search(case.error_text) and case.path:
         shell_facts = shell_folder_facts(case)
         is_file = posixpath.splitext(case.path)[1] != ""
@@ -264,7 +264,7 @@ _BY_KIND: dict[str, Callable[[Case], HintContext]] = {
 
 
 def _old_text(arguments: Mapping[str, Any]) -> str:
-    """Return the text that an edit was to replace; of several edits that of the first."""
+    """Return the text that an edit was to replace; for a list of edits, the text of the first."""
     text = first_text(arguments, OLD_TEXT)
     if text is not None:
         return text
@@ -276,24 +276,24 @@ def _old_text(arguments: Mapping[str, Any]) -> str:
 
 # ---- Failed edits: where the old text differs from the file as it was shown ------------------------------------------
 
-# Line numbers of a view: "    12\tdef f():"; "12→def f():"; not "12 items"
+# Line numbers in a view: "    12\tdef f():"; "12→def f():"; not "12 items"
 _NUMBERED = re.compile(r"^ *\d{1,6}(?:\t|→)", re.MULTILINE)
-# A line of the file that was never shown, in the texts of `SessionState.texts`.
+# Marks a line of the file that was never shown, in `SessionState.texts`.
 _UNSEEN = "\0"
-# A hint names at most so many positions of the text.
+# Maximum number of positions that a hint lists.
 _MAX_HEADS = 4
-# Lines of a file that are compared.
+# Maximum number of file lines that are compared.
 _MAX_LINES = 20_000
-# Smallest similarity (`SequenceMatcher.ratio`) of two lines that are about the same.
+# Minimum similarity (`SequenceMatcher.ratio`) of two lines with about the same content.
 _MIN_LINE_RATIO = 0.6
-# Shorter lines, such as `}` or `else:`, are in many places of a file, so they do not show where a text belongs.
+# Shorter lines, such as `}` or `else:`, occur in many places, so they do not reveal where a text belongs.
 _MIN_ANCHOR = 4
-# A line of this length is hardly in two files by chance.
+# Lines of at least this length rarely occur in two files by chance.
 _MIN_DISTINCTIVE = 12
-# A word or a sign, with the whitespace before it: "return x" -> "return"; "  (" -> "  ("
+# A word or a symbol, with the whitespace before it: "return x" -> "return"; "  (" -> "  ("
 _TOKEN = re.compile(r"\s*(?:\w+|[^\w\s])")
 _ELLIPSIS = "…"
-# At the start of a line: "# why"; "  // why"; "<!-- why"
+# A comment at the start of a line: "# why"; "  // why"; "<!-- why"
 _COMMENT = re.compile(r"\s*(?://|#|/?\*|--|<!--|\"\"\"|;)")
 # "def load(path):" -> "load"; "func (s *Server) Run()" -> "Run"; not "return load(path)"
 _DECLARED = re.compile(
@@ -308,7 +308,7 @@ _KEYWORDS = word_set(
 
 
 def _no_match_facts(path: str, old_text: str, state: SessionState, edits: Sequence[tuple[str, str]]) -> HintContext:
-    """Return where a text differs from the file as it was shown, given the earlier edits of the file in order."""
+    """Return how a text differs from the file as it was last shown, given the earlier edits of the file in order."""
     file = state.texts.get(path)
     if len(_NUMBERED.findall(old_text)) >= max(1, old_text.count("\n")):
         return {"edit_problem": "line_numbers"}
@@ -325,10 +325,10 @@ def _no_match_facts(path: str, old_text: str, state: SessionState, edits: Sequen
         facts = _nearest_line_facts(old_lines, lines, is_whole=file.is_whole)
     else:
         facts = _facts_at(offset, old_lines, lines)
-    # Certain enough even if the file may have changed a little (`doubt` 1).
+    # Reliable even if the file may have changed slightly (`doubt` 1).
     if facts.get("edit_problem") == "whitespace" and file.doubt < 2:
         return facts
-    # The file may have changed since it was shown, so a comparison with it would mislead.
+    # The file may have changed since it was shown, so comparing with it would mislead.
     if file.doubt:
         return {"edit_problem": "changed" if file.doubt == 2 or file.may_be_reworked else "differs"}
     if _was_changed(old_lines, lines, edits):
@@ -337,7 +337,7 @@ def _no_match_facts(path: str, old_text: str, state: SessionState, edits: Sequen
 
 
 def _is_escaped(old_text: str, text: str) -> bool:
-    """Whether the text has line breaks or tabs written as escapes, where the file has real ones."""
+    """Whether the text contains escape sequences where the file has real line breaks or tabs."""
     parts = [part.strip() for part in re.split(r"\\[nt]", old_text) if len(part.strip()) >= _MIN_ANCHOR]
     if not text:
         return "\n" not in old_text and re.search(r"\\n[ \w]", old_text) is not None
@@ -345,11 +345,11 @@ def _is_escaped(old_text: str, text: str) -> bool:
 
 
 def _find_offset(old_lines: Sequence[str], lines: Sequence[str]) -> int | None:
-    """Return the line of the file at which most of the text, whitespace aside, would begin; None if no line occurs."""
+    """Return the file line where the text best aligns, ignoring whitespace, or None if none of its lines occurs."""
     positions_by_line: dict[str, list[int]] = {}
     for number, line in enumerate(lines):
         positions_by_line.setdefault(line.strip(), []).append(number)
-    # Every line votes for the offsets at which it would match: long lines more, frequent lines less.
+    # Each line votes for the offsets at which it would match. Long lines have more weight, frequent lines less.
     votes: dict[int, float] = {}
     for number, line in enumerate(old_lines):
         stripped = line.strip()
@@ -360,7 +360,7 @@ def _find_offset(old_lines: Sequence[str], lines: Sequence[str]) -> int | None:
 
 
 def _facts_at(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> HintContext:
-    """Return the facts about the first line that differs, with the text laid over the file at an offset."""
+    """Return the facts about the first line that differs when the text is aligned with the file at an offset."""
     only_whitespace: str | None = None
     last = len(old_lines) - 1
     for number, line in enumerate(old_lines):
@@ -368,7 +368,7 @@ def _facts_at(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> Hi
         right = lines[position] if 0 <= position < len(lines) else None
         if right == _UNSEEN or (right is None and position >= len(lines)):
             return {"edit_problem": "unshown"}
-        # The first and the last line may be parts of lines of the file.
+        # The first and the last line of the text may be only parts of file lines.
         if right is None or right == line or (number == last and right.startswith(line)):
             continue
         if number == 0 and right.endswith(line):
@@ -385,15 +385,16 @@ def _facts_at(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> Hi
 
 
 def _line_facts(wrong: str, right: str) -> HintContext:
-    """Return what the right line has and the wrong one lacks; nothing if the wrong one only has more."""
+    """Return what the right line contains and the wrong one lacks; empty if the wrong one only has additions."""
     differing = _what_differs(wrong, right)
     return {"edit_problem": "line", "closest_line": differing} if differing else {"edit_problem": "longer"}
 
 
 def _what_differs(wrong: str, right: str) -> str:
-    """Return the parts of a line that the wrong one lacks, each with a word or sign on both sides; "" without any.
+    """Return the parts of a line that the wrong one lacks, each with one word or symbol of context on both sides.
 
-    The whole line is not quoted: it is nearly the wrong one, and quoting it would make that more likely.
+    The result is "" if nothing is missing. The whole line is not quoted: it is almost the wrong one, and quoting it
+    would make the wrong one more likely.
     """
     words = _TOKEN.findall(right)
     wrong_words = [word.strip() for word in _TOKEN.findall(wrong)]
@@ -403,14 +404,14 @@ def _what_differs(wrong: str, right: str) -> str:
     if not added:
         return ""
     quoted_indices = {neighbor for index in added for neighbor in (index - 1, index, index + 1)}
-    # A single word between two parts is as short as the ellipsis that would replace it.
+    # A single word between two parts is no longer than the ellipsis that would replace it.
     quoted_indices |= {index for index in range(len(words)) if {index - 1, index + 1} <= quoted_indices}
     excerpt = "".join(word if index in quoted_indices else _ELLIPSIS for index, word in enumerate(words))
     return re.sub(f"{_ELLIPSIS}+", _ELLIPSIS, excerpt).strip(f"{_ELLIPSIS} ")
 
 
 def _is_same_place(number: int, offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether a different line is the one that was meant: its neighbors are the same, or it is about the same."""
+    """Whether a differing line is the intended one: its neighbors are identical, or its content is similar."""
     line, right = old_lines[number], lines[offset + number]
     neighbors = [
         (old_lines[near].strip(), lines[offset + near].strip() if 0 <= offset + near < len(lines) else None)
@@ -423,15 +424,15 @@ def _is_same_place(number: int, offset: int, old_lines: Sequence[str], lines: Se
 
 
 def _neighbor(number: int, old_lines: Sequence[str], step: int) -> int | None:
-    """Return the number of the next line, before or after, that is not blank; None if there is none."""
+    """Return the number of the nearest nonblank line in the direction of `step`, or None if none exists."""
     indices = range(number + step, len(old_lines) if step > 0 else -1, step)
     return next((index for index in indices if old_lines[index].strip()), None)
 
 
 def _is_about_the_same(line: str, right: str, *, is_anchored: bool = False) -> bool:
-    """Whether two lines are about the same: they declare the same name, if any, and share most of their names.
+    """Whether two lines have similar content: they declare the same name, if any, and share most of their names.
 
-    Next to a line that is unique in the file (`is_anchored`), one shared name is enough, except for comments, whose
+    Next to a line that is unique in the file (`is_anchored`), one shared name is enough, except in comments, whose
     words are not names.
     """
     is_comment = _COMMENT.match(line) is not None
@@ -450,7 +451,7 @@ def _names(line: str) -> set[str]:
 
 
 def _nearest_line_facts(old_lines: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> HintContext:
-    """Return the facts about a text with no line in the file: a line similar to its longest one, if there is any."""
+    """Return a file line similar to the longest line of a text that has no line in common with the file."""
     code = [line for line in old_lines if not _COMMENT.match(line)]
     longest = max((line.strip() for line in code), key=len, default="")[:200]
     likely = [line.strip() for line in lines if longest and _is_about_the_same(longest, line)]
@@ -464,7 +465,7 @@ def _nearest_line_facts(old_lines: Sequence[str], lines: Sequence[str], *, is_wh
 
 
 def _other_file(old_lines: Sequence[str], lines: Sequence[str], state: SessionState, path: str) -> str | None:
-    """Return the only other file that was shown with all distinctive lines of the text, if this one has none."""
+    """Return the only other file shown with all distinctive lines of the text; None if `lines` already contain one."""
     distinctive = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_DISTINCTIVE}
     if not distinctive or distinctive & {line.strip() for line in lines}:
         return None
@@ -477,7 +478,7 @@ def _other_file(old_lines: Sequence[str], lines: Sequence[str], state: SessionSt
 
 
 def _was_changed(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence[tuple[str, str]]) -> bool:
-    """Whether an edit of this session removed a line of the text from the file."""
+    """Whether an edit in this session removed a line of the text from the file."""
     current_lines = {line.strip() for line in lines}
     missing = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_ANCHOR} - current_lines
     removed_lines = {line.strip() for old, new in edits for line in old.split("\n") if line.strip() not in new}
@@ -485,15 +486,15 @@ def _was_changed(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence
 
 
 def _ambiguous_facts(path: str, old_text: str, error_text: str, state: SessionState) -> HintContext:
-    """Return how often the text is in the file, and a line above each position, if these lines differ."""
+    """Return how often the text occurs in the file, and the header above each occurrence if these headers differ."""
     facts: HintContext = {}
-    # "Found 3 matches of the string"; "found 12"
+    # "Found 3 matches of the string" -> "3"; "found 12" -> "12"
     number = re.search(
         r"\b(\d{1,4}) (?:matches|occurrences|times|places|locations)|\bfound (\d{1,4})\b", error_text[:400]
     )
     if number is not None:
         facts["num_matches"] = int(number[1] or number[2])
-    # Some tools list them: "Multiple occurrences in lines [3, 17, 40]"
+    # Some tools list the line numbers: "Multiple occurrences in lines [3, 17, 40]"
     lines = re.search(r" in lines \[((?:\d{1,6}, )+\d{1,6})\]", error_text[-400:])
     if lines is not None:
         return {
@@ -512,7 +513,7 @@ def _ambiguous_facts(path: str, old_text: str, error_text: str, state: SessionSt
 
 
 def _head_above(lines: Sequence[str]) -> str | None:
-    """Return the header above a position, such as `def f():`: the nearest line that is not indented and no bracket."""
+    """Return the header above a position: the nearest line that is neither indented nor a bracket."""
     for line in reversed(lines[:-1]):
         if line == _UNSEEN:
             return None

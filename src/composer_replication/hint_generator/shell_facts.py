@@ -1,7 +1,7 @@
-"""Collect the facts about failed shell commands: the folder the shell was in, and advice for the message.
+"""Collect the facts about failed shell commands: the shell's working folder, and advice that matches the message.
 
-A path often fails because an earlier `cd` has moved the shell. `shell_folder_facts` then says what the path is called
-from the current folder. `advice_for` looks up what to do instead, by the words of the message.
+A path often fails because an earlier `cd` has moved the shell. `shell_folder_facts` then returns the path relative to
+the current folder. `advice_for` chooses advice by the wording of the message.
 """
 
 from __future__ import annotations
@@ -23,17 +23,17 @@ _LEADING_CD = re.compile(r"\s*cd\s+(['\"]?)([^\s'\";&|]+)\1\s*(?:&&|;|\n)")
 
 
 def nonempty_facts(**facts: Any) -> HintContext:
-    """Return the facts that are not empty."""
+    """Return the facts whose values are not empty."""
     return cast("HintContext", {name: value for name, value in facts.items() if value})
 
 
 def advice_facts(case: Case) -> HintContext:
-    """Return the advice for the message of a failing call, if there is any."""
+    """Return the advice that matches the message of a failing call, if any."""
     return nonempty_facts(advice=advice_for(case.site.kind, case.error_text, case.command))
 
 
 def missing_shell_path_facts(case: Case) -> HintContext:
-    """Return what a missing path of a command is called from the shell's folder, or which path was meant."""
+    """Return the missing path relative to the shell's folder, or else the path that was probably meant."""
     facts = shell_folder_facts(case)
     if re.search(r"\bgit\b", case.command):
         facts |= nonempty_facts(advice=advice_for("git_state", case.error_text, case.command))
@@ -45,7 +45,7 @@ def missing_shell_path_facts(case: Case) -> HintContext:
 
 
 def shell_folder_facts(case: Case) -> HintContext:
-    """Return the shell's folder, if it is not the project's, and what the typed path is called from there."""
+    """Return the shell's folder, unless it is the project's, and the typed path relative to that folder."""
     paths, facts, typed = case.state.paths, advice_facts(case), case.path or ""
     here, root, own_cd = _lookup_folder(case), paths.root, _leading_cd(case)
     cd_role = own_cd and ("to" if own_cd == typed else "before")
@@ -54,7 +54,7 @@ def shell_folder_facts(case: Case) -> HintContext:
         return facts
     if here != root:
         facts |= {"shell_folder": short_path(here, root), "project_folder": root}
-    # A relative path may have been meant from a folder above the current one.
+    # A relative path may have been meant relative to a parent of the current folder.
     for base in _with_parents(here, root) if typed and not typed.startswith(("/", "~")) else ():
         meant = posixpath.normpath(posixpath.join(base, typed))
         if meant == here or (base != here and (meant in paths.files or meant in paths.folders)):
@@ -66,13 +66,13 @@ def shell_folder_facts(case: Case) -> HintContext:
 
 
 def _leading_cd(case: Case) -> str | None:
-    """Return the folder of a `cd` at the start of the command, or None."""
+    """Return the target of a `cd` at the start of the command, or None."""
     match = _LEADING_CD.match(case.command) if channel_of(case.call.name) == "shell" else None
     return match[2] if match else None
 
 
 def _lookup_folder(case: Case) -> str | None:
-    """Return the folder from which the failing path was looked up; None if that is unknown."""
+    """Return the folder relative to which the failing path was resolved, or None if it is unknown."""
     here, own_cd = case.state.paths.shell.path, _leading_cd(case)
     if own_cd is None or own_cd == case.path:
         return here
@@ -94,19 +94,19 @@ def _with_parents(folder: str, root: str) -> Iterator[str]:
 
 
 class _Row(NamedTuple):
-    """Advice for messages of one kind of failure. The first row that fits is used."""
+    """A message pattern and the advice for messages that match it. The first matching row is used."""
 
     kind: str
     message: str
-    """A pattern that has to be in the message."""
+    """A pattern that must match the message."""
     advice: str
     command: str | None = None
-    """A pattern that has to be in the command as well."""
+    """A pattern that must also match the command."""
 
 
 _MAX_ERROR = 6000
 _BSD = "On macOS and BSD `{}` has its own options: {}."
-# Each group has an example of a message and the beginning of its advice. The advice is part of hints, so it is data.
+# Above each group: an example of a message and the beginning of its advice. The advice is part of hints, so it is data.
 _ADVICE = (
     # jq: "jq: error: syntax error, unexpected INVALID_CHARACTER" -> "Put a jq filter into single quotes"
     _Row("shell_syntax", r"top-level program not given|^jq - commandline JSON processor",
@@ -151,7 +151,7 @@ _ADVICE = (
          " documentation names for this endpoint; its message says which one it refused."),
     _Row("api_misuse", r"doesn't exist on type|undefined field|parse error on|expected type",
          "Ask for fields that the schema has: query it first (`__type(name: …) {fields {name}}`)."),
-    # Arguments of tools: "Path must be absolute" -> "Give this tool absolute paths"
+    # Tool arguments: "Path must be absolute" -> "Give this tool absolute paths"
     _Row("input_validation", r"unknown skill|skill .{0,80}not found", "This tool knows the names alone that the"
          " session lists for it: take one of those, whole. Where none is for the work, do it with the other tools."),
     _Row("input_validation", r"not a prompt-based skill|cannot be used with Skill|disable-model-invocation",
@@ -175,7 +175,7 @@ _ADVICE = (
          " `Get-ChildItem`."),
     _Row("other", r"posix_spawn|\bspawn\b.{0,200}ENOENT", "The tool itself cannot start in this session: do the same"
          " with a shell command, such as `grep` or `find`, or with another tool."),
-    # Programs that were called wrongly: "make: *** No rule to make target" -> "Read the Makefile"
+    # Programs called with wrong arguments: "make: *** No rule to make target" -> "Read the Makefile"
     _Row("usage_error", r"could not open a new TTY|not a (?:tty|terminal)|inappropriate ioctl", "There is no terminal"
          " here: run the program in a mode that only prints, such as JSON or plain text."),
     _Row("usage_error", r"must be provided .{0,40}stdin", "An option that takes several values swallows what follows"
@@ -199,7 +199,7 @@ _ADVICE = (
     _Row("usage_error", r"named files must all be in one directory|directory prefix|outside main module",
          "Give go commands packages by folder (`./some/folder/...`) from inside the module, not single files of"
          " several folders."),
-    # Options of GNU that BSD tools lack: "usage: stat [-FLnq]" -> "This system's tools are BSD's"
+    # GNU options that BSD tools lack: "usage: stat [-FLnq]" -> "This system's tools are BSD's"
     _Row("usage_error", r"usage: grep|grep: invalid option|grep: illegal option",
          _BSD.format("grep", "use `-E` for extended patterns, or `perl -ne`"), command=r"\bgrep\b"),
     _Row("usage_error", r"usage: sed|sed: .*(?:invalid command code|illegal option|extra characters|expected)",
@@ -233,7 +233,7 @@ _ADVICE = (
          " progress first: `git status` says which command does it."),
     _Row("git_state", r"not possible to fast-forward|diverg|non-fast-forward|fetch first|rejected", "Fetch, and rebase"
          " or merge onto the remote branch before pushing."),
-    # Paths and revisions. Commands that take files come first, since the message is the same for revisions.
+    # Paths and revisions. Commands that take files come first, since the message for revisions is the same.
     # "error: pathspec 'mian' did not match any file(s) known to git" -> "Check that a branch, revision or file"
     _Row("git_state", r"pathspec|known to git", "Git takes the paths of files from the folder that the shell stands in:"
          " `git status` and `git ls-files` show them as they are called from there.",
@@ -252,7 +252,7 @@ _ADVICE = (
          " repository's root, and check with `git ls-tree -r --name-only` that the revision has it."),
     _Row("git_state", r"not fully merged|cannot delete branch", "Leave a branch before deleting it, and merge it first"
          " if its commits are still needed."),
-    # Programs that not every system has: "bash: rg: command not found" -> "`grep -rn` searches files"
+    # Programs that are not installed on every system: "bash: rg: command not found" -> "`grep -rn` searches files"
     _Row("cmd_not_found", r"\btimeout\b", "Give the time limit to the tool that runs the command: this system has no"
          " program for it."),
     _Row("cmd_not_found", r"\btree\b", "`find . -maxdepth 2` and `ls -R` show a folder with what is in it, on every"
@@ -263,7 +263,7 @@ _ADVICE = (
 
 
 def advice_for(kind: str, error_text: str, command: str) -> str | None:
-    """Return what to do instead, in general words; None if the table does not know the message."""
+    """Return general advice for an error message, or None if no row of the table matches."""
     rows = (row for row in _ADVICE if row.kind == kind and _has(row.message, error_text[:_MAX_ERROR]))
     return next((row.advice for row in rows if row.command is None or _has(row.command, command)), None)
 

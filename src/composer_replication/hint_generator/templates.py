@@ -1,9 +1,9 @@
 """Write the text of a hint: one template for every kind of failure that the model can be blamed for.
 
-A template is a function of the facts (`HintContext`) that returns one or two sentences. It quotes facts that are right,
-never the failing call. `register` adds or replaces a template.
+A template is a function that takes the facts (`HintContext`) and returns one or two sentences. It quotes facts that are
+correct, never the failing call. `register` adds or replaces a template.
 
-Hints are training data, so a change of any word needs a new `VERSION`.
+Hints are training data, so any change to their wording requires a new `VERSION`.
 """
 
 from __future__ import annotations
@@ -24,12 +24,12 @@ from composer_replication.hint_generator.context import (
 from composer_replication.sites.actions.tools import plain_name
 
 Template = Callable[[HintContext], str]
-# The version of all built-in templates together. It is stored with every hint.
+# One version for all built-in templates. It is stored with every hint.
 VERSION = 6
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:
-    """Return the hint for a tool that does not exist: the list of tools, as in the published example."""
+    """Return the hint for a nonexistent tool: the list of tools, as in the published example."""
     tools, meant = get_fact(ctx, "available_tools"), text_fact(ctx, "meant")
     if meant:
         return f"The tool for this is {meant}: call tools by their exact names."
@@ -39,16 +39,16 @@ def hint_tool_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_json_decode(ctx: HintContext | None = None) -> str:
-    """Return the hint for arguments that are not JSON; with a known schema, also the parameters of the tool."""
+    """Return the hint for arguments that are not JSON. If the schema is known, it also lists the tool's parameters."""
     name, takes = text_fact(ctx, "tool_name"), _takes(ctx)
     form = "one complete JSON object, with quotes, backslashes and newlines in strings escaped."
-    if name and takes:  # the demo student was trained with this text
+    if name and takes:  # the demo student was trained on this text
         return f"Tool arguments must be {form} {name} takes {takes}."
     return f"Reminder: tool arguments must be valid JSON: {form}"
 
 
 def hint_type_error(ctx: HintContext | None = None) -> str:
-    """Return the hint for arguments that do not fit the schema: the right value or name, or what the tool takes."""
+    """Return the hint for arguments that violate the schema: the right value or name, or else the tool's parameters."""
     name = text_fact(ctx, "tool_name") or "the tool"
     meant, choices, renamed = text_fact(ctx, "meant"), get_fact(ctx, "choices"), text_fact(ctx, "meant_parameter")
     if meant:
@@ -75,7 +75,7 @@ def _what_is_needed(ctx: HintContext | None, name: str) -> str:
 
 
 def _what_there_is(ctx: HintContext | None) -> str:
-    """Return the sentence about the parameters of the tool, or "" if none are known."""
+    """Return the sentence that lists the tool's parameters, or "" if none are known."""
     takes, seen_parameters = _takes(ctx), get_fact(ctx, "seen_parameters")
     if takes:
         return f" It takes {takes}."
@@ -83,8 +83,8 @@ def _what_there_is(ctx: HintContext | None) -> str:
 
 
 def hint_repeated_failure(ctx: HintContext | None = None) -> str:
-    """Return the hint for a call that had failed before: that it had, and the first sentence for its kind."""
-    # Wrong arguments have no template under their own kind: `template_of` chooses between two.
+    """Return the hint for a repeated failure: a reminder, and the first sentence of the hint for its kind."""
+    # Wrong arguments have no template of their own kind: `template_of` chooses between two.
     kind = str(get_fact(ctx, "error_kind"))
     kind = "type_error" if kind == "input_validation" and kind not in HINT_TEMPLATES else kind
     template = HINT_TEMPLATES.get(kind) if kind != "repeated_failure" else None
@@ -102,7 +102,7 @@ def hint_runtime_error(ctx: HintContext | None = None) -> str:
 
 
 def _takes(ctx: HintContext | None) -> str:
-    """Return the parameters of a schema in words, the required ones first: `a` (required), `b`, `c`."""
+    """Return a schema's parameters as text, the required ones first: `a` (required), `b`, `c`."""
     schema = get_fact(ctx, "tool_schema")
     properties = schema.get("properties") if isinstance(schema, Mapping) else None
     if not isinstance(properties, Mapping) or not properties:
@@ -118,10 +118,10 @@ def _takes(ctx: HintContext | None) -> str:
 
 
 def hint_edit_not_read(ctx: HintContext | None = None) -> str:
-    """Return the hint for an edit of a file that had not been read."""
+    """Return the hint for an edit of a file that was not read first."""
     reader, tool = text_fact(ctx, "reader_tool"), text_fact(ctx, "tool_name")
     rule = f"Open a file{f' with {reader}' if reader else ''} before changing it{f' with {tool}' if tool else ''}"
-    # Harnesses forget what was read when they summarize or restart a session.
+    # Harnesses forget which files were read when they summarize or restart a session.
     if get_fact(ctx, "counts_no_more"):
         return (
             f"Open a file again{f' with {reader}' if reader else ''}, under its present name, before changing it: what"
@@ -135,14 +135,14 @@ def hint_edit_not_read(ctx: HintContext | None = None) -> str:
 
 
 def hint_edit_stale(ctx: HintContext | None = None) -> str:
-    """Return the hint for an edit of a file that has changed since it was read."""
+    """Return the hint for an edit of a file that changed after it was read."""
     reader = text_fact(ctx, "reader_tool")
     again = f"again with {reader}" if reader else "again"
     return f"Read a file {again} right before changing it where a formatter, a command or the user may have been at it."
 
 
 def hint_edit_no_match(ctx: HintContext | None = None) -> str:
-    """Return the hint for an edit whose old text is not in the file: where it differs, or what to read."""
+    """Return the hint for an edit whose old text is not in the file: where the two differ, or what to read."""
     reader, right = text_fact(ctx, "reader_tool"), text_fact(ctx, "closest_line")
     read = f"Read the part to change{f' with {reader}' if reader else ''}"
     now = f", which now has {right} there" if right else ""
@@ -174,7 +174,7 @@ def hint_edit_no_match(ctx: HintContext | None = None) -> str:
 
 
 def hint_edit_ambiguous(ctx: HintContext | None = None) -> str:
-    """Return the hint for an edit whose old text is in the file more than once."""
+    """Return the hint for an edit whose old text occurs more than once in the file."""
     number, locations = get_fact(ctx, "num_matches"), get_fact(ctx, "places")
     everywhere = text_fact(ctx, "meant_parameter")
     times = {2: "twice"}.get(number, f"{number} times") if isinstance(number, int) and number > 1 else "more than once"
@@ -198,11 +198,11 @@ def hint_edit_noop(ctx: HintContext | None = None) -> str:
 
 
 def hint_file_not_found(ctx: HintContext | None = None) -> str:
-    """Return the hint for a file that does not exist: the right path, or how to find it."""
+    """Return the hint for a missing file: the right path, or how to find it."""
     meant, names, ending = text_fact(ctx, "meant"), get_fact(ctx, "names_there"), text_fact(ctx, "other_ending")
     finder, is_search = text_fact(ctx, "finder_tool"), plain_name(str(get_fact(ctx, "tool_name"))) in SEARCHERS
     how = f"by name with {finder}" if finder else "by listing its folder"
-    # From the surest source to the most general rule: the error, the session, the usual endings.
+    # From the most reliable source to the most general rule: the error, the session, the usual extensions.
     if meant and get_fact(ctx, "is_from_error"):
         return f"The file is called {meant} here. Find a file {how} instead of guessing its name or ending."
     if meant and not (is_search and _is_file_for_folder(ctx)):
@@ -222,7 +222,7 @@ def hint_file_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_is_directory(ctx: HintContext | None = None) -> str:
-    """Return the hint for a folder that was opened as a file."""
+    """Return the hint for a call that opened a folder as if it were a file."""
     names, finder = get_fact(ctx, "names_there"), text_fact(ctx, "finder_tool")
     sample = f", such as {listed(names)}" if names else ""
     return (
@@ -237,11 +237,11 @@ def hint_output_too_large(ctx: HintContext | None = None) -> str:
     return str(get_fact(ctx, "advice") or rule)
 
 
-# ---- Commands: programs, folders, options, git, services, checks of the project --------------------------------------
+# ---- Commands: programs, folders, options, git, services, project checks ---------------------------------------------
 
 
 def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
-    """Return the hint for a program that does not exist."""
+    """Return the hint for a program that is not installed."""
     meant, advice = text_fact(ctx, "meant"), get_fact(ctx, "advice")
     if meant:
         return f"The command here is {meant}. Use commands that have worked in this session."
@@ -250,7 +250,7 @@ def hint_cmd_not_found(ctx: HintContext | None = None) -> str:
 
 
 def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
-    """Return the hint for a path in a command that does not exist from the shell's folder."""
+    """Return the hint for a path in a command that does not exist relative to the shell's folder."""
     meant, names, advice = text_fact(ctx, "meant"), get_fact(ctx, "names_there"), get_fact(ctx, "advice")
     if get_fact(ctx, "path_from_shell"):
         return _hint_wrong_folder(ctx)
@@ -266,9 +266,9 @@ def hint_shell_path_missing(ctx: HintContext | None = None) -> str:
 
 
 def _hint_wrong_folder(ctx: HintContext | None = None) -> str:
-    """Return the hint for a path that exists, but not from the shell's folder."""
+    """Return the hint for a path that exists, but not relative to the shell's folder."""
     here, root, path = (text_fact(ctx, key) for key in ("shell_folder", "project_folder", "path_from_shell"))
-    # A path after the command's own `cd` is looked up from there, whatever folder the shell was in before.
+    # A path after the command's own `cd` is resolved from there, whatever folder the shell was in before.
     is_after_cd = get_fact(ctx, "own_cd") == "before"
     if is_after_cd and here and path:
         return f"Behind its own `cd` the command stands in {here}: from there the path is {path}."
@@ -307,7 +307,7 @@ def hint_usage_error(ctx: HintContext | None = None) -> str:
 
 
 def hint_git_state(ctx: HintContext | None = None) -> str:
-    """Return the hint for a git command that the state of the repository does not allow."""
+    """Return the hint for a git command that the current state of the repository does not allow."""
     advice, command = get_fact(ctx, "advice"), text_fact(ctx, "meant")
     if get_fact(ctx, "shell_folder"):
         return _hint_wrong_folder(ctx)
@@ -317,7 +317,7 @@ def hint_git_state(ctx: HintContext | None = None) -> str:
 
 
 def _hint_hook_blocked(ctx: HintContext | None = None) -> str:
-    """Return the hint for a call that a check of the project refused again."""
+    """Return the hint for a call that a project check refused again."""
     command = text_fact(ctx, "meant")
     if command:
         return f"This project checks such calls: run {command} before them, as it has asked for before."
@@ -325,7 +325,7 @@ def _hint_hook_blocked(ctx: HintContext | None = None) -> str:
 
 
 def advice_or(text: str) -> Callable[[HintContext | None], str]:
-    """Return a template that gives the advice for the message if there is any, and otherwise this text."""
+    """Return a template that uses the advice for the message if any exists, and otherwise this text."""
 
     def hint(ctx: HintContext | None = None) -> str:
         return str(get_fact(ctx, "advice") or text)
@@ -343,7 +343,7 @@ hint_api_misuse = advice_or(
 )
 
 
-# The kinds of `sites.rule`, and names of the published templates (`json_decode`, `type_error`, `runtime_error`).
+# The kinds defined in `sites.rule`, and the published template names (`json_decode`, `type_error`, `runtime_error`).
 HINT_TEMPLATES: dict[str, Template] = {
     "tool_not_found": hint_tool_not_found,
     "json_decode": hint_json_decode,
@@ -376,23 +376,23 @@ def dispatch(error_kind: str, ctx: HintContext | None = None) -> str | None:
 
 
 def register(error_kind: str, fn: Template) -> None:
-    """Use `fn` as the template of this kind from now on. Raises InputError if one of them cannot be used."""
+    """Use `fn` as the template for this kind from now on. Raises InputError if either argument is invalid."""
     if not error_kind or not callable(fn):
-        expected = "a kind of failure, and a function that takes a HintContext and returns the hint"
+        expected = "a nonempty kind of failure, and a function that takes a HintContext and returns the hint"
         raise InputError(explain("template", got=f"{error_kind!r}, {type(fn).__name__}", expected=expected))
     HINT_TEMPLATES[error_kind] = fn
 
 
-# Names of tools in several agents.
+# The same tool has different names in different agents.
 _WRITERS = ("write", "write_file", "create_file", "write_to_file")
 SEARCHERS = ("grep", "search_file_content", "grep_search")
-# Up to three words or signs: "return self.x" -> "return self."
+# Up to three words or symbols: "return self.x" -> "return self."
 _FIRST_WORDS = re.compile(r"(?:\s*(?:\w+|[^\w\s])){1,3}")
 _INDENT = {"\t": "tab", " ": "space"}
 
 
 def _indent(ctx: HintContext | None) -> str:
-    """Return in words how a line of the file is indented: whitespace itself would not survive in a hint."""
+    """Return a description of a line's indentation, since whitespace itself would not survive in a hint."""
     right = str(get_fact(ctx, "closest_line") or "")
     indent = right[: len(right) - len(right.lstrip())]
     kind = _INDENT.get(indent[:1])
@@ -402,29 +402,29 @@ def _indent(ctx: HintContext | None) -> str:
 
 
 def _beginning(line: str) -> str:
-    """Return the first words of a line. The rest is also in the failing call, and must not be quoted."""
+    """Return the first words of a line. The rest is also in the failing call, so it must not be quoted."""
     start = _FIRST_WORDS.match(line)
     return line if start is None or start.end() == len(line) else f"{start[0]}…"
 
 
 def _is_file_for_folder(ctx: HintContext | None) -> bool:
-    """Whether the guessed folder of a search only shares its name with a file, so that the file was not meant."""
+    """Whether the guessed folder of a search merely has the same name as a file, so the file was not meant."""
     guessed, meant = (str(get_fact(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
     return "." not in guessed and "." in meant
 
 
 def _names_shown(ctx: HintContext | None) -> str:
-    """Return a sentence with the possible names, if the error lists them.
+    """Return a sentence with the valid names, if the error lists them.
 
-    Names that are merely similar are not quoted, nor is the folder: both are nearly the failing call, and a model
-    copies what a hint quotes.
+    Merely similar names are not quoted, nor is the folder: both are almost the failing call, and a model copies what a
+    hint quotes.
     """
     if get_fact(ctx, "is_from_error"):
         return f"The names to choose from are {listed(get_fact(ctx, 'names_there') or ())}."
     return "In the folder meant, this session has shown other names: see whether one of those is meant."
 
 
-# The general rules about folders.
+# The general rules for folders.
 _FOLDER = (
     "Mind the folder that the shell stands in: earlier commands may have changed it. Name paths from that folder,"
     " or give the absolute path."

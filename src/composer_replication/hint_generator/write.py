@@ -1,7 +1,7 @@
-"""Write the hint of an error site, and check that a hint does not quote the failing call.
+"""Write the hint for an error site, and check that a hint does not quote the failing call.
 
-A hint comes from the first source that has one: a template, the words of the error, or a writer of your own. If a user
-corrected the call, the user's words are the hint.
+The sources are tried in order: a template, the wording of the error, or a custom writer. If a user corrected the call,
+the user's words are the hint.
 
 A small model copies what it reads, so a hint that quotes an error makes the error more likely (`quotes_call`).
 """
@@ -38,9 +38,9 @@ if TYPE_CHECKING:
     from composer_replication.privacy import Scrubber
 
 HintSource = Literal["template", "raw_error", "writer"]
-# Characters of a user's words in a hint.
+# Maximum number of characters quoted from a user's message.
 _MAX_USER_TEXT = 400
-# Words that mean nothing without the call they refer to. A hint of such words only is no hint: "no, not this".
+# Words that mean nothing without the call they refer to. Text with no other words is not a hint: "no, not this".
 _CONTEXT_WORDS = word_set(
     "a an the this that these those it its them him here there now then yet again so and or but also just please no"
     " nope not yes yeah ok okay oh hm well sorry wait stop hold on hang do don't dont doesn't didn't did does done is"
@@ -62,17 +62,17 @@ def write_hint(
     scrubber: Scrubber | None = None,
     along: StateCursor | None = None,
 ) -> Hint | None:
-    """Return the hint for an error site, with the facts it was made from; None if no source has one.
+    """Return the hint for an error site with the facts it is based on, or None if no source has a hint.
 
     Args:
-        site: The error site. If the model is not to blame, there is no hint.
-        conversation: The conversation it is in.
-        sources: Where a hint may come from, in order of preference.
+        site: The error site. If the model is not to blame, the result is None.
+        conversation: The conversation that contains the site.
+        sources: Sources of hints, in order of preference.
         writer: A function that writes hints; required for the source "writer".
-        tool_schemas: Schemas of tools that someone wrote, by tool.
-        inferred_tools: Tools that sessions of the same agent called, by tool.
-        scrubber: Redacts the facts first. Pass it if the conversation was not scrubbed.
-        along: A `StateCursor` of the conversation, which saves work if it has many sites.
+        tool_schemas: Hand-written schemas by tool.
+        inferred_tools: Tools called in sessions of the same agent, with the schemas inferred from these calls.
+        scrubber: Redacts the facts first. Pass it if the conversation has not been scrubbed.
+        along: A `StateCursor` for the conversation, which saves work if it contains many sites.
 
     Raises:
         InputError: A source is unknown, or is "writer" without a writer.
@@ -80,7 +80,7 @@ def write_hint(
     unknown = [source for source in sources if source not in _SOURCES]
     if unknown or ("writer" in sources and writer is None):
         got = f"{list(sources)}, {'no writer' if writer is None else 'a writer'}"
-        expected = f"sources among {list(_SOURCES)}, and a writer if one of them is 'writer'"
+        expected = f"sources from {list(_SOURCES)}, and a writer if 'writer' is among them"
         raise InputError(explain("hint sources", got=got, expected=expected))
     if site.blame != "model":
         return None
@@ -103,7 +103,7 @@ def write_hint(
 def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
     """Return a user's words as a hint, or None if they mean nothing without the call."""
     words = words if scrubber is None else scrubber.scope().text(words)
-    # On one line, without double quotes, so that the quotation in the hint ends where the words end.
+    # On one line and without double quotes, so that the quotation in the hint ends where the words end.
     line = " ".join("".join(char if char.isprintable() else " " for char in words).split()).replace('"', "'")
     if len(line) > _MAX_USER_TEXT:
         line = line[: _MAX_USER_TEXT - 1].rpartition(" ")[0] + "…"
@@ -115,7 +115,7 @@ def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scr
 
 
 def user_words(site: ErrorSite, conversation: Conversation) -> str:
-    """Return the user's words that are a site's evidence: of a refusal, or of the message after a stop."""
+    """Return the user's words that are the site's evidence, from a refusal or from the message after a stop."""
     turn = next((turn for turn in conversation.turns if turn.id == site.result_turn_id), None)
     results = () if turn is None else (result.text for result in turn.results if result.call_id == site.call_id)
     text = next(iter(results), "" if turn is None else turn.text)
@@ -123,7 +123,7 @@ def user_words(site: ErrorSite, conversation: Conversation) -> str:
 
 
 def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:
-    """Return the name of the template for a site. A repeated failure has its own, whatever its kind."""
+    """Return the name of the template for a site. A repeated failure has a separate template, whatever its kind."""
     if site.repeats:
         return "repeated_failure"
     if site.kind == "input_validation" and site.kind not in HINT_TEMPLATES:
@@ -135,12 +135,12 @@ def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: b
 def _hint_from(
     source: HintSource, site: ErrorSite, conversation: Conversation, facts: HintContext, writer: HintWriter | None
 ) -> tuple[str, str | None]:
-    """Return the name of the template or writer, and the hint from one source; None if it has none."""
+    """Return the name of the template or writer, and its hint, or None if this source has no hint."""
     call = find_call(site, conversation)
     if source == "template":
         name = template_of(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
         text = dispatch(name, facts)
-        # If a fact quotes the failing call, the template without any facts is used.
+        # If a fact quotes the failing call, the template is used without any facts.
         is_quoting = text and quotes_call(text, call, right_texts(facts), only_quoted=True)
         return name, dispatch(name, {"error_kind": site.kind}) if is_quoting else text
     if source == "raw_error":
@@ -150,17 +150,17 @@ def _hint_from(
     return getattr(writer, "__name__", type(writer).__name__), writer(site, conversation, facts)
 
 
-# ---- The contract of a hint: it does not quote the failing call, unless that part is right ---------------------------
+# ---- The contract: a hint does not quote the failing call, except for parts that are correct -------------------------
 
 # "cat 'src/a.py'" -> "cat"; not "()"
 _WORD = re.compile(r"[^\s'\"`(){}\[\],;<>|&=]+")
-# A word with one of these is a name. Words without are plain language, which any rule consists of.
+# A word with one of these is a name. Words without them are plain language, which any rule may contain.
 # "src/a.py"; "maxTokens"; "v2"; not "parameter"
 _NAME = re.compile(r"[\d_./\\:$*@#~^-]|[a-z][A-Z]")
 # "echo 'two words'" -> "two words"; not "it's"
 _IN_QUOTES = re.compile(r"'([^'\n]{3,200})'|\"([^\"\n]{3,200})\"")
 _EDGES = ".,:;!?…"
-# In characters. Shorter parts occur in any text by chance; longer values are not quoted as a whole.
+# Lengths in characters. Shorter parts occur in any text by chance; longer values are never quoted in full.
 _MIN_WORD, _MIN_STEM, _MIN_LINE, _MAX_VALUE = 4, 5, 12, 200
 _MAX_TEXT = 20_000
 # "Use `read_file` here." -> "read_file"
@@ -168,7 +168,7 @@ _QUOTED_TEXT = re.compile(r"`([^`]*)`")
 
 
 def quotes_call(text: str, call: ToolCall | None, right: Iterable[str], *, only_quoted: bool = False) -> list[str]:
-    """Return the parts of the failing call that a hint quotes although they are not right, the longest first.
+    """Return the incorrect parts of the failing call that a hint quotes, the longest first.
 
     With `only_quoted`, only text in backticks is checked: the rest of a template does not come from the session.
     """
@@ -185,7 +185,7 @@ def quotes_call(text: str, call: ToolCall | None, right: Iterable[str], *, only_
 
 
 def _call_parts(call: ToolCall) -> Iterator[str]:
-    """Yield what a hint could quote from a call: parameters, values, lines, names, parts of paths, quotations."""
+    """Yield the parts of a call that a hint could quote: parameters, values, names, path components and so on."""
     yield from (name for name in call.arguments if len(name) >= _MIN_WORD and _NAME.search(name))
     for text in _strings(call.arguments if call.raw_arguments is None else call.raw_arguments):
         whole = " ".join(text.split())
@@ -198,7 +198,7 @@ def _call_parts(call: ToolCall) -> Iterator[str]:
 
 
 def _names(word: str) -> Iterator[str]:
-    """Yield a word that is a name; for a path also its parts, its last part, and that without the ending."""
+    """Yield a word if it is a name. For a path, also yield its components and the file name without its extension."""
     if not _NAME.search(word):
         return
     *folders, last = re.split(r"[/\\]", word)
@@ -210,7 +210,7 @@ def _names(word: str) -> Iterator[str]:
 
 
 def _strings(value: Any) -> Iterator[str]:
-    """Yield all strings in a nested value, each cut to a maximum length."""
+    """Yield all strings in a nested value, each truncated to a maximum length."""
     pending = [value]
     while pending:
         node = pending.pop()

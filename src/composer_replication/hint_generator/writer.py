@@ -1,9 +1,9 @@
-"""Let a model write the hints: one short, general rule for each error, checked before it is used.
+"""Let a model write the hints: one short, general rule per error, checked before it is used.
 
 A hint must not contain what the session shows only later, or the student learns to expect knowledge that it will not
-have. So the model sees the failing call and its result, and nothing after them. A hint is refused if it contains a name
-that occurs only later in the session, if it is too long, if it quotes the failing call, or if it contains a secret. A
-site whose hint was refused gets its template hint.
+have. So the model sees the failing call and its result, but nothing after them. A hint is rejected if it contains a
+name that occurs only later in the session, is too long, quotes the failing call, or contains a secret. A site whose
+hint was rejected gets its template hint.
 """
 
 from __future__ import annotations
@@ -57,10 +57,10 @@ _SYSTEM = (
 )
 QUOTES = "quotes the failing call"
 _MAX_WORDS = 60
-# Characters of the arguments, the result and the facts that the model is shown, each.
+# Maximum number of characters shown to the model, for each of the arguments, the result and the facts.
 _MAX_SHOWN = 2000
-# A part of a name or path that occurs only later is knowledge of the future. Plain words of later text are not: any
-# rule consists of them.
+# A component of a name or path that occurs only later is knowledge from the future. Plain words of later text are not:
+# any rule contains them.
 # "any word" -> "any"
 _WORDS = re.compile(r"\S+")
 # "src/a.py"; "maxTokens"; "v2.1"; not "the parameter"
@@ -70,19 +70,19 @@ _PART = re.compile(r"[^\W_]+")
 
 
 class WrittenHints(NamedTuple):
-    """The hints that a model wrote, and what became of the other requests."""
+    """The hints that a model wrote, and the outcome of the other requests."""
 
     texts: Mapping[str, str]
     """The accepted hints, by site id."""
     counts: Mapping[str, int]
-    """How many hints were written, and how many were refused, by reason."""
+    """The number of hints written, and the number rejected for each reason."""
     held_back: Mapping[str, str] = MappingProxyType({})
-    """Sites whose request was not sent because it may contain a secret, each with the finding."""
+    """Sites whose request was withheld because it may contain a secret, each with the finding."""
     paid: float = 0.0
-    """What the answers cost in US dollars. An answer from the cache counts with what was paid for it."""
+    """The cost of the answers in US dollars. A cached answer counts with its original price."""
 
     def writer(self) -> HintWriter:
-        """Return the function for `write_hint(sources=("writer", "template", "raw_error"), writer=...)`."""
+        """Return the function to pass as `write_hint(sources=("writer", "template", "raw_error"), writer=...)`."""
 
         def look_up(site: ErrorSite, _conversation: Conversation, _facts: HintContext) -> str | None:
             return self.texts.get(site.id)
@@ -99,17 +99,17 @@ async def write_hints(
     options: ReplayOptions,
     environment: Mapping[str, str],
 ) -> WrittenHints:
-    """Ask one model for the hint of every kept site, with the client, spending cap and cache of a replay.
+    """Ask one model for a hint on every kept site, with the client, spending cap and cache of a replay.
 
     A request that may contain a secret is not sent. Raises InputError if the spending cap allows no request at all.
     """
-    # The writer of hints is configured, asked and paid like a replay teacher.
+    # The hint writer is configured, queried and paid like a replay teacher.
     (writer,) = teachers_of([teacher], api_key, replace(options, environment=environment))
     texts, held_back, counts = dict[str, str](), dict[str, str](), Counter[str]()
     costs_nano: list[int] = []
     cap_errors: list[str] = []
     gate = options.last_gate or LastGate(environment)
-    builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt marks its data itself
+    builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt delimits its data itself
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
         asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
@@ -133,7 +133,7 @@ async def write_hints(
         async with client:
             await work_off((pair for pair in sites if pair[0].is_kept), write_one, num_workers=options.max_concurrency)
     if cap_errors and len(cap_errors) == len(costs_nano):
-        fix = "Raise it (--max-usd, sites.max_usd), or use templates only."
+        fix = "Raise the cap (--max-usd, sites.max_usd), or use templates only."
         got = f"${max_total_usd:g}; {cap_errors[0].removeprefix('budget: ')}"
         raise InputError(explain("spending cap for hints", got=got, expected="enough for one request", fix=fix))
     return WrittenHints(texts, counts, held_back, to_dollars(sum(costs_nano)))
@@ -156,15 +156,16 @@ def _text_of(answer: TeacherAnswer) -> str:
 
 
 def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
-    """Return what the outgoing check finds in the uncut prompt: the first half of a secret does not look like one."""
+    """Run the outgoing check on the untruncated prompt, because the first half of a secret does not look like one."""
     *_, message = prompt_of(site, conversation, max_shown=None)
     return gate.look(message, f"{label}, message 2 (user)")
 
 
 def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
-    """Return the prompt for a site: the failing call, its result and the facts, each cut to `max_shown` characters.
+    """Return the prompt for a site: the failing call, its result and the facts, each truncated to `max_shown`
+    characters.
 
-    It contains nothing from after the result.
+    It contains nothing from later in the session.
     """
     call, error_text = find_call(site, conversation), result_text_of(site, conversation)
     arguments = arguments_text(call)[:max_shown] if call else ""
@@ -178,18 +179,18 @@ def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | N
 
 
 def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str | None:
-    """Return why a written hint is refused, or None if it may be used."""
+    """Return the reason to reject a written hint, or None if it may be used."""
     if not text:
         return "empty"
     if len(text.split()) > _MAX_WORDS or count_sentences(text) > MAX_SENTENCES:
         return "too long"
-    # A fresh scrubber redacts only what looks like a secret by itself.
+    # A fresh scrubber redacts only text that looks like a secret without context.
     if Scrubber().scope().text(text) != text:
         return "holds a secret"
     if quotes_call(text, find_call(site, conversation), right_texts(collect_facts(site, conversation))):
         return QUOTES
     before, after = _texts_around(site, conversation)
-    # "conftest.py" in the hint gives it away if the session names the file only after the error.
+    # "conftest.py" in the hint leaks the future if the session mentions the file only after the error.
     earlier, later = _parts(before, _WORDS), _parts(after, _NAMES)
     if any(part in later and part not in earlier for part in _parts(text, _WORDS)):
         return "knows what comes later"
@@ -197,7 +198,7 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
 
 
 def _parts(text: str, words: re.Pattern[str]) -> set[str]:
-    """Return the parts of names and paths in lower case: those with at least four letters or three digits."""
+    """Return the components of names and paths in lower case, if they have at least four letters or three digits."""
     parts = (part for word in words.findall(text) for part in _PART.findall(word))
     return {part.casefold() for part in parts if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
 
@@ -207,13 +208,13 @@ def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str
     last = site.result_turn_id or site.turn_id
     index = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
     if index is None:
-        got = f"turn {last}, which {conversation.id} does not have"
-        raise InputError(explain(f"site {site.id}", got=got, expected="a site of this conversation"))
+        got = f"turn {last}, which conversation {conversation.id} does not contain"
+        raise InputError(explain(f"site {site.id}", got=got, expected="a site from this conversation"))
     before, after = conversation.turns[: index + 1], conversation.turns[index + 1 :]
     return "\n".join(map(_all_text, before)), "\n".join(map(_all_text, after))
 
 
 def _all_text(turn: Turn) -> str:
-    """Return text, thinking, calls and results of a turn."""
+    """Return the text, thinking, calls and results of a turn."""
     calls = [arguments_text(call) for call in turn.calls]
     return "\n".join([turn.text, turn.thinking, *calls, *(result.text for result in turn.results)])

@@ -53,12 +53,14 @@ class FailureRule:
 
     def __post_init__(self) -> None:
         if self.kind not in USUAL_BLAME and self.blame is None:
-            expected = f"one of {', '.join(USUAL_BLAME)}, or a kind of your own with `blame` set"
+            expected = f"one of {', '.join(USUAL_BLAME)}, or a new kind with `blame` set"
             raise InputError(explain("rule, kind", got=repr(self.kind), expected=expected))
         if self.blame is not None and self.blame not in BLAMES:
             raise InputError(explain("rule, blame", got=repr(self.blame), expected=f"one of {', '.join(BLAMES)}"))
         if not 0 < self.confidence <= 1:
-            raise InputError(explain("rule, confidence", got=self.confidence, expected="above 0 and at most 1"))
+            raise InputError(
+                explain("rule, confidence", got=self.confidence, expected="a number above 0 and at most 1")
+            )
         if not self.needles or any(needle != needle.lower() for needle in self.needles):
             raise InputError(
                 explain(

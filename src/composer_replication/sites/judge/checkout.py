@@ -61,7 +61,7 @@ class Repository:
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
         if self._git("rev-parse", "--git-dir") is None:
-            fix = "Name a clone of the project, or omit --repo"
+            fix = "Pass the path of a clone of the project, or omit --repo"
             raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
