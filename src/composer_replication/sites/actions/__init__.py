@@ -1,14 +1,14 @@
-"""Describe the calls of a session: tools, paths and shell commands, whether two calls do the same, what was known.
+"""Describe the calls in a session: tools, paths, shell commands, equality of calls, and what the session had shown.
 
-tools           the kinds of the harnesses' tools, and which of their parameters are paths
-edits           what an edit or a patch changes
+tools           the kinds of tools in the harnesses, and which of their parameters are paths
+edits           the changes made by an edit or a patch
 equality        whether two actions are the same, and whether two states are near-duplicates
 session_state   what a session has shown up to a turn: files, paths, programs, failed attempts
-shell_words     shell text as words, operators and redirections
-shell_tree      a command line as a tree of commands
-shell_programs  how well-known programs read their options
-shell_command   the programs of a command, what it may change, which files it writes
-shell_keys      equal keys for commands that do the same
-shown_paths     which paths exist, as far as a session has shown it
+shell_words     the lexer: shell text as words, operators and redirections
+shell_tree      the parser: a command line as a tree of commands
+shell_programs  the option syntax of well-known programs
+shell_command   the programs in a command, what it may change, and which files it writes
+shell_keys      equal keys for equivalent commands
+shown_paths     which paths exist, as far as a session has shown
 shown_texts     the content of files, as far as a session has shown it
 """

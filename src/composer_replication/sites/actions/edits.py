@@ -1,10 +1,11 @@
-"""Read edits as operations on files, and compute the files after them.
+"""Parse edits into operations on files, and compute the resulting files.
 
-`edit_operations` reads a call of any agent's editor: a replacement, a whole file, an insertion or a patch. `changes_of`
-applies operations to known files. Two edits with the same result are the same action, whichever tool was used.
+`edit_operations` parses an editing call from any agent: a replacement, a whole file, an insertion or a patch.
+`changes_of` applies operations to known files. Two edits with the same result count as the same action, whichever tool
+was used.
 
-Patches may be unified diffs or in Codex's `*** Begin Patch` form. A patch that does not fit the text exactly is not
-applied, since tools differ in what they make of it.
+A patch may be a unified diff or in Codex's `*** Begin Patch` format. A patch that does not match the text exactly is
+not applied, since tools handle such patches differently.
 """
 
 from __future__ import annotations
@@ -29,12 +30,12 @@ from composer_replication.sites.actions.tools import (
 from composer_replication.types import ToolCall
 
 Changes = dict[str, str | None]
-"""Path -> its whole text, or None for a removed file."""
+"""Path -> full text of the file, or None for a removed file."""
 
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Replaces a text. It must occur exactly once, unless `everywhere`."""
+    """Replaces a text, which must occur exactly once unless `everywhere` is set."""
 
     path: str
     old: str
@@ -42,7 +43,7 @@ class Replace:
     everywhere: bool = False
 
     def applied(self, files: Mapping[str, str]) -> Changes | None:
-        """Return the changed file, or None if the file is unknown or a tool would refuse the edit."""
+        """Return the changed file, or None if the file is unknown or a tool would reject the edit."""
         text = files.get(self.path)
         if text is None or not self.old or self.old == self.new:
             return None
@@ -54,21 +55,21 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Writes a whole file. If `is_new`, the file must not exist."""
+    """Writes a whole file. If `is_new`, the file must not exist yet."""
 
     path: str
     text: str
     is_new: bool = False
 
     def applied(self, files: Mapping[str, str]) -> Changes | None:
-        """Return the written file, or None if it must be new and exists."""
+        """Return the written file, or None if it was supposed to be new but exists."""
         return None if self.is_new and self.path in files else {self.path: self.text}
 
 
-# The names of operations are part of action keys (see `equality`), so they stay as they are.
+# The class names are part of action keys (see `equality`), so they must not change.
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Inserts lines after line number `line`; 0 is the beginning of the file."""
+    """Inserts lines after line number `line`; 0 inserts at the beginning of the file."""
 
     path: str
     line: int
@@ -87,9 +88,9 @@ class Insert:
 
 @dataclass
 class Hunk:
-    """One place of a patch: the lines `old` are replaced by the lines `new`.
+    """One hunk of a patch: replaces the lines `old` by the lines `new`.
 
-    `at` is the line number in a unified diff, `header` the text after `@@` in Codex's form.
+    `at` is the line number in a unified diff, `header` the text after `@@` in Codex's format.
     """
 
     old: list[str] = field(default_factory=list[str])
@@ -99,9 +100,9 @@ class Hunk:
     ends_file: bool = False  # the end of the file is tried first
 
     def add(self, line: str) -> bool:
-        """Add a line of the patch. Return False if it is none."""
+        """Add a line of the patch. Return False if the line does not belong to a hunk."""
         mark, text = line[:1], line[1:]
-        # An empty line is an empty line of context, whose blank an editor has removed.
+        # An empty line is an empty context line whose leading blank an editor has removed.
         if mark not in ("", " ", "-", "+"):
             return False
         if mark in ("", " ", "-"):
@@ -113,7 +114,7 @@ class Hunk:
 
 @dataclass
 class FilePatch:
-    """The changes of a patch to one file. `kind` is update, add or delete; a move has another `target` than `path`."""
+    """The changes to one file in a patch. `kind` is update, add or delete; for a move, `target` differs from `path`."""
 
     kind: str
     path: str
@@ -121,7 +122,7 @@ class FilePatch:
     hunks: list[Hunk] = field(default_factory=list[Hunk])
 
     def applied(self, files: Mapping[str, str]) -> dict[str, str | None] | None:
-        """Return the files after the patch (None: removed), or None if it does not fit the known files."""
+        """Return the files after the patch (None: removed), or None if the patch does not apply to the known files."""
         if self.kind == "add":
             if self.path in files:
                 return None
@@ -149,7 +150,7 @@ _PATCH_TOOLS = word_set("apply_patch applypatch patch")
 
 
 def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
-    """Return the operations of an edit, or None for any other call and for an edit that is not fully understood."""
+    """Return the operations of an edit, or None for any other call and for an edit that is only partly understood."""
     if call.raw_arguments is not None:
         return None
     arguments = {name: value for name, value in call.arguments.items() if value is not None}
@@ -160,8 +161,8 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
 
 
 def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
-    """Return the changed files after all operations, or None if one needs an unknown file or does not fit."""
-    if len(operations) == 1:  # no copy of the files needed
+    """Return the changed files after all operations, or None if one of the operations cannot be applied."""
+    if len(operations) == 1:  # no need to copy the files
         return operations[0].applied(files)
     current_files, changes = dict(files), Changes()
     for operation in operations:
@@ -183,7 +184,7 @@ def apply_changes(files: dict[str, str], changes: Changes) -> None:
 
 
 def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
-    # The checks of the number of arguments reject calls with parameters whose effect is unknown.
+    # The checks on the number of arguments reject calls with parameters whose effect is unknown.
     if tool in _COMMAND_EDITORS:
         return _command_edits(arguments)
     if tool in _EDITORS:
@@ -201,7 +202,7 @@ def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Op
 
 
 def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
-    """Return the operations of the editor of Claude's API, whose `command` says what to do."""
+    """Return the operations of the editor tool in Claude's API, whose `command` parameter selects the operation."""
     command, path = arguments.get("command"), _single_text(arguments, PATH)
     if path is None:
         return None
@@ -227,7 +228,7 @@ def _replace_edit(arguments: dict[str, Any]) -> list[Operation] | None:
 
 
 def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
-    """Return the operations of a call with a list of replacements in one file, such as `MultiEdit`."""
+    """Return the operations of a call such as `MultiEdit`, with a list of replacements in one file."""
     path, edits = _single_text(arguments, PATH), arguments.get("edits")
     if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH, "edits"}:
         return None
@@ -241,7 +242,7 @@ def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
 
 
 def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] | None:
-    """Return the operations of `apply_patch` in a shell, with the patch as an argument or on standard input."""
+    """Return the operations of a shell call to `apply_patch`, with the patch as an argument or on standard input."""
     key = command_parameter(call.name, arguments)
     command = arguments.get(key) if key is not None and not arguments.keys() - {key, *_PATCH_CALL_OPTIONS} else None
     if isinstance(command, list):
@@ -265,13 +266,13 @@ def _patch_operations(text: str) -> list[Operation] | None:
 
 
 def _single_text(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
-    """Return the value of the only parameter with one of these names, or None if it is no text or not the only one."""
+    """Return the argument with one of these names, or None unless exactly one is present and it is a string."""
     present = [arguments[name] for name in names if name in arguments]
     return present[0] if len(present) == 1 and isinstance(present[0], str) else None
 
 
 def _with_normal_paths(operation: Operation, cwd: str | None) -> Operation:
-    """Return the operation with its paths in one spelling."""
+    """Return the operation with its paths normalized."""
     path = normal_path(operation.path, cwd)
     if isinstance(operation, FilePatch):
         return replace(operation, path=path, target=normal_path(operation.target, cwd))
@@ -290,7 +291,7 @@ _NO_NEWLINE = "\\ No newline at end of file"
 
 
 def read_patch(text: str) -> list[FilePatch] | None:
-    """Return the changes of a patch in either form, or None for any other text."""
+    """Return the changes in a patch of either format, or None for any other text."""
     stripped = text.strip("\n")
     if stripped.lstrip().startswith(_BEGIN):
         return _read_codex(stripped.strip().split("\n"))
@@ -298,7 +299,7 @@ def read_patch(text: str) -> list[FilePatch] | None:
 
 
 def _read_codex(lines: list[str]) -> list[FilePatch] | None:
-    """Read a patch in Codex's form, or return None if a line does not belong there."""
+    """Parse a patch in Codex's format. Return None if a line does not belong there."""
     if lines[0].strip() != _BEGIN or lines[-1].strip() != _END:
         return None
     patches: list[FilePatch] = []
@@ -313,7 +314,7 @@ def _read_codex(lines: list[str]) -> list[FilePatch] | None:
 
 
 def _add_codex_line(patch: FilePatch, line: str) -> bool:
-    """Add a line of a file's section to its patch. Return False if the line does not belong there."""
+    """Add a line from a file's section to its patch. Return False if the line does not belong there."""
     if patch.kind == "delete":
         return False
     if patch.kind == "add":
@@ -338,7 +339,7 @@ def _add_codex_line(patch: FilePatch, line: str) -> bool:
 
 
 def _read_unified(lines: list[str]) -> list[FilePatch] | None:
-    """Read a unified diff, or return None if it has other lines than headers and hunks."""
+    """Parse a unified diff. Return None if it contains lines other than headers and hunks."""
     patches: list[FilePatch] = []
     at = 0
     while at < len(lines):
@@ -362,7 +363,7 @@ def _read_unified(lines: list[str]) -> list[FilePatch] | None:
 
 
 def _unified_file(old: str, new: str) -> FilePatch | None:
-    """Return the patch of one file from the names after `---` and `+++`, or None for a rename."""
+    """Return the patch for one file, given the names after `---` and `+++`, or None for a rename."""
     old, new = (name.split("\t")[0].strip() for name in (old, new))
     # git writes "a/src/x.py" and "b/src/x.py"; other tools write the plain path.
     if old.startswith("a/") and new.startswith("b/"):
@@ -377,7 +378,7 @@ def _unified_file(old: str, new: str) -> FilePatch | None:
 
 
 def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: FilePatch) -> int | None:
-    """Read as many lines as the hunk's header announces. Return the position after them, or None if it is wrong."""
+    """Read a hunk with the line counts in its header. Return the position after it, or None if they are wrong."""
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
     hunk = Hunk(at=int(head[1]))
     while len(hunk.old) < num_old or len(hunk.new) < num_new:
@@ -392,7 +393,7 @@ def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: FilePatch)
 
 
 def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
-    """Return the text after all hunks in order, or None if one does not fit."""
+    """Return the text after applying all hunks in order, or None if a hunk does not apply."""
     lines = text.removesuffix("\n").split("\n")
     result: list[str] = []
     cursor = 0
@@ -401,18 +402,18 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
         if start is None:
             return None
         result += [*lines[cursor:start], *hunk.new]
-        cursor = start + len(hunk.old)  # hunks are in the order of the file
+        cursor = start + len(hunk.old)  # hunks are in file order
     return "\n".join([*result, *lines[cursor:]]) + "\n"
 
 
 def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
-    """Return the index of the line where a hunk fits, or None if there is none or it is ambiguous.
+    """Return the index of the line where a hunk applies, or None if there is no such line or it is ambiguous.
 
-    A unified diff fits at its line number, or else at the only place that matches. A hunk of Codex fits at the first
+    A unified diff applies at its line number, or else at the only place that matches. A Codex hunk applies at the first
     match after its header.
     """
     if hunk.at is not None:
-        # A hunk that only adds names the line before it, any other its first line. Both count from 1.
+        # The line number (1-based) is that of the first old line, or of the line before if the hunk only adds lines.
         start = hunk.at - 1 if hunk.old else hunk.at
         if start >= cursor and lines[start : start + len(hunk.old)] == hunk.old and start <= len(lines):
             return start
@@ -433,7 +434,7 @@ def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
 
 
 def _match_starts(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
-    """Return where the lines occur from `cursor` on. Stops at two matches, which already are ambiguous."""
+    """Return where the lines occur from `cursor` on, stopping at two matches, which already make the hunk ambiguous."""
     starts: list[int] = []
     if len(old_lines) * len(lines) > _MAX_COMPARED_LINES:
         return starts

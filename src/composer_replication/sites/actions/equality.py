@@ -1,14 +1,14 @@
-"""Decide whether two actions are the same: each action has a key, and equal keys mean the same action.
+"""Decide whether two actions are the same. Each action has a key, and equal keys mean the same action.
 
-- An action with calls is its calls; the text around them does not count.
-- Calls that only read may be in any order, others may not.
-- Edits of known files are compared by the files after them, other calls by their arguments in one spelling
+- An action with calls consists of its calls; the text around them is ignored.
+- The order of calls matters unless they only read.
+- Edits of known files are compared by the resulting files, other calls by their canonical arguments
   (`canonical_arguments`), shell commands by `shell_keys`.
-- A reply without calls is compared as prose (`text_key`): case, blanks and Markdown do not count.
+- A reply without calls is compared as prose (`text_key`), ignoring case, whitespace and Markdown.
 
-If nothing better is known, the exact text decides: taking two different actions for the same is the worse mistake.
+As a fallback, the exact text decides: treating different actions as equal is worse than the opposite mistake.
 
-The last part of the module, from `MIN_LIKENESS` on, finds near-duplicate states of two sessions.
+The last part of the module, from `MIN_LIKENESS` on, finds near-duplicate states from two sessions.
 """
 
 from __future__ import annotations
@@ -60,10 +60,10 @@ Schema = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ActionContext:
-    """What is known where an action takes place.
+    """What is known about the state in which an action takes place.
 
-    `tools` are JSON schemas by tool name, `files` whole files by normal path. `shell_moved`: an earlier `cd` may have
-    changed the shell's folder.
+    `tools` are JSON schemas by tool name, `files` whole files by normalized path. `shell_moved` is set if an earlier
+    `cd` may have changed the shell's folder.
     """
 
     cwd: str | None = None
@@ -78,7 +78,7 @@ class ActionContext:
 
 
 def same_action(a: Action, b: Action, context: ActionContext | None = None) -> bool:
-    """Return whether two actions do the same in this context."""
+    """Return whether two actions have the same effect in this context."""
     return action_key(a, context) == action_key(b, context)
 
 
@@ -88,22 +88,22 @@ def action_key(action: Action, context: ActionContext | None = None) -> str:
     if not action.calls:
         return _to_json(["text", *text_key(action.text)])
     steps = _steps(action.calls, context)
-    # Calls that only read do not influence each other, so their order has no meaning.
+    # Calls that only read do not affect each other, so their order does not matter.
     if all(only_looks_at(call) for call in action.calls):
         steps.sort()
     return _to_json(["calls", *steps])
 
 
 def action_kind(action: Action) -> str:
-    """Return the name of the tool, several names joined by `+`, or `text` for a reply without calls."""
+    """Return the tool name, several names joined by `+`, or `text` for a reply without calls."""
     return "+".join(sorted({call.name for call in action.calls})) or "text"
 
 
 def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
-    """Return one text per call, or per series of edits whose resulting files are known."""
+    """Return one text per call, or per series of edits if the resulting files are known."""
     files = {normal_path(path, context.cwd): text for path, text in context.files.items()}
     steps: list[str] = []
-    changed: Changes = {}  # by the edits since the last other call
+    changed: Changes = {}  # made by the edits since the last call of another kind
     for call in calls:
         call_changes = _changes_by_edit(call, context, files)
         if call_changes is not None:
@@ -115,18 +115,18 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
             changed = {}
         steps.append(_to_json(_call_key(call, context)))
         if not only_looks_at(call):
-            files.clear()  # it may have changed any of them
+            files.clear()  # the call may have changed any file
     return [*steps, _changes_key(changed)] if changed else steps
 
 
 def _changes_by_edit(call: ToolCall, context: ActionContext, files: dict[str, str]) -> Changes | None:
-    """Return the files that an edit changes, or None for other calls and if they are unknown."""
+    """Return the files that an edit changes, or None for other calls and if the files are unknown."""
     operations = None if _is_misspelled(call.name, context) else edit_operations(call, context.cwd)
     return changes_of(operations, files) if operations is not None else None
 
 
 def _changes_key(changes: Changes) -> str:
-    """Return the key of changed files: their paths and hashes."""
+    """Return the key for changed files: their paths and hashes."""
     digests = {
         path: None if text is None else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
         for path, text in changes.items()
@@ -135,14 +135,14 @@ def _changes_key(changes: Changes) -> str:
 
 
 def _call_key(call: ToolCall, context: ActionContext) -> object:
-    """Return the key of a call whose effect on files is unknown."""
+    """Return the key for a call whose effect on files is unknown."""
     if call.raw_arguments is not None:
         return ["raw", call.name, call.raw_arguments.strip()]
     if _is_misspelled(call.name, context):
         return ["unknown", call.name, _canonical_value(call.arguments)]
     operations = edit_operations(call, context.cwd)
     if operations is not None and len(operations) == 1:
-        # One operation does the same in every tool and every file. Of several, some tools apply all or none.
+        # A single operation has the same effect in every tool. For several operations, some tools apply all or none.
         return ["edit", type(operations[0]).__name__, astuple(operations[0])]
     arguments = canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
     key = command_parameter(call.name, call.arguments)
@@ -158,7 +158,7 @@ def _folder(arguments: Mapping[str, object], context: ActionContext) -> str | No
 
 
 def _shell_key(command: object, folder: str | None) -> object:
-    """Return the key of a shell command: a script, or a list of words as Codex has it."""
+    """Return the key for a shell command, given as a script or, as in Codex, as a list of words."""
     if isinstance(command, str):
         return command_key(command, folder)
     words = cast("list[Any]", command)
@@ -171,7 +171,7 @@ def _shell_key(command: object, folder: str | None) -> object:
 
 
 def only_looks_at(call: ToolCall) -> bool:
-    """Return whether a call of any tool certainly changes nothing."""
+    """Return whether a call, to any tool, is certain to change nothing."""
     if call.raw_arguments is not None:
         return False
     key = command_parameter(call.name, call.arguments)
@@ -182,7 +182,7 @@ def only_looks_at(call: ToolCall) -> bool:
 
 
 def _is_misspelled(name: str, context: ActionContext) -> bool:
-    """Return whether the tool is not offered, but one with the same name in another case is. Such a call fails."""
+    """Return whether the tool does not exist, but a tool whose name differs only in case does. Such a call fails."""
     return name not in context.tools and any(name.lower() == tool.lower() for tool in context.tools)
 
 
@@ -191,19 +191,19 @@ def _to_json(value: object) -> str:
 
 
 Tools = Mapping[str, Schema] | Sequence[Mapping[str, Any]]
-"""Tool name -> JSON schema of its arguments, or a list of tools as the OpenAI, Anthropic and MCP interfaces have it."""
+"""Tool name -> JSON schema of its arguments, or a list of tools in the format of the OpenAI, Anthropic or MCP API."""
 _SCHEMA_KEYS = ("parameters", "input_schema", "inputSchema")
 _MIN_HEX_INTEGER = 2**64
-_MAX_EXACT_INTEGER = 2**53  # above it, several integers have the same float
+_MAX_EXACT_INTEGER = 2**53  # above this value, several integers map to the same float
 
 
 def canonical_arguments(
     tool: str, arguments: Mapping[str, Any], schema: Schema | None, cwd: str | None
 ) -> dict[str, object]:
-    """Return the arguments of a call in one spelling, so that calls that do the same have equal arguments.
+    """Return the arguments of a call in canonical form, so that equivalent calls have equal arguments.
 
-    Defaults are filled in, paths normalized, numbers compared by value, labels dropped, as far as the schema and the
-    tables of `tools` say how.
+    Defaults are filled in, paths normalized, numbers compared by value and labels dropped, as far as the schema and the
+    tables in `tools` allow.
     """
     described = _properties_of(schema)
     tool_defaults = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
@@ -218,12 +218,12 @@ def canonical_arguments(
         name: _canonical_parameter(tool, name, value, described.get(name, {}), cwd) for name, value in full.items()
     }
     if tool == "Read" and values.get("offset") == 0:
-        values["offset"] = 1  # lines are counted from 1, and Read accepts 0 for the first
+        values["offset"] = 1  # lines are numbered from 1, and Read treats 0 as the first
     return values
 
 
 def _properties_of(schema: Schema | None) -> dict[str, Schema]:
-    """Return the schema of each parameter. Entries that are no objects are left out."""
+    """Return the schema of each parameter. Entries that are not objects are skipped."""
     properties = schema.get("properties") if schema is not None else None
     if not isinstance(properties, Mapping):
         return {}
@@ -232,7 +232,7 @@ def _properties_of(schema: Schema | None) -> dict[str, Schema]:
 
 
 def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
-    """Return the schemas by tool name. Entries of unknown shape are left out: a schema helps, but is not needed."""
+    """Return the schemas by tool name. Entries in an unknown format are skipped, since a schema is optional."""
     if tools is None:
         return {}
     if isinstance(tools, Mapping):
@@ -248,7 +248,7 @@ def tool_schemas(tools: Tools | None) -> dict[str, Schema]:
 
 
 def _canonical_value(value: object, schema: Schema | None = None) -> object:
-    """Return a JSON value with `1.0` written as `1`, and with the defaults of a schema filled in."""
+    """Return a JSON value with `1.0` written as `1` and with the defaults from a schema filled in."""
     if isinstance(value, float):
         return int(value) if value.is_integer() and abs(value) < _MAX_EXACT_INTEGER else value
     if isinstance(value, int) and abs(value) >= _MIN_HEX_INTEGER:
@@ -275,7 +275,7 @@ def _canonical_parameter(tool: str, name: str, value: object, described: Schema,
 
 
 def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
-    """Return whether null means a missing parameter: it is optional, and its schema does not allow null."""
+    """Return whether null means a missing parameter: the parameter is optional, and its schema does not allow null."""
     if schema is None:
         return null_is_absent(tool)
     described = _properties_of(schema).get(name)
@@ -286,27 +286,27 @@ def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
 
 
 def _as_list(value: object) -> list[object]:
-    """Return the entries of a list in a schema. A single name counts as a list of one."""
+    """Return the entries of a list in a schema. A single name counts as a one-element list."""
     if isinstance(value, str):
         return [value]
     return cast("list[object]", value) if isinstance(value, list) else []
 
 
-# "```\nx = 1\n```", also without an end
+# "```\nx = 1\n```", also without the closing fence
 _FENCED_CODE = re.compile(r"(```.*?(?:```|\Z))", re.DOTALL)
 # "`x`" and "``a`b``" within a line
 _INLINE_CODE = re.compile(r"(``[^\n]*?``|`[^`\n]*`)")
 # "**" of "**done**" and "*" of "*.py"
 _ASTERISKS = re.compile(r"\*+")
-# What an emphasis may begin with, besides letters and digits. Not with a dot, so that `*.py` is none.
+# Characters that emphasis may begin with, besides letters and digits. A dot is excluded, so `*.py` is not emphasis.
 _EMPHASIS_OPENERS = "\"'“(["
-# Curly quotes, the ellipsis and the no-break space
+# Curly quotes, the ellipsis and the no-break space, with their ASCII forms
 _TYPOGRAPHY = str.maketrans({"\u2019": "'", "\u2018": "'", "\u201c": '"', "\u201d": '"', "\u2026": ".", "\u00a0": " "})
 # "- a" and "  * b" at the start of a line; not "- 5", which may be a negative number
 _BULLET = re.compile(r"^[ \t]*[-*+•‣◦][ \t]+(?=[A-Za-z`*_])", re.MULTILINE)
-# "," and "." of "Yes, done."; not the dots of "1.5" or "a.py", and not "?", since a question is another act
+# "," and "." in "Yes, done."; not the dots in "1.5" or "a.py", and not "?", since a question is a different act
 _SENTENCE_PUNCTUATION = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
-# " " of "Really ?", as French typography has it
+# " " in "Really ?", as in French typography
 _BLANKS_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
 # "x1", "a_b", "getName" and "-v" keep their case; not "Done" or "don't"
 _LOOKS_LIKE_CODE = re.compile(r".*[\d_./\\()\[\]{}<>=$@#%&|+*~^].*|.*[a-z][A-Z].*|-.*", re.DOTALL)
@@ -314,10 +314,10 @@ _CODE_MARK = "\0"  # replaces backticks; `text_key` removes it from the text fir
 
 
 def text_key(text: str) -> list[str]:
-    """Return the key of a reply: prose and fenced code in turns, beginning with prose.
+    """Return the key for a reply: prose and fenced code alternating, beginning with prose.
 
-    Case, blanks, sentence punctuation and Markdown do not count. What may be code keeps its case: words in backticks,
-    and words with a sign, a digit or an inner capital. Fenced code is not changed.
+    Case, whitespace, sentence punctuation and Markdown are ignored. Possible code keeps its case: words in backticks,
+    and words with a symbol, a digit or an inner capital. Fenced code is not changed.
     """
     parts = _FENCED_CODE.split(unicodedata.normalize("NFC", text.replace(_CODE_MARK, "\ufffd")))
     return [_prose(part) if index % 2 == 0 else part for index, part in enumerate(parts)]
@@ -335,7 +335,7 @@ def _plain(text: str) -> str:
 
 
 def _code(text: str) -> str:
-    """Return inline code as one word between marks. Code with blanks is hex-encoded, so that none of it changes."""
+    """Return inline code as one word between marks. Code that contains blanks is hex-encoded, so it stays unchanged."""
     inner = text.strip("`")
     return _CODE_MARK + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _CODE_MARK
 
@@ -347,19 +347,19 @@ def _word(word: str) -> str:
 
 
 def _without_emphasis(text: str) -> str:
-    """Return the text without the asterisks of emphases. A single one, as in `*.py` or `2 * 3`, stays."""
+    """Return the text without the asterisks that mark emphasis. An unpaired one, as in `*.py` or `2 * 3`, stays."""
     pieces = list[str]()
-    open_at: dict[str, int] = {}  # asterisks -> the index in `pieces` of the run that may open an emphasis
+    open_at: dict[str, int] = {}  # asterisks -> the index in `pieces` of the run that may open emphasis
     cursor = 0
     for run in _ASTERISKS.finditer(text):
         pieces.append(text[cursor : run.start()])
         cursor, stars = run.end(), run.group()
         before, after = text[run.start() - 1 : run.start()], text[cursor : cursor + 1]
-        # Roughly as in CommonMark: a run closes an emphasis after a word, and opens one before a word.
+        # Roughly as in CommonMark: a run closes emphasis if it follows a word, and opens emphasis if it precedes one.
         closes = bool(before) and not before.isspace() and not after.isalnum()
         if closes and stars in open_at and len(stars) <= 3:
             pieces[open_at[stars]] = ""
-            open_at.clear()  # emphases do not overlap
+            open_at.clear()  # emphasis does not overlap
             continue
         if (after.isalnum() or (after and after in _EMPHASIS_OPENERS)) and not before.isalnum():
             open_at[stars] = len(pieces)
@@ -367,31 +367,31 @@ def _without_emphasis(text: str) -> str:
     return "".join([*pieces, text[cursor:]])
 
 
-# Near-duplicate states: two sessions in which the user's last request and the messages right before a turn are alike.
+# Near-duplicate states: two sessions whose last request and whose messages right before a turn are similar.
 #
-# Texts are compared by their pairs of adjacent words. A word with a digit or a slash counts as `#`, so that the same
-# messages about another file are still alike.
+# Texts are compared by their pairs of adjacent words. A word with a digit or a slash counts as `#`, so that identical
+# messages about different files are still similar.
 #
-#     likeness(a, b) = pairs in both / pairs in either          Jaccard similarity; repeated pairs count repeatedly
+#     likeness(a, b) = pairs in both / pairs in either          multiset Jaccard similarity
 #
-# The likeness of two states is that of their requests or of their last messages, whichever is smaller. Of more than 128
-# pairs only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
+# The likeness of two states is the smaller of that of their requests and that of their last messages. If a text has
+# more than 128 pairs, only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
 
 MIN_LIKENESS = 0.7
-"""From here on, two states are near-duplicates."""
+"""Two states are near-duplicates if their likeness is at least this."""
 _NUM_LAST_MESSAGES, _MAX_TEXT = 4, 4000
-# Hashes per sketch; bits of a hash that select its counter; slack for rounding errors of MIN_LIKENESS * length.
+# Hashes per sketch; hash bits that select a counter; tolerance for rounding errors in MIN_LIKENESS * length.
 _SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
-# Multiplicative hashing with 2^64 divided by the golden ratio.
+# Multiplicative (Fibonacci) hashing: 2^64 divided by the golden ratio.
 _PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 Sketch = Sequence[int]
 """The smallest hashes of a text's word pairs, in ascending order."""
 State = tuple[Sketch, Sketch]
-"""The sketch of the last request, and that of the last messages."""
+"""The sketch of the last request, and the sketch of the last messages."""
 
 
 def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
-    """Yield the id of each of the model's turns, and the state before it."""
+    """Yield the id of each turn by the model, with the state before it."""
     request, last = sketch(()), list[Sketch]()
     for turn in conversation.turns:
         if turn.role == "assistant" and turn.origin == "model":
@@ -409,21 +409,21 @@ def _texts(turn: Turn) -> Iterator[str]:
 
 
 def sketch(texts: Iterable[str]) -> Sketch:
-    """Return the sketch of texts in sequence. Only the beginning of each text counts (`_MAX_TEXT` characters)."""
+    """Return the sketch of several texts in order. Only the first `_MAX_TEXT` characters of each text are used."""
     words = [_blurred(word) for text in texts for word in text[:_MAX_TEXT].split()]
     pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
     return _smallest({_hash(*pair, repetition) for pair, count in pairs.items() for repetition in range(count)})
 
 
 def likeness(a: Sketch, b: Sketch) -> float:
-    """Return the estimated Jaccard similarity: the share of the smallest hashes of both that are in both."""
+    """Return the estimated Jaccard similarity: among the smallest hashes of the union, the fraction that is in both."""
     hashes_a, hashes_b = set(a), set(b)
     smallest = sorted(hashes_a | hashes_b)[:_SKETCH_SIZE]
     return sum(digest in hashes_a and digest in hashes_b for digest in smallest) / len(smallest) if smallest else 1.0
 
 
 class StateIndex:
-    """An index of states that were trained on. States after different requests are never compared."""
+    """An index of the states that were trained on. States that follow different requests are never compared."""
 
     def __init__(self) -> None:
         self._requests, self._last_messages = _SketchIndex(), _SketchIndex()
@@ -432,7 +432,7 @@ class StateIndex:
         self._alike: dict[bytes, frozenset[int]] = {}
 
     def add(self, state: State) -> None:
-        """Add a state."""
+        """Add a state to the index."""
         request, last = state
         key = bytes(array("I", request))
         if key not in self._numbers:
@@ -442,10 +442,10 @@ class StateIndex:
         self._last_messages.add(last)
 
     def has(self, state: State) -> bool:
-        """Return whether a state is a near-duplicate of one that was added."""
+        """Return whether a state is a near-duplicate of one in the index."""
         request, last = state
         key = bytes(array("I", request))
-        if key not in self._alike:  # the same for all states after a request
+        if key not in self._alike:  # the same for all states that follow a request
             matches = self._requests.alike(request) if request else (self._numbers.get(key, -1),)
             self._alike[key] = frozenset(matches)
         requests = self._alike[key]
@@ -454,11 +454,12 @@ class StateIndex:
 
 
 class _SketchIndex:
-    """Sketches that are found by their rarest hashes (prefix filtering).
+    """An index of sketches by their rarest hashes (prefix filtering).
 
-    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. So, in whatever
-    order the hashes are, the first 1 - MIN_LIKENESS of each plus one more have at least one in common. With the rarest
-    first, sketches that share only what every session says are not compared.
+    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. So if the hashes
+    are sorted in any fixed order, the prefixes of both sketches with a fraction 1 - MIN_LIKENESS of the hashes, plus
+    one, must have a hash in common. Sorting the rarest hashes first avoids comparing sketches that share only common
+    phrases.
     """
 
     def __init__(self) -> None:
@@ -470,31 +471,31 @@ class _SketchIndex:
         """Add a sketch and return its number."""
         for digest in digests:
             self._bucket_counts[digest >> (32 - _BUCKET_BITS)] += 1
-        self._postings = None  # the order of rarity has changed
+        self._postings = None  # the order by rarity has changed
         self._sketches.append(digests)
         return len(self._sketches) - 1
 
     def alike(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
-        """Yield the numbers of the accepted sketches that are near-duplicates of a sketch that is not empty."""
+        """Yield the numbers of the accepted sketches that are near-duplicates of a nonempty sketch."""
         for number in dict.fromkeys(self._candidates(query)):
             if accepts(number) and likeness(query, self._sketches[number]) >= MIN_LIKENESS:
                 yield number
 
     def _candidates(self, query: Sketch) -> Iterator[int]:
-        """Yield the numbers of the sketches that share a rare hash with the query, with repetitions."""
+        """Yield the numbers of the sketches that share a rare hash with the query, possibly repeatedly."""
         if self._postings is None:
-            # Built on the first query, since every added sketch changes how rare the hashes are.
+            # Built on the first query, since adding a sketch changes how rare the hashes are.
             every = (digest << 32 | at for at, indexed in enumerate(self._sketches) for digest in self._rarest(indexed))
             self._postings = array("Q", sorted(every))
         for digest in self._rarest(query):
-            # A posting is one integer: the hash in the upper half, the number of the sketch in the lower one.
+            # A posting is a single integer: the hash in the upper half, the number of the sketch in the lower half.
             at = bisect_left(self._postings, digest << 32)
             while at < len(self._postings) and self._postings[at] >> 32 == digest:
                 yield self._postings[at] & 0xFFFFFFFF
                 at += 1
 
     def _rarest(self, digests: Sketch) -> Sequence[int]:
-        """Return the rarest hashes, as many as any near-duplicate must share one of."""
+        """Return the prefix of the rarest hashes: any near-duplicate must contain at least one of them."""
         prefix_length = len(digests) - math.ceil(MIN_LIKENESS * len(digests) - _ROUNDING) + 1 if digests else 0
         return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[
             :prefix_length
@@ -510,7 +511,7 @@ def _blurred(word: str) -> str:
 
 
 def _hash(first: str, second: str, again: int) -> int:
-    """Return a 32-bit hash of the n-th occurrence of a pair of words, the same in every process."""
+    """Return a 32-bit hash of the n-th occurrence of a pair of words. The hash is the same in every process."""
     mixed = (_hash_of_word(first) * _PRIME + _hash_of_word(second) + again * 0xD1B54A32D192ED03) & _MASK
     return ((mixed ^ mixed >> 29) * _PRIME & _MASK) >> 32
 

@@ -1,15 +1,15 @@
 """Track what a session has shown up to a turn: tools and programs that worked, files, paths, failed attempts.
 
-A reader adds messages and calls in the order of the session and asks in between:
+The caller adds messages and calls in the order of the session, and queries the state in between:
 
     state = SessionState("/repo")
     state.add_message("Fix the bug in a.py, please.")
     state.add(call, result.text, failed=False)
     state.has_shown("src/a.py")
 
-Error sites need it to decide whether a failure is the model's, hints to state only what the model could know, and votes
-to compute what an edit would leave. Each kind of question has its own tracker. A tracker processes the calls since its
-last question only when the next one comes, since most sessions never ask some of them.
+The state is used to decide whether a failure is the model's, to limit hints to what the model could know, and to
+compute the result of an edit when actions are compared. Each kind of query has its own tracker. Trackers are lazy: they
+process new events only when queried, since most sessions never query some of them.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ from composer_replication.sites.actions.tools import (
 )
 from composer_replication.types import ToolCall
 
-# Enough for any file or listing of a session; the rest of a longer text (a listing of a whole disk) is not searched.
+# Long enough for any file or listing in a session. The rest of a longer text, such as a full disk listing, is ignored.
 _MAX_TEXT = 400_000
 _SEARCH_TOOLS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "grep")
 _BUILD_PROGRAMS = word_set(
@@ -56,14 +56,14 @@ _FOLDER_CHANGERS = frozenset({"cd", "pushd", "popd"})
 _NO_MATCHES = ("No files found", "No matches found")
 # "cat a.py 2>/dev/null", "cat a.py || true" and "cat a.py | head" succeed even if the file does not exist
 _HIDES_ERRORS = re.compile(r"2>\s*/dev/null|\|\||[;|]")
-# "(see src/" -> "(", " ": what separates a path from the text before it
+# The text that separates a path from what precedes it: "(see src/" -> "(", " "
 _PATH_DELIMITER = re.compile(r"[\s'\"`()<>:,;=]")
 _MAX_PREFIX = 200
 _REMOVE_COMMANDS = frozenset({("rm", ""), ("mv", ""), ("rmdir", ""), ("unlink", ""), ("git", "rm"), ("git", "mv")})
 
 
 class _Event(NamedTuple):
-    """A call with its result, or a message that is not the model's (`call` is None)."""
+    """A call with its result, or a message that was not written by the model (`call` is None)."""
 
     call: ToolCall | None
     text: str
@@ -74,8 +74,8 @@ class _Event(NamedTuple):
 class SessionState:
     """What a session has shown so far.
 
-    `tools` are the tools that have succeeded, with the parameters of their calls. `read` has files as the tool showed
-    them, by the path in the call. `files` has whole files by normal path.
+    `tools` maps the tools that have succeeded to the parameters of their calls. `read` maps the path in a call to the
+    file as the tool showed it. `files` maps the normalized path to the whole file.
     """
 
     def __init__(self, cwd: str | None = None) -> None:
@@ -85,19 +85,19 @@ class SessionState:
         self.commands: list[str] = []  # only successful ones
         self._events: list[_Event] = []
         self._cwd = cwd
-        self._touched: set[str] = set()  # files that were read, written or edited, by normal path
-        self._refused: set[str] = set()  # files for which a call failed, by normal path
+        self._touched: set[str] = set()  # files that were read, written or edited, by normalized path
+        self._refused: set[str] = set()  # files on which a call failed, by normalized path
         self._shell, self._files = _Shell(cwd), _ShownFiles(cwd)
         self._texts, self._known_paths = FileTexts(cwd, ShellFolder(cwd)), KnownPaths(cwd, ShellFolder(cwd))
         self._attempts = Attempts()
         self._num_processed: dict[str, int] = {}  # tracker -> how many events it has processed
 
     def add_message(self, text: str) -> None:
-        """Add a message of the user, or of anybody else except the model."""
+        """Add a message from anyone except the model."""
         self._events.append(_Event(None, text, failed=False))
 
     def add(self, call: ToolCall, text: str, *, failed: bool, kind: str = "") -> None:
-        """Add a call and its result. `kind` is the kind of its failure, if it has been classified."""
+        """Add a call and its result. `kind` is the kind of failure, if it has been classified."""
         self._events.append(_Event(call, text, failed, kind))
         channel, path = channel_of(call.name), path_argument(call.arguments)
         if failed:
@@ -109,14 +109,14 @@ class SessionState:
         elif channel == "file" and plain_name(call.name) not in _SEARCH_TOOLS:
             self._touched |= {normal_path(path, self._cwd)} if path else set()
             if path and is_edit(call.name) and call.arguments.get("command") != "view":
-                self.read.pop(path, None)  # its present content was not shown
+                self.read.pop(path, None)  # its current content was not shown
             elif path:
                 self.reader = self.reader or call.name
                 self.read[path] = text[:_MAX_TEXT]
 
     @property
     def programs(self) -> set[str]:
-        """The programs that successful commands have run."""
+        """The programs that were run by successful commands."""
         return self._shell_so_far().programs
 
     @property
@@ -125,17 +125,17 @@ class SessionState:
         return self._shell_so_far().build_failed
 
     def has_shown(self, path: str) -> bool:
-        """Return whether a text has shown this path, or a longer path that ends in it, since it was last removed."""
+        """Return whether a text has shown this path, or a longer path ending in it, since the path was last removed."""
         return self._shell_so_far().has_shown(path)
 
     def has_shown_text(self, path: str, text: str) -> bool:
-        """Return whether the file contains this text, as far as the session has shown or written it."""
+        """Return whether the file contains this text, as far as the session has shown or written the file."""
         file_text = self.texts.get(path)
         return file_text is not None and file_text.count(text) > 0
 
     @property
     def texts(self) -> FileTexts:
-        """The content of files as far as it was shown, and which files the agent counts as read."""
+        """The content of files as far as it was shown, and the files that the agent counts as read."""
         for call, text, failed, _ in self._unprocessed_events("texts"):
             if call is None:
                 self._texts.add_message(text)
@@ -147,7 +147,7 @@ class SessionState:
 
     @property
     def paths(self) -> KnownPaths:
-        """Which paths exist, which do not, and the shell's folder."""
+        """Paths that exist, paths that do not, and the shell's folder."""
         for call, text, failed, _ in self._unprocessed_events("paths"):
             if call is None:
                 self._known_paths.add_message(text)
@@ -157,7 +157,7 @@ class SessionState:
 
     @property
     def attempts(self) -> Attempts:
-        """Which calls have failed, and whether anything has changed since."""
+        """The calls that have failed, and whether anything has changed since."""
         for call, text, failed, kind in self._unprocessed_events("attempts"):
             if call is None:
                 self._attempts.add_message(text)
@@ -166,7 +166,7 @@ class SessionState:
         return self._attempts
 
     def has_touched(self, path: str) -> bool:
-        """Return whether a tool has read, written or edited this file. The spelling of the path does not matter."""
+        """Return whether a tool has read, written or edited this file, however its path was spelled."""
         return normal_path(path, self._cwd) in self._touched
 
     def had_failed(self, path: str) -> bool:
@@ -174,26 +174,26 @@ class SessionState:
         return normal_path(path, self._cwd) in self._refused
 
     def is_from_elsewhere(self, path: str) -> bool:
-        """Return whether a relative path was shown, but never relative to the shell's present folder."""
+        """Return whether a relative path was shown, but never relative to the shell's current folder."""
         return self._shell_so_far().is_from_elsewhere(path)
 
     @property
     def files(self) -> dict[str, str]:
-        """The files that were shown in full, as they are after the edits since."""
+        """The files that were shown in full, updated by later edits."""
         return self._files_so_far().files
 
     @property
     def shell_moved(self) -> bool:
-        """Whether the shell may be in another folder than the session's."""
+        """Whether the shell may be in a folder other than the session's."""
         files = self._files_so_far()
         return files.folder != files.cwd
 
     def was_in_a_command(self, path: str) -> bool:
-        """Return whether a shell command contains the path or its name. That does not count as reading the file."""
+        """Return whether a shell command contains the path or its name, which does not count as reading the file."""
         return any(path in command or path.rpartition("/")[2] in command for command in self.commands)
 
     def _unprocessed_events(self, name: str) -> list[_Event]:
-        """Return the events that the tracker of this name has not processed, and mark them as processed."""
+        """Return the events that the named tracker has not processed yet, and mark them as processed."""
         start, self._num_processed[name] = self._num_processed.get(name, 0), len(self._events)
         return self._events[start:]
 
@@ -212,7 +212,7 @@ class SessionState:
 
 
 class _Shell:
-    """What commands have done: programs, builds, removed paths. Texts are stored, and searched for a path on demand."""
+    """The effects of commands: programs, builds, removed paths. Texts are stored, and searched for a path on demand."""
 
     def __init__(self, cwd: str | None) -> None:
         self.programs: set[str] = set()
@@ -221,21 +221,21 @@ class _Shell:
         self._cwd = self._shell_folder.path
         self._texts: list[str] = []
         self._folders: list[str | None] = []  # the shell's folder for each text
-        self._messages: list[str] = []  # the texts that are not results of calls
+        self._messages: list[str] = []  # the texts that are not call results
         self._removed: dict[str, int] = {}  # removed path -> the number of texts at that time
 
     def add(self, event: _Event) -> None:
         """Add a message, or a call with its result."""
         call, text, failed, _ = event
         if call is None:
-            self._add_text(text, self._cwd)  # people mean paths relative to the session's folder
+            self._add_text(text, self._cwd)  # people give paths relative to the session's folder
             self._messages.append(text)
             return
         command = Command.of(command_text(call.name, call.arguments))
         programs = command.programs
         if any(name in _BUILD_PROGRAMS for name, _ in programs):
             self.build_failed = failed
-        if failed:  # then the shell stays in its folder, too
+        if failed:  # a failed command leaves the shell in its folder
             return
         folder_before = self.folder
         if any(name in _FOLDER_CHANGERS for name, _ in programs):
@@ -245,7 +245,7 @@ class _Shell:
             self._add_text(path, self.folder)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVE_COMMANDS or (pair[0], "") in _REMOVE_COMMANDS for pair in programs):
-            # Every word of the command counts as removed: `rm -r src docs`.
+            # Every word in the command counts as removed: `rm -r src docs`.
             self._removed |= dict.fromkeys(command.words, len(self._texts))
         elif command.only_shows and not _HIDES_ERRORS.search(command.text):
             self._add_text(command.text, folder_before)
@@ -261,7 +261,7 @@ class _Shell:
         self._folders.append(folder)
 
     def is_from_elsewhere(self, path: str) -> bool:
-        """Return whether a relative path was shown only in other folders, or as the end of longer paths."""
+        """Return whether a relative path was shown only in other folders, or only at the end of longer paths."""
         if self.folder is None or not self.has_shown(path):
             return False
         texts = zip(self._texts, self._folders, strict=True)
@@ -275,29 +275,29 @@ class _Shell:
     def has_shown(self, path: str) -> bool:
         """Return whether a text has shown this path since it was last removed."""
         name = path.removeprefix("./").rstrip("/")
-        # Texts from before the removal of the path, or of its name, do not count.
+        # Texts shown before the path, or its name, was removed do not count.
         since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))
         if any(_is_mentioned_in(name, text[:_MAX_TEXT]) for text in self._texts[since:]):
             return True
         path_in_cwd = name.removeprefix(f"{self._cwd}/")  # the same path, relative to the session's folder
         if self._cwd is None or path_in_cwd == name or since:
             return False
-        # A bare name in some output may be a file in any folder. A person who uses it means the one in this folder.
+        # A bare file name in output may belong to any folder. If a person writes it, it means the file in this folder.
         texts = self._texts if "/" in path_in_cwd else self._messages
         return any(_is_mentioned_in(path_in_cwd, text[:_MAX_TEXT], cwd=self._cwd) for text in texts)
 
 
 def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | None = None) -> bool:
-    """Return whether the text contains this path, or a path inside it: a folder whose files were shown exists.
+    """Return whether the text contains this path, or a path inside it, which proves that the folder exists.
 
     Args:
-        alone: The path must not be the end of a longer one.
-        cwd: It must not be the end of a longer path in this folder, which would be another file of the project.
+        alone: Whether to reject a match at the end of a longer path.
+        cwd: Reject a match at the end of a longer path in this folder, which would be another file in the project.
     """
     position = text.find(path) if path else -1
     while position >= 0:
         end = position + len(path)
-        # "a.py" is not in "data.py" or "a.pyc"; a dot at the end of a sentence is no part of the name.
+        # "a.py" is not in "data.py" or "a.pyc". A period after the name ends the sentence.
         before, after = text[position - 1 : position], text[end : end + 1]
         is_part_of_longer_name = (
             after.isalnum() or after in ("_", "-") or (after == "." and text[end + 1 : end + 2].isalnum())
@@ -311,10 +311,10 @@ def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | No
 
 
 def _leads_to_another_folder(prefix: str, cwd: str) -> bool:
-    """Return whether the text before a path leads to another folder of this project, not to a copy of the project."""
+    """Return whether the text before a path leads to another folder in this project, not to a copy of it."""
     prefix = prefix.removeprefix(f"{cwd}/").removeprefix("./")
     if not prefix or prefix in ("a/", "b/") or f"/{cwd}/".endswith(f"/{prefix}"):
-        return False  # "a/" and "b/" of a diff, or a folder above
+        return False  # "a/" and "b/" in a diff, or a parent folder
     return not prefix.startswith("/") and "." not in prefix.partition("/")[0]
 
 
@@ -335,35 +335,35 @@ def requested_name(call: ToolCall) -> tuple[str, str] | None:
 
 
 class _LastFailure(NamedTuple):
-    """The last failure of a call: its kind, if it was classified, and whether nothing has changed since."""
+    """The last failure of a call: its kind, if classified, and whether nothing has changed since."""
 
     kind: str
     is_unchanged: bool
 
 
 class Attempts:
-    """The failed calls of a session so far. Calls are the same if they differ only in labels (`tools.is_label`)."""
+    """The failed calls in a session so far. Calls that differ only in labels (`tools.is_label`) count as the same."""
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[str, int]] = {}
         self._num_changes = 0
         self.missing_programs: set[str] = set()
         self.names: dict[tuple[str, str], bool] = {}  # (tool, name of an agent or skill) -> whether it exists
-        self.agents: frozenset[str] | None = None  # all agents, if an error message has listed them
+        self.agents: frozenset[str] | None = None  # all agents, if an error message listed them
 
     def add_message(self, text: str) -> None:
-        # The user may have changed something that makes a failed call succeed.
+        # The user may have made a change that lets a failed call succeed.
         self._num_changes += bool(text.strip())
 
     def add_call(self, call: ToolCall, text: str, kind: str, *, failed: bool) -> None:
-        """Add a call and its result. `kind` is the kind of its failure."""
+        """Add a call and its result. `kind` is the kind of failure."""
         command = command_text(call.name, call.arguments)
         is_shell = channel_of(call.name) == "shell"
-        # A failed call of any other tool has changed nothing; a failed command may have.
+        # A failed call to a non-shell tool has changed nothing; a failed command may have.
         is_read_only = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
         self._num_changes += not is_read_only
         name = requested_name(call)
-        # A call that failed for another reason says nothing about whether the agent or skill exists.
+        # If the call failed for another reason, the agent or skill may or may not exist.
         if name is not None and (not failed or _UNKNOWN_NAME.search(text[:_MAX_HEAD])):
             self.names[name] = not failed
             agent_list = _AVAILABLE_AGENTS.search(text[:_MAX_ERROR_TEXT]) if failed else None
@@ -379,7 +379,7 @@ class Attempts:
             self._failed.pop(_key(call), None)
 
     def last(self, call: ToolCall) -> _LastFailure | None:
-        """Return how this call failed the last time, or None if it did not."""
+        """Return the last failure of this call, or None if it has not failed."""
         if not self._failed or (failure := self._failed.get(_key(call))) is None:
             return None
         return _LastFailure(failure[0], failure[1] == self._num_changes)
@@ -392,7 +392,7 @@ def _key(call: ToolCall) -> str:
 
 @dataclass
 class _ShownFiles:
-    """The files that were shown in full, by normal path. A file that may have changed unseen is dropped.
+    """The files that were shown in full, by normalized path. A file is dropped if it may have changed since.
 
     `folder` is the shell's folder, or None if it cannot be determined.
     """
@@ -404,12 +404,12 @@ class _ShownFiles:
         self.folder = self.cwd
 
     def add_message(self, text: str) -> None:
-        """Add a message. Agents put a note there if somebody else has changed a file."""
+        """Add a message. Agents use messages to report that a file was changed by someone else."""
         for path in CHANGED_NOTE.findall(text):
             self.files.pop(normal_path(path, self.cwd), None)
 
     def add_call(self, call: ToolCall, text: str) -> None:
-        """Add a call that succeeded, and its result."""
+        """Add a successful call and its result."""
         if call.raw_arguments is not None:
             return
         operations = edit_operations(call, self.cwd)
@@ -418,7 +418,7 @@ class _ShownFiles:
             changes = changes_of(operations, self.files)
             if changes is None:
                 for operation in operations:
-                    self.files.pop(operation.path, None)  # its present content was not shown
+                    self.files.pop(operation.path, None)  # its current content was not shown
             else:
                 apply_changes(self.files, changes)
         elif key is not None:
@@ -428,7 +428,7 @@ class _ShownFiles:
             if shown_file is not None:
                 self.files[normal_path(shown_file.path, self.cwd)] = shown_file.text
         elif channel_of(call.name) == "file" or plain_name(call.name) in ("task", "agent"):
-            self.files.clear()  # it may have changed any of them
+            self.files.clear()  # the call may have changed any file
 
     def _add_command(self, command: object, output: str) -> None:
         words = [str(word) for word in cast("list[object]", command)] if isinstance(command, list) else None

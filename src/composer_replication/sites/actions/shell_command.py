@@ -1,10 +1,10 @@
-"""Describe a shell command: the programs that it runs, the words in it, what it may change, which files it writes.
+"""Describe a shell command: the programs it runs, the words it contains, what it may change, which files it writes.
 
-- `Command` answers questions about one command: its programs, its words, whether a line of output is its own message.
-- `may_change`, `only_reads` and `keeps_sources` say what a command may do to files.
-- `written_by` names the files that a successful command has certainly written.
+- `Command` answers questions about one command, such as whether a line of output is a message from the command itself.
+- `may_change`, `only_reads` and `keeps_sources` bound the effect of a command on files.
+- `written_by` returns the files that a successful command is certain to have written.
 
-The answers come from the parsed tree. If the parser does not understand a command, its text is split at separators.
+The answers come from the syntax tree. If the parser does not support a command, its text is split at separators.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from composer_replication.sites.actions.tools import word_set
 _MAX_LENGTH = 20_000
 _MAX_WORDS = 24
 _MAX_DEPTH = 4
-# Used if the parser does not understand a command: "a && b; $(c" -> "a ", " b", " ", "c"
+# Fallback if the parser does not support a command: "a && b; $(c" -> "a ", " b", " ", "c"
 _COMMAND_SEPARATOR = re.compile(r"&&|\|\||[;|&\n(){}]|\$\(|`")
 # "CI=1"; not "--name=1"
 _ASSIGNMENT = re.compile(r"^\w+=\S*$")
@@ -38,7 +38,7 @@ _WORD = re.compile(r"[^\s'\"`()<>|;&,=]+")
 _WRAPPERS = word_set(
     "sudo time env nohup exec command xargs timeout nice stdbuf then do else if while ! bash sh zsh -c -lc -e"
 )
-# These print the content of files and logs. An error in their output is not theirs unless it begins with their name.
+# Programs that print files and logs. An error in their output is their own only if it begins with their name.
 _DISPLAY_PROGRAMS = word_set(
     "cat bat head tail less more grep egrep fgrep rg ag ack sed awk cut sort uniq wc nl tac diff cmp strings xxd od jq"
     " yq echo printf history journalctl dmesg zcat man info type which file stat tree ls find fd ps top df du env"
@@ -62,11 +62,11 @@ _REMOTE_SUBCOMMANDS = frozenset(
 )
 # "make || true" and "make; true"; not "make || exit 1"
 _TOLERATED_FAILURE = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$")
-# "a | b", "a; b" and "echo $(a)", whose exit status may be that of another part; not "a && b"
+# "a | b", "a; b" and "echo $(a)", where the exit status may come from another part; not "a && b"
 _COMPOUND = re.compile(r"[|;`]|\$\(")
 _NEVER_RUN_GIT = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # not even indirectly, as a build script may
 _NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
-# Part of a project's set-up rather than of the system: if one of these is missing, the machine was not prepared.
+# Belongs to the project's set-up, not to the system. If one of these is missing, the machine was not prepared.
 SET_UP = word_set(
     "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
     " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
@@ -74,7 +74,7 @@ SET_UP = word_set(
     " flutter dart ghc stack cabal sbt lein vite webpack storybook cypress alembic celery gunicorn uvicorn flask"
     " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
 )
-# Programs that a model may take for granted although this machine does not have them.
+# Programs that a model may reasonably expect even if this machine lacks them.
 UTILITIES = word_set(
     "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
     " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
@@ -82,9 +82,9 @@ UTILITIES = word_set(
     " shuf xmllint nslookup dig strings xxd hexdump md5 md5sum shasum sha256sum readlink realpath greadlink gdate"
     " seq bc xdg-open lsd exa"
 )
-# The tools of agents such as SWE-agent are commands in their shell.
+# Agents such as SWE-agent offer their tools as shell commands.
 AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down search_dir search_file find_file submit")
-# Programs that everybody has, so none of them is the program that a project develops.
+# Widely available programs, so none of them is the program that a project develops.
 FAMILIAR = (
     UTILITIES
     | SET_UP
@@ -110,19 +110,19 @@ WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir
 
 @dataclass(frozen=True)
 class Command:
-    """A shell command, possibly of several parts."""
+    """A shell command, possibly with several parts."""
 
     text: str
 
     @staticmethod
     @lru_cache(maxsize=64)
     def of(text: str) -> Command:
-        """Return the command of a text. Cached, so that a text is parsed once while it is in use."""
+        """Parse a command. Cached, so that repeated questions about a command do not parse it again."""
         return Command(text[:_MAX_LENGTH])
 
     @cached_property
     def words(self) -> frozenset[str]:
-        """The words that may name a file or a program, with and without their folder."""
+        """The words that may name a file or a program, both with and without their folder."""
         words = _WORD.findall(self.text)
         trimmed = {word.strip("\\.:").rstrip("/") for word in words} | set(words)
         return frozenset(trimmed | {word.rpartition("/")[2] for word in trimmed})
@@ -134,7 +134,7 @@ class Command:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
-        """(program, its first argument) of each part, without wrappers such as `sudo` and without assignments."""
+        """(program, first argument) for each part, skipping assignments and wrappers such as `sudo`."""
         return tuple(pair for pair, _ in self._parts)
 
     def programs_with_argument(self, text: str) -> list[tuple[str, str]]:
@@ -143,7 +143,7 @@ class Command:
 
     @cached_property
     def only_shows(self) -> bool:
-        """Whether the command only prints text that already existed, such as files or logs."""
+        """Whether the command only prints existing text, such as files or logs."""
         active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
         show_programs = [pair for pair in self.programs if pair[0] in _DISPLAY_PROGRAMS or pair in _DISPLAY_SUBCOMMANDS]
         return bool(show_programs) and all(
@@ -159,7 +159,7 @@ class Command:
     def names(self, text: str) -> bool:
         """Return whether the command itself contains this path or program.
 
-        If so, an error about it is about something that was typed, not about something that a program came across.
+        If so, an error about it concerns something that was typed, not something that a program encountered.
         """
         text = _with_slashes(text.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
         if not text:
@@ -170,16 +170,16 @@ class Command:
 
     @property
     def expects_failure(self) -> bool:
-        """Whether the command itself says that a failure does not matter: `make || true`."""
+        """Whether the command explicitly ignores failure, as in `make || true`."""
         return _TOLERATED_FAILURE.search(self.text) is not None
 
     @property
     def hides_status(self) -> bool:
-        """Whether the exit status may come from another part than the one that failed, as in `make | tail`."""
+        """Whether the exit status may hide a failure in another part, as in `make | tail`."""
         return _COMPOUND.search(self.text) is not None
 
     def is_own(self, line: str) -> bool:
-        """Return whether a line of output is a message of the shell or of a program that the command runs."""
+        """Return whether a line of output is a message from the shell or from a program in the command."""
         prefix = _MESSAGE_PREFIX.match(line)
         if prefix is None:
             return False
@@ -187,13 +187,13 @@ class Command:
         if name in _SHELLS:  # "bash: line 1: foo: command not found"
             return True
         programs = {program.lower() for program, _ in self.programs}
-        # "ERROR: file or directory not found: tests/test_x.py" is how pytest complains.
+        # pytest reports "ERROR: file or directory not found: tests/test_x.py".
         if name == "error" and programs & {"pytest", "py.test"}:
             return True
         return name in programs or ("git" in programs and name in _GIT_PREFIXES)
 
     def calls(self, name: str) -> bool:
-        """Return whether the command runs this program, as opposed to having its name among the arguments."""
+        """Return whether the command runs this program, rather than merely having its name among the arguments."""
         name = name.strip("'\"`‘’").rpartition("/")[2]
         if name in _WRAPPERS and name in self.words:
             return True
@@ -201,13 +201,13 @@ class Command:
 
     @cached_property
     def only_git(self) -> bool:
-        """Whether only git itself can have run git: no script, build or package manager is involved."""
+        """Whether only a typed git command can have run git: no script, build or package manager is involved."""
         active_names = [name for name, _ in self.programs if name not in _DISPLAY_PROGRAMS | _NEUTRAL | _NEVER_RUN_GIT]
         return "git" in active_names and all(name == "git" for name in active_names)
 
     @cached_property
     def is_remote(self) -> bool:
-        """Whether the command runs on another machine or in a container, whose files are not the session's."""
+        """Whether the command runs on another machine or in a container, so its files are not those of the session."""
         return any(name in _REMOTE_PROGRAMS or (name, first) in _REMOTE_SUBCOMMANDS for name, first in self.programs)
 
     def runs(self, program: str) -> bool:
@@ -221,7 +221,7 @@ def is_path(word: str) -> bool:
 
 
 def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
-    """Yield the words of every command in a text: also in loops, in `$(…)` and in `bash -c script`."""
+    """Yield the words of every command in a text, including those in loops, in `$(…)` and in `bash -c script`."""
     try:
         tree = parse_script(text)
     except UnsupportedShellSyntax:
@@ -245,7 +245,7 @@ def _with_slashes(path: str) -> str:
 
 
 def _program(words: list[str]) -> tuple[str, str] | None:
-    """Return the program and its first operand, or None for a command without a program.
+    """Return the program and its first operand, or None if the command runs no program.
 
     `sudo timeout 5 make -k test` -> ("make", "test"); `python -m pytest tests` -> ("pytest", "tests").
     """
@@ -266,9 +266,9 @@ _READ_ONLY_PROGRAMS = word_set(
 )
 _READ_ONLY_GIT = word_set("status log diff show blame rev-parse ls-files grep describe shortlog reflog")
 _FIND_ACTIONS = word_set("-delete -exec -execdir -ok -okdir -fprint -fprint0 -fprintf -fls")
-# "10p" and "10,20p" of `sed -n 10,20p file`; not "s/a/b/p"
+# "10p" and "10,20p" in `sed -n 10,20p file`; not "s/a/b/p"
 _SED_PRINT = re.compile(r"\d+(?:,\d+)?p")
-# Tests, checks and installers write caches, objects and packages, but not the files that a session edits.
+# Tests, checks and installers write caches, objects and packages, but not the files edited in a session.
 _CHECK_PROGRAMS = word_set(
     "pytest py.test tox nox jest vitest mocha rspec phpunit mypy pyright flake8 pylint tsc mkdir sleep cd export"
     " pip pip3 curl ps kill lsof wait"
@@ -311,11 +311,11 @@ Change = Literal["nothing", "formats", "writes", "moves"]
 
 
 def may_change(text: str) -> Change:
-    """Return the most that a command may change, judging by its words.
+    """Return the upper bound of a command's effect on files, judging by its words.
 
     Returns:
-        `moves`: the whole tree may be another one (git checkout). `formats`: a formatter ran. `writes`: some files may
-        be written. `nothing`: nothing of that kind, but no promise, since a program of the project may write anything.
+        `moves`: the whole tree may be replaced (git checkout). `formats`: a formatter ran. `writes`: some files may be
+        written. `nothing`: none of these, but without a guarantee, since a program in the project may write anything.
     """
     if _SWITCHES_TREE.search(text):
         return "moves"
@@ -325,7 +325,7 @@ def may_change(text: str) -> Change:
 
 
 def only_reads(text: str) -> bool:
-    """Return whether a command certainly changes nothing, including the shell's folder and variables."""
+    """Return whether a command is certain to change nothing, not even the shell's folder or variables."""
     return _all_commands(text, lambda command: _is_read_only(command) and not command.assignments)
 
 
@@ -335,7 +335,7 @@ def keeps_sources(text: str) -> bool:
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
-    """Return whether every command is accepted, and nothing is redirected to a file or runs in the background."""
+    """Return whether every command is accepted, nothing is redirected to a file, and nothing runs in the background."""
     try:
         commands = list(commands_in(parse_script(text)))
     except UnsupportedShellSyntax:
@@ -349,14 +349,14 @@ def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
 
 
 def _writes(op: str, target: str | None) -> bool:
-    """Return whether a redirection writes a file: not `< x`, `>/dev/null` or `2>&1`."""
+    """Return whether a redirection writes a file, unlike `< x`, `>/dev/null` or `2>&1`."""
     if op.startswith("<") and op != "<>":
         return False
     return not (target == "/dev/null" or (op == ">&" and target is not None and target.isdigit()))
 
 
 def _is_read_only(command: Simple) -> bool:
-    """Return whether a program certainly changes nothing with these words."""
+    """Return whether a program is certain to change nothing with these arguments."""
     words = [word.literal for word in command.words]
     if any(_runs_command(piece.kind, piece.text) for word in command.words for piece in word.pieces) or not words:
         return False
@@ -375,12 +375,12 @@ def _is_read_only(command: Simple) -> bool:
 
 
 def _runs_command(kind: str, text: str) -> bool:
-    """Return whether a piece of a word runs a command: `$(…)`, backticks or a process substitution."""
+    """Return whether part of a word runs a command: `$(…)`, backticks or a process substitution."""
     return kind == "raw" or (kind in ("split", "kept") and (text.startswith("`") or "(" in text))
 
 
 def _is_check(command: Simple) -> bool:
-    """Return whether a program tests, checks, installs or commits, but does not edit sources."""
+    """Return whether a program tests, checks, installs or commits without editing sources."""
     words = [word.literal for word in command.words]
     if not words:
         return False
@@ -394,23 +394,23 @@ def _is_check(command: Simple) -> bool:
     return name in _CHECK_PROGRAMS or (name in _CHECK_SUBCOMMANDS and second in _CHECK_SUBCOMMANDS[name])
 
 
-_EXPANDED_WORD = "\0"  # replaces a word that depends on an expansion
+_EXPANDED_WORD = "\0"  # replaces a word whose value depends on an expansion
 _FOLDER_CHANGERS = word_set("cd pushd popd")
 _SHELL_ENDERS = word_set("exit return exec")
 # "-i", "-i.bak", "-ni" and "--in-place=.bak"; not "-n"
 _SED_IN_PLACE = re.compile(r"-[nErsuz]*i|--in-place\b")
-# "-e", "-ne" and "--expression", whose value is the next word; not "-es/a/b/", which has it
+# "-e", "-ne" and "--expression", whose value is the next word; not "-es/a/b/", which contains its value
 _SED_VALUE_OPTION = re.compile(r"-[nErsuz]*[efl]|--expression|--file|--line-length")
-# "-e", "-ne" and "--expression": with one of these, the first operand is a file; not "-l"
+# "-e", "-ne" and "--expression": with any of these, the first operand is a file; not "-l"
 _SED_SCRIPT_OPTION = re.compile(r"-[nErsuz]*[ef]|--expression|--file")
-# Only letters without a value may stand before: what follows `-M`, `-I` and `-r` is the name of a module or folder.
+# Only letters without a value may precede the "i": what follows `-M`, `-I` and `-r` is the name of a module or folder.
 # "-i", "-pi.bak" and "-0pi"; not "-Mstrict"
 _PERL_IN_PLACE = re.compile(r"-[pnlaws0-7]*i")
-# "-p", "-ne" and "-0pi": with one of these the script runs once per line; not "-e"
+# "-p", "-ne" and "-0pi": with any of these, the script runs once per line; not "-e"
 _PERL_LOOP = re.compile(r"-[laws0-7]*[pn]")
 # "-e" and "-pe", whose value is the next word; not "-pi"
 _PERL_SCRIPT_OPTION = re.compile(r"-[pnlaws0-7]*[eE]")
-# Options of cp and mv with which the last operand is not certainly written: "-t", "-rn", "--update"; not "-r"
+# Options with which cp and mv may skip the last operand: "-t", "-rn", "--update"; not "-r"
 _MAY_SKIP_TARGET = re.compile(r"-[a-zA-Z]*[tnui]|--(?:target-directory|no-clobber|update|interactive)\b")
 _INFO_OPTIONS = word_set("--help --version")
 _DRY_RUN_OPTIONS = word_set("--check --check-only --diff --verify-no-changes --dry-run --list-different")
@@ -427,10 +427,10 @@ _LAUNCHERS = (("npx",), ("bunx",), ("uvx",), ("uv", "run"), ("poetry", "run"), (
 
 
 class Written(NamedTuple):
-    """What a command has done to files.
+    """The files that a command has written.
 
-    `names` are relative to the shell's folder. `formats` says whether a formatter ran, and whether nothing else did. It
-    may have found nothing to change.
+    `names` are relative to the shell's folder. `formats` is set if a formatter ran and no other program did; the
+    formatter may have found nothing to change.
     """
 
     names: frozenset[str]
@@ -438,10 +438,10 @@ class Written(NamedTuple):
 
 
 def written_by(text: str) -> Written:
-    """Return the files that a successful command has certainly written, and whether it ran a formatter.
+    """Return the files that a successful command is certain to have written, and whether it ran a formatter.
 
-    Only the first command of a list certainly runs: what follows `&&`, `||`, `then` or `do` may not have. And only the
-    last list decides the exit status, so an earlier command may have failed before it wrote anything.
+    Only the first command of a list is certain to run: what follows `&&`, `||`, `then` or `do` may have been skipped.
+    And only the last list determines the exit status, so an earlier command may have failed before it wrote anything.
     """
     names, num_formatters = set[str](), 0
     try:
@@ -463,9 +463,10 @@ def written_by(text: str) -> Written:
 
 
 def _unconditional_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]:
-    """Yield the commands that run whatever the others do.
+    """Yield the commands that run regardless of the outcome of the others.
 
-    Each comes with whether the working folder may have changed before it, and whether it succeeded if the script did.
+    Each comes with two flags: whether the working folder may have changed before it, and whether it must have succeeded
+    if the script did.
     """
     has_moved = False
     for chain in script:
@@ -486,7 +487,7 @@ def _words(command: Simple) -> list[str]:
 
 
 def _written_operands(name: str, rest: list[str]) -> list[str]:
-    """Return the operands that a program has certainly written."""
+    """Return the operands that a program is certain to have written."""
     if _INFO_OPTIONS.intersection(rest):
         return []
     if name in ("sed", "gsed"):
@@ -494,7 +495,7 @@ def _written_operands(name: str, rest: list[str]) -> list[str]:
     if name in ("perl", "ruby"):
         return _edited_by_perl(rest)
     operands = [word for word in rest if word and not word.startswith("-")]
-    if name == "tee":  # opens its files before it reads, so they are written even if it fails later
+    if name == "tee":  # tee opens its files before reading, so they are written even if it fails later
         return operands
     writes_target = (
         name in ("mv", "cp") and len(operands) > 1 and not any(_MAY_SKIP_TARGET.match(word) for word in rest)
@@ -503,7 +504,7 @@ def _written_operands(name: str, rest: list[str]) -> list[str]:
 
 
 def _edited_by_sed(rest: list[str]) -> list[str]:
-    """Return the files of `sed -i`. Options may be anywhere; the first operand is the script unless `-e` has it."""
+    """Return the files edited by `sed -i`. The first operand is the script, unless an option contains it."""
     operands, words = list[str](), iter(rest)
     for word in words:
         if _SED_VALUE_OPTION.fullmatch(word):
@@ -515,7 +516,7 @@ def _edited_by_sed(rest: list[str]) -> list[str]:
 
 
 def _edited_by_perl(rest: list[str]) -> list[str]:
-    """Return the files of `perl -pi` or `ruby -pi`. Their own options end at the script or the first file."""
+    """Return the files edited by `perl -pi` or `ruby -pi`, whose options end at the script or the first file."""
     options, has_script, index = list[str](), False, 0
     while index < len(rest) and rest[index].startswith("-"):
         options.append(rest[index])
@@ -526,7 +527,7 @@ def _edited_by_perl(rest: list[str]) -> list[str]:
 
 
 def _is_formatter(name: str, rest: list[str]) -> bool:
-    """Return whether a command rewrites files by a formatter: `black .`, `npx prettier --write .`, `npm run format`."""
+    """Return whether a command runs a formatter on files: `black .`, `npx prettier --write .`, `npm run format`."""
     if _DRY_RUN_OPTIONS.intersection(rest):
         return False
     words = [name, *rest]
