@@ -1,8 +1,8 @@
-"""Build the key of a shell command: equal keys mean that two commands do the same.
+"""Build a key for a shell command: equal keys mean that two commands have the same effect.
 
-A key is JSON built from the parsed tree: quoting removed, options sorted, paths resolved against the folder in which
-each part runs. `cd src && ls -l -a` has the key of `cd ./src && ls -al`. A command that the parser does not understand
-has its text as its key.
+A key is JSON built from the syntax tree: quoting is removed, options are sorted, and paths are resolved against the
+folder in which each part runs. `cd src && ls -l -a` has the same key as `cd ./src && ls -al`. If the parser does not
+support a command, its text is its key.
 """
 
 from __future__ import annotations
@@ -45,23 +45,23 @@ Key = list[object]
 _LONGEST_FOLDER = 4096
 _LONGEST_PATH = 512
 _MAX_NESTED_SHELLS = 4  # `bash -c "bash -c …"`
-# "1" of "2>&1" and "-" of ">&-"; not "log", which is a file
+# "1" in "2>&1" and "-" in ">&-"; not "log", which is a file
 _DESCRIPTOR = re.compile(r"\d+-?|-")
 _FOLDER_CHANGERS = ("pushd", "popd", "cd")
 
 
 def command_key(text: str, folder: str | None) -> Key:
-    """Return the key of a command that runs in `folder` (None: unknown)."""
+    """Return the key for a command that runs in `folder` (None: unknown)."""
     return _script_text_key(text, _location_of(folder), 0)
 
 
 def argv_key(words: list[ShellWord], folder: str | None) -> Key:
-    """Return the key of a program that is started with exactly these words, without a shell."""
+    """Return the key for a program started with exactly these words, without a shell."""
     return _ShellWalk(_location_of(folder), 0).script(_script_of(Simple((), tuple(words), ())))
 
 
 def folder_after(script: Script, folder: str | None) -> str | None:
-    """Return the working folder after a script that began in `folder`, or None if it cannot be determined."""
+    """Return the working folder after a script that started in `folder`, or None if it cannot be determined."""
     walk = _ShellWalk(_location_of(folder), 0)
     walk.script(script)
     location = walk.location
@@ -79,7 +79,7 @@ def _script_of(command: ParsedCommand) -> Script:
 
 
 def _script_text_key(text: str, location: _Location, depth: int) -> Key:
-    # Too deep or not understood: the text itself is the key, which is never wrong, only too strict.
+    # Nested too deeply or not supported: the text itself is the key, which is never wrong, only too strict.
     if depth > _MAX_NESTED_SHELLS:
         return ["text", text.strip()]
     try:
@@ -91,18 +91,18 @@ def _script_text_key(text: str, location: _Location, depth: int) -> Key:
 
 @dataclass
 class _ShellWalk:
-    """Builds keys for a tree in the order in which it runs, and tracks the working folder on the way."""
+    """Builds keys for the parts of a tree in execution order, and tracks the working folder along the way."""
 
     location: _Location
     depth: int
     num_unknown: int = 0
 
     def script(self, script: Script) -> Key:
-        """Return the key of a script, one entry per chain."""
+        """Return the key for a script, with one entry per chain."""
         return [self._chain(chain) for chain in script if not self._does_nothing(script, chain)]
 
     def _does_nothing(self, script: Script, chain: CommandChain) -> bool:
-        """Return whether a chain is `cd` to the current folder, with something after it."""
+        """Return whether a chain is a `cd` to the current folder that is followed by another chain."""
         is_noop = len(chain.pipelines) == 1 and not chain.is_background and self._is_cd_to_here(chain.pipelines[0])
         return is_noop and chain is not script[-1]
 
@@ -111,9 +111,9 @@ class _ShellWalk:
         return target is not None and not self.location.number and self.location.path(target) == self.location.path(".")
 
     def _chain(self, chain: CommandChain) -> Key:
-        """Return the key of a chain, and update the location as far as it is certain."""
+        """Return the key for a chain, and update the location as far as it is certain."""
         start, first = self.location, 0
-        # A leading `cd .` changes nothing: `cd /repo && ls` in /repo is `ls`.
+        # A leading `cd .` is a no-op: `cd /repo && ls` in /repo is `ls`.
         while (
             first < len(chain.operators)
             and chain.operators[first] == "&&"
@@ -142,7 +142,7 @@ class _ShellWalk:
         return ["!", *key] if pipeline.is_negated else key
 
     def _pipeline_stage(self, command: ParsedCommand) -> Key:
-        """Return the key of one command of a pipeline. It runs in its own shell, so its `cd` affects no other."""
+        """Return the key for a pipeline stage. It runs in a subshell, so its `cd` does not affect other stages."""
         before = self.location
         key = self._command(command)
         self.location = before
@@ -161,14 +161,14 @@ class _ShellWalk:
         return [_assignment_keys([*command.assignments, *env_assignments]), program, redirects]
 
     def _program(self, words: tuple[ShellWord, ...]) -> Key:
-        """Return the key of a program. `cd` changes the location of what follows."""
+        """Return the key for a program. `cd` changes the location for the commands after it."""
         name = words[0].literal
         if name not in _FOLDER_CHANGERS:
             return _program_key(
                 words, self.location, lambda text, location: _script_text_key(text, location, self.depth + 1)
             )
         target = words[1].literal if len(words) == 2 else None
-        # pushd, popd, `cd -` and `cd "$X"` lead to a folder that the text does not tell.
+        # The target of pushd, popd, `cd -` and `cd "$X"` cannot be determined from the text.
         if name != "cd" or target is None or target in ("", "-") or target.startswith("-") or self.location.number:
             key: Key = [name, *(_path_key(word, self.location) for word in words[1:])]
             is_absolute = name == "cd" and target is not None and target.startswith("/")
@@ -184,11 +184,11 @@ class _ShellWalk:
         return key
 
     def _block(self, block: Block) -> Key:
-        """Return the key of a block."""
+        """Return the key for a block."""
         before = self.location
         parts = [self.script(part) for part in block.parts]
         names = [word.key for word in block.names]
-        if block.kind == "(":  # a subshell: its `cd` ends with it
+        if block.kind == "(":  # a subshell: its `cd` has no effect outside
             self.location = before
         elif block.kind != "{" and self.location != before:
             self._lose_location()
@@ -201,7 +201,7 @@ class _ShellWalk:
 
 
 def _cd_target(pipeline: Pipeline) -> str | None:
-    """Return the folder of a plain `cd folder`, or None for any other pipeline."""
+    """Return the target of a plain `cd folder`, or None for any other pipeline."""
     command = pipeline.commands[0]
     if len(pipeline.commands) > 1 or pipeline.is_negated or not isinstance(command, Simple):
         return None
@@ -211,7 +211,7 @@ def _cd_target(pipeline: Pipeline) -> str | None:
 
 
 def _assignment_keys(assignments: list[tuple[str, ShellWord]]) -> Key:
-    """Return the keys of assignments. Plain ones to different names are sorted, since their order has no effect."""
+    """Return the keys for assignments. Literal ones to distinct names are sorted, since their order has no effect."""
     keys: Key = [[name, value.key] for name, value in assignments]
     is_order_free = len({name for name, _ in assignments}) == len(assignments) and all(
         value.literal is not None for _, value in assignments
@@ -220,14 +220,14 @@ def _assignment_keys(assignments: list[tuple[str, ShellWord]]) -> Key:
 
 
 def _redirect_keys(redirects: tuple[Redirect, ...], location: _Location) -> Key:
-    """Return the keys of redirections: sorted unless one refers to another, as `2>&1` does."""
+    """Return the keys for redirections, sorted unless one refers to another, as `2>&1` does."""
     keys = [key for redirect in redirects for key in _redirect_key(redirect, location)]
     is_order_free = len({key[0] for key in keys}) == len(keys) and not any(str(key[1]).endswith("&") for key in keys)
     return sorted(keys, key=json.dumps) if is_order_free else list(keys)
 
 
 def _redirect_key(redirect: Redirect, location: _Location) -> list[Key]:
-    """Return the key of a redirection. `&> log` has two: `> log` and `2>&1`."""
+    """Return the keys for a redirection. `&> log` has two: `> log` and `2>&1`."""
     op, target = redirect.op, redirect.target
     text = target.literal
     descriptor = redirect.descriptor or ("0" if op.startswith("<") else "1")
@@ -245,24 +245,24 @@ def _redirect_key(redirect: Redirect, location: _Location) -> list[Key]:
 
 @dataclass(frozen=True, slots=True)
 class _Location:
-    """Where a command runs.
+    """The folder where a command runs.
 
-    `folder` is relative to the unknown start if that is all that is known. After a `cd` to a folder that cannot be
-    determined, `number` tells the unknown folders of one script apart.
+    If the start folder is unknown, `folder` is relative to it. After a `cd` to a folder that cannot be determined,
+    `number` distinguishes the unknown folders within a script.
     """
 
     folder: str = "."
     number: int = 0
 
     def path(self, text: str) -> str:
-        """Return a path in one spelling, resolved against this location."""
+        """Return a normalized path, resolved against this location."""
         if self.number and not text.startswith(("/", "~")):
             return f"?{self.number}:{normal_path(text, None)}"
         return normal_path(text, self.folder)
 
 
 def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
-    """Return the key of a program that is described by a table, or of its words as they are."""
+    """Return the key for a program that has a table, or for the plain words if it has none."""
     name = words[0].literal
     if name is None:
         return _plain_key(words)
@@ -274,7 +274,7 @@ def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
 
 
 def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) -> Key:
-    """Return the words in order. Only the program is normalized, if it is a path."""
+    """Return the key for words in their original order. Only the program name is normalized, if it is a path."""
     first: object = words[0].key
     if location is not None and isinstance(first, str) and "/" in first:
         first = location.path(first)
@@ -282,7 +282,7 @@ def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) ->
 
 
 def _line_key(words: Sequence[ShellWord], program: Program, location: _Location) -> Key | None:
-    """Return the key of the words after a program's name, or None if its table does not cover them."""
+    """Return the key for the words after a program's name, or None if the program's table does not cover them."""
     line = read_line(words, program)
     if line is None or _is_misread(line, program):
         return None
@@ -292,7 +292,7 @@ def _line_key(words: Sequence[ShellWord], program: Program, location: _Location)
     if program.pattern and operands and not names & {program.pattern, *program.no_pattern.split(",")}:
         line.options.append(Option(program.pattern, operands.pop(0)))
         line.dashes_at = None
-    # What the program assumes is written out: `ls` is `ls .`, `head a` is `head -n 10 a`.
+    # Defaults are made explicit: `ls` is `ls .`, `head a` is `head -n 10 a`.
     if not operands and not line.rest and program.default:
         operands = [literal_word(program.default)]
     if program.assumed and not line.rest and not names & {"n", "c"}:
@@ -302,7 +302,7 @@ def _line_key(words: Sequence[ShellWord], program: Program, location: _Location)
         for name, value in sorted(line.options, key=lambda option: option.name)
     ]
     operand_keys = _operand_keys(operands, program, location, line.dashes_at)
-    # `rm a b` is `rm b a`, unless a word may expand into several, or one operand is inside another.
+    # `rm a b` is `rm b a`, unless a word may expand to several, or one operand is inside another.
     if (
         program.any_order
         and not line.rest
@@ -315,11 +315,11 @@ def _line_key(words: Sequence[ShellWord], program: Program, location: _Location)
 
 
 def _path_key(word: ShellWord, location: _Location, *, keeps_slash: bool = False) -> object:
-    """Return the key of a path. In a path with a glob, only the folders before the glob are normalized."""
+    """Return the key for a path. If it contains a glob, only the folders before the glob are normalized."""
     text = word.literal
     if text is not None:
         if text in ("", "-") or text.startswith(":"):
-            return text  # "-" is standard input; ":/" and ":(exclude)…" are magic pathspecs of git
+            return text  # "-" is standard input; ":/" and ":(exclude)…" are magic pathspecs in git
         slash = "/" if keeps_slash and text.endswith("/") else ""
         return location.path(text) + slash
     first = word.pieces[0]
@@ -334,7 +334,7 @@ def _path_key(word: ShellWord, location: _Location, *, keeps_slash: bool = False
 
 
 def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Location, dashes_at: int | None) -> Key:
-    """Return the keys of the operands: paths, words or both, as the program's table says."""
+    """Return the keys for the operands, which are paths, words or both according to the program's table."""
     kind = program.operands
     if program.paths_after_dashes and dashes_at is not None:
         names, paths = operands[:dashes_at], operands[dashes_at:]
@@ -354,7 +354,7 @@ def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Lo
 
 
 def _test_key(word: ShellWord, location: _Location) -> object:
-    """Return the key of a pytest node id such as `tests/test_a.py::test_b`: only its path is normalized."""
+    """Return the key for a pytest node id such as `tests/test_a.py::test_b`: only the path is normalized."""
     text = word.literal
     if text is None:
         return word.key
@@ -363,7 +363,7 @@ def _test_key(word: ShellWord, location: _Location) -> object:
 
 
 def _is_misread(line: CommandLine, program: Program) -> bool:
-    """Return whether the table would be misleading: `tail +5` counts lines, `tar -C` applies to what follows it."""
+    """Return whether the table would misread the line: `tail +5` has a number as operand, `tar -C` is positional."""
     if program.number == "n":
         return any((word.literal or "").startswith("+") for word in line.operands)
     changes_folder = program is PROGRAMS["tar"] and any(option.name == "C" for option in line.options)
@@ -371,7 +371,7 @@ def _is_misread(line: CommandLine, program: Program) -> bool:
 
 
 def _are_independent(keys: Key) -> bool:
-    """Return whether no operand lies inside another. In `mkdir a a/b` the order matters."""
+    """Return whether no operand is inside another. In `mkdir a a/b` the order matters."""
     paths = {key for key in keys if isinstance(key, str)}
     if any(len(path) > _LONGEST_PATH for path in paths):
         return False
@@ -379,7 +379,7 @@ def _are_independent(keys: Key) -> bool:
 
 
 def _subcommand_key(name: str, words: Sequence[ShellWord], location: _Location) -> Key:
-    """Return the key of a program with subcommands, such as git or cargo."""
+    """Return the key for a program with subcommands, such as git or cargo."""
     settings, at = list[object](), 1
     if name == "git":
         settings, at, location = _git_settings(words, location)
@@ -394,10 +394,10 @@ def _subcommand_key(name: str, words: Sequence[ShellWord], location: _Location) 
 
 
 def _git_settings(words: Sequence[ShellWord], location: _Location) -> tuple[Key, int, _Location]:
-    """Read `git -C folder -c key=value --no-pager …`.
+    """Parse the global options in `git -C folder -c key=value --no-pager …`.
 
     Returns:
-        The settings, the index of the subcommand, and the folder in which it runs.
+        The settings, the index of the subcommand, and the folder in which the subcommand runs.
     """
     settings, at, start = list[object](), 1, location
     while at + 1 < len(words):
@@ -418,29 +418,29 @@ def _git_settings(words: Sequence[ShellWord], location: _Location) -> tuple[Key,
     return settings, at, location
 
 
-# The programs below have a syntax that no table describes: launchers of other programs, `find`, `echo`, `python`, `go`.
+# The syntax of the programs below does not fit in a table: launchers of other programs, `find`, `echo`, `python`, `go`.
 
 ShellKey = Callable[[str, _Location], Key]
-"""A function that returns the key of a whole script, for `bash -c script`."""
+"""A function that returns the key for a whole script, used for `bash -c script`."""
 _MAX_LAUNCHERS = 4  # `sudo nohup timeout 5 time …`
 _LAUNCHERS = word_set("sudo nohup time command uv poetry pipenv npx")
 _LAUNCHERS_WITH_RUN = word_set("uv poetry pipenv")
 _BUILTINS = word_set(
     "cd export source . eval exec set unset alias read type ulimit umask trap shift return exit test [ : builtin"
 )
-# "CI=" of "CI=1"; not "--name=1"
+# "CI=" in "CI=1"; not "--name=1"
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 # "5", "2.5s" and "10m", the first operand of timeout; not "5min"
 _DURATION = re.compile(r"\d+(?:\.\d+)?[smhd]?")
 # "python", "python3" and "python3.11"; not "python-config"
 _PYTHON = re.compile(r"python(?:\d(?:\.\d+)?)?")
-# "s|a/b|c|g" -> mark "|", old "a/b", new "c", flags "g"; not "s/a\/b/c/", whose delimiter is escaped
+# "s|a/b|c|g" -> delimiter "|", old "a/b", new "c", flags "g"; not "s/a\/b/c/", whose delimiter is escaped
 _SUBSTITUTION = re.compile(
     r"s(?P<mark>[^\w\s\\\x01])(?P<old>(?:(?!(?P=mark))[^\\\n\x01])+)(?P=mark)(?P<new>(?:(?!(?P=mark))[^\\\n\x01])*)(?P=mark)"
     r"(?P<flags>[gpIi0-9]*)"
 )
 _PYTHON_OPTIONS = Program(flags="uBEIsSqvO", valued="WX", permutes=False, operands="path then words")
-# Tests of `find` without side effects, with the number of their values. Their order has no effect.
+# Tests in `find` that have no side effects, with the number of their values. Their order does not matter.
 _FIND_TESTS = {"-empty": 0} | dict.fromkeys(
     word_set(
         "-name -iname -type -path -ipath -wholename -regex -iregex -size -mtime -mmin -newer -perm -user -group"
@@ -453,7 +453,7 @@ _GO_VALUE_OPTIONS = word_set("run count timeout bench tags p coverprofile o ldfl
 
 
 def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int = 0) -> Key:
-    """Return the key of any program. `depth` counts launchers, the programs that run another one."""
+    """Return the key for any program. `depth` counts nested launchers (programs that run another program)."""
     name = words[0].literal
     if name is None or depth > _MAX_LAUNCHERS:
         return _plain_key(words)
@@ -461,9 +461,9 @@ def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKe
 
 
 def _env_prefix(words: Sequence[ShellWord]) -> int:
-    """Return how many assignments follow `env` if it only sets them for a program, otherwise 0.
+    """Return the number of assignments after `env` if it only sets variables for a program, otherwise 0.
 
-    `env A=1 make` is `A=1 make`. A builtin such as `cd` is not a program that `env` could run.
+    `env A=1 make` is `A=1 make`. `env` cannot run a builtin such as `cd`.
     """
     index = 1
     while index < len(words) and _ASSIGNMENT.match(words[index].raw):
@@ -474,7 +474,7 @@ def _env_prefix(words: Sequence[ShellWord]) -> int:
 
 
 def _special_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
-    """Return the key of a program with a syntax of its own, or None for any other program."""
+    """Return the key for a program with special syntax, or None for any other program."""
     if name in _LAUNCHERS or name == "timeout":
         return _launcher_key(name, words, location, shell, depth)
     script = shell_script([word.literal for word in words])
@@ -496,18 +496,18 @@ def _special_key(name: str, words: Sequence[ShellWord], location: _Location, she
 
 
 def _with_one_delimiter(word: ShellWord) -> ShellWord:
-    """Return a substitution of sed with one delimiter: `s|a|b|` and `s/a/b/` do the same if nothing is escaped."""
+    """Return a sed substitution with a canonical delimiter: `s|a|b|` and `s/a/b/` are equal if nothing is escaped."""
     match = _SUBSTITUTION.fullmatch(word.literal or "")
     if match is None:
         return word
-    # \x01 occurs in neither part: the pattern excludes it.
+    # Neither part can contain \x01: the pattern excludes it.
     return literal_word("\x01".join(("s", match["old"], match["new"], match["flags"])))
 
 
 def _launcher_key(
     name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int
 ) -> Key | None:
-    """Return the key of `sudo rm -rf x`: the launcher's words, then the key of the program that it runs."""
+    """Return the key for `sudo rm -rf x`: the launcher's words, followed by the key for the program it runs."""
     num_launcher_words = 1
     if name == "timeout" or name in _LAUNCHERS_WITH_RUN:
         second = words[1].literal if len(words) > 1 else None
@@ -528,7 +528,7 @@ def _launcher_key(
 
 
 def _echo_key(words: Sequence[ShellWord]) -> Key | None:
-    """Return the key of what echo prints: its words joined by blanks. None if an expansion decides."""
+    """Return the key for the output of echo: its words joined by blanks. None if the output depends on an expansion."""
     texts = [word.literal for word in words[1:]]
     num_flags = 0
     while num_flags < len(texts) and texts[num_flags] in ("-n", "-e", "-E", "-ne", "-en"):
@@ -538,7 +538,7 @@ def _echo_key(words: Sequence[ShellWord]) -> Key | None:
 
 
 def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
-    """Return the key of `find`: its folders, its tests in one order, and the actions as they are."""
+    """Return the key for `find`: its folders, its sorted tests, and its actions unchanged."""
     at, paths = 1, list[object]()
     while at < len(words) and not _opens_expression(words[at]):
         if words[at].splits:
@@ -561,7 +561,7 @@ def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
 
 
 def _sorted_tests(tests: list[Key]) -> list[Key]:
-    """Return tests sorted by name and value. Depths keep their order: the last one counts."""
+    """Return tests sorted by name and value. Depth limits keep their order, because the last one wins."""
     return sorted(tests, key=lambda test: [str(test[0]), "" if "depth" in str(test[0]) else repr(test)])
 
 
@@ -570,7 +570,7 @@ def _opens_expression(word: ShellWord) -> bool:
 
 
 def _python_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
-    """Return the key of python: with `-m` of the module's command line, with `-c` of code, otherwise of a script."""
+    """Return the key for python: for the module's command line (`-m`), the code (`-c`) or the script."""
     texts = [word.literal for word in words]
     at = next((index for index, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
     flags = sorted(str(text) for text in texts[1:at])
@@ -587,7 +587,7 @@ def _is_python_flag(text: str | None) -> bool:
 
 
 def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
-    """Return the words of make with `-j 4` written as `-j4`."""
+    """Return the words of a make command with `-j 4` joined to `-j4`."""
     joined: list[ShellWord] = []
     for word in words:
         if joined and joined[-1].literal == "-j" and (word.literal or "").isdigit():
@@ -598,7 +598,7 @@ def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
 
 
 def _with_dashed_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
-    """Return `tar xzf a` as `tar -xzf a`. Only if the option with a value comes last, so that the value stays next."""
+    """Rewrite `tar xzf a` as `tar -xzf a`, if only the last letter takes a value."""
     letters = words[1].literal if len(words) > 1 else None
     # "xzf" and "xv"; not "xfz", whose value would have to move
     is_old_style = letters is not None and re.fullmatch(r"[xctzjJvpk]+f?", letters) is not None
@@ -606,9 +606,9 @@ def _with_dashed_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
 
 
 def _go_key(words: Sequence[ShellWord]) -> Key | None:
-    """Return the key of `go test`, `go build` or `go vet`, or None for other commands.
+    """Return the key for `go test`, `go build` or `go vet`, or None for other commands.
 
-    Options have one dash, `-run X` or `-run=X`. Only `go test` accepts them after the packages.
+    Options have a single dash, `-run X` or `-run=X`. Only `go test` accepts options after the packages.
     """
     command, options, packages, at = words[1].literal, list[tuple[str, object]](), list[object](), 2
     if command not in ("test", "build", "vet"):

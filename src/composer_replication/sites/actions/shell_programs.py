@@ -1,9 +1,9 @@
-"""Read the options of well-known programs by tables: what stands alone, what takes a value, what may change places.
+"""Parse the options of well-known programs with tables: flags, options with a value, and what may be reordered.
 
-`ls -la src` and `ls src -a -l` do the same; `find` and `echo` need code of their own (`shell_keys`). The words of a
-program that is not listed, or of a line with an option that is not in its table, keep their order.
+`ls -la src` and `ls src -a -l` are equivalent. `find` and `echo` need special code (`shell_keys`). If a program has no
+table, or an option is not in its table, the words keep their order.
 
-A program is listed if it decides a labelled pair of actions in the tests, or two commands of real sessions.
+A program is included if it decides a labeled pair of actions in the tests, or two commands in real sessions.
 """
 
 from __future__ import annotations
@@ -29,35 +29,35 @@ Operands = Literal["words", "paths", "word then paths", "pattern then paths", "p
 class Program:
     """The command-line syntax of one program.
 
-    `long` lists the long options: `all=a` equals the letter a, `include:` takes a value, `regexp:=e` equals the letter
-    e and takes a value, `color?` takes a value only after `=`.
+    `long` lists the long options: `all=a` is an alias for the letter a, `include:` takes a value, `regexp:=e` takes a
+    value and is an alias for the letter e, `color?` takes a value only after `=`.
 
-    The last of two contradicting options wins, so their order must be kept. `order_matters` groups such options (names
-    joined by commas): a line with two options of a group keeps its order.
+    If two options contradict each other, the last one wins, so their order must be kept. `order_matters` groups such
+    options (names joined by commas): a line with two options from the same group keeps its order.
     """
 
     flags: str = ""  # letters without a value
     valued: str = ""  # letters with a value, in the same word or the next one
-    attached: str = ""  # letters with a value only in the same word
+    attached: str = ""  # letters with a value that must be in the same word
     long: str = ""
-    alias: str = ""  # "Rr": -R is -r
+    alias: str = ""  # "Rr": -R is an alias for -r
     order_matters: str = ""
-    number: str = ""  # the option that `-5` means
+    number: str = ""  # the option that `-5` is short for
     operands: Operands = "words"
-    any_order: bool = False  # of the operands
-    ordered_with: str = ""  # options with which the order of the operands matters after all
+    any_order: bool = False  # the order of the operands does not matter
+    ordered_with: str = ""  # options with which the order of the operands does matter
     permutes: bool = True  # options may follow operands
-    keeps_slash: bool = False  # a final "/" of a path has a meaning, as in `cp a b/`
-    keeps_dashes: bool = False  # `--` has a meaning
+    keeps_slash: bool = False  # a trailing "/" in a path is significant, as in `cp a b/`
+    keeps_dashes: bool = False  # `--` is significant
     paths_after_dashes: bool = False
-    default: str = ""  # the operand if there is none
-    assumed: str = ""  # "n=10": the option and value if none of its kind is present
-    pattern: str = ""  # the option that the first operand replaces
-    no_pattern: str = ""  # options that take the place of the pattern, so that all operands are paths
+    default: str = ""  # the operand if none is given
+    assumed: str = ""  # "n=10": the option and value if no option of this kind is given
+    pattern: str = ""  # the option whose value is the first operand
+    no_pattern: str = ""  # options that replace the pattern, so that all operands are paths
 
     @cached_property
     def long_options(self) -> dict[str, tuple[str, str]]:
-        """Name -> (the name it counts as, its mark: "", ":" or "?")."""
+        """Name -> (canonical name, mark: "", ":" or "?")."""
         options: dict[str, tuple[str, str]] = {}
         for entry in self.long.split():
             name, _, letter = entry.partition("=")
@@ -73,7 +73,7 @@ class Program:
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """Letter -> the letter that it means."""
+        """Letter -> its canonical letter."""
         return {pair[0]: pair[1] for pair in self.alias.split()}
 
 
@@ -81,7 +81,7 @@ _GREP = Program(
     flags="rRinlLvcwxohHsqEFGPIaUzZbTy",
     valued="ABCefmd",
     long=_GREP_LONG,
-    # Of --include and --exclude, the last one that matches wins.
+    # If both --include and --exclude match, the last one wins.
     order_matters="E,F,G,P h,H l,L include,exclude",
     number="C",
     operands="pattern then paths",
@@ -200,7 +200,7 @@ PROGRAMS: dict[str, Program] = {
         long="keep-going=k always-make=B dry-run=n silent=s directory:=C",
     ),
     "apt-get": Program(flags="yqfd", long="yes=y assume-yes=y quiet=q no-install-recommends"),
-    # The operands stay as typed: a final slash decides what is copied, and an operand may name another machine.
+    # Operands are not normalized: a trailing slash changes what is copied, and an operand may name another machine.
     "rsync": Program(
         flags="avzrlptunhPqHAXcogDxWiI",
         valued="e",
@@ -352,12 +352,12 @@ SUBCOMMANDS: dict[str, dict[str, Program]] = {
     "kubectl": {"get": _KUBECTL},
     "docker": {"run": _DOCKER_RUN, "exec": _DOCKER_EXEC, "build": _DOCKER_BUILD},
 }
-# Other names of the same subcommand, from the program's own help.
+# Aliases of subcommands, from the programs' own help.
 SAME_SUBCOMMAND: dict[str, dict[str, tuple[str, ...]]] = {"npm": {"i": ("install",), "test": ("run", "test")}}
 
 
 class Option(NamedTuple):
-    """An option by its canonical name, with its value if it has one."""
+    """An option by its canonical name, with its value, if any."""
 
     name: str
     value: ShellWord | None
@@ -365,9 +365,9 @@ class Option(NamedTuple):
 
 @dataclass
 class CommandLine:
-    """A command line with its options and operands separated.
+    """A command line with options and operands separated.
 
-    `rest` begins with a word that may expand into options, so everything from there on keeps its order.
+    `rest` begins with a word that may expand to options, so everything from there on keeps its order.
     """
 
     options: list[Option] = field(default_factory=list[Option])
@@ -377,13 +377,13 @@ class CommandLine:
 
 
 def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | None:
-    """Return the words after the program's name, or None if one of them is not in the program's table."""
+    """Parse the words after the program's name. Return None if one of them is not in the program's table."""
     line, at = CommandLine(), 0
     while at < len(words):
         word = words[at]
         at += 1
         text = word.literal
-        # From here on, anything may be an option, so nothing may change places.
+        # From here on, any word may be an option, so nothing can be reordered.
         if word.splits:
             line.rest = list(words[at - 1 :])
             break
@@ -415,7 +415,7 @@ def _opens_option(word: ShellWord) -> bool:
 
 
 def _add_option(word: ShellWord, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
-    """Add the options of a word. Return how many words after it are its value, or None for an unknown option."""
+    """Add the options in a word. Return how many of the following words are values, or None for an unknown option."""
     text = word.literal
     if text is None:
         return _add_expanding_option(word, program, options)
@@ -424,8 +424,7 @@ def _add_option(word: ShellWord, following: ShellWord | None, program: Program, 
     if text[1:].isdigit() and program.number:
         options.append(Option(program.number, literal_word(text[1:])))
         return 0
-    # Letters may be joined, `-la`, and the last of them may be followed by its value, `-n5`.
-    # Letters may be joined, `-la`, and the last of them may be followed by its value, `-n5`.
+    # Letters may be combined, as in `-la`, and the last one may be followed by its value, as in `-n5`.
     for index, letter in enumerate(text[1:], start=1):
         name, value = program.aliases.get(letter, letter), text[index + 1 :]
         if letter in program.flags:
@@ -444,11 +443,11 @@ def _add_option(word: ShellWord, following: ShellWord | None, program: Program, 
 
 
 def _add_long_option(text: str, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
-    """Add `--name`, `--name=value` or `--name value`. Return as `_add_option` does."""
+    """Add `--name`, `--name=value` or `--name value`. The return value is that of `_add_option`."""
     name, equals, value = text.partition("=")
     canonical_name, mark = program.long_options.get(name, (None, ""))
     if equals:
-        # With `=`, name and value are clear even if the option is not in the table.
+        # With `=`, the name and the value are clear even if the option is not in the table.
         options.append(Option(canonical_name or f"--{name}", literal_word(value)))
         return 0
     if canonical_name is None:
@@ -460,7 +459,7 @@ def _add_long_option(text: str, following: ShellWord | None, program: Program, o
 
 
 def _add_expanding_option(word: ShellWord, program: Program, options: list[Option]) -> int | None:
-    """Add `--name="$X"`, which is one word whatever X is."""
+    """Add `--name="$X"`, which is a single word whatever the value of X."""
     name, equals, value = word.pieces[0].text.partition("=")
     if not equals or not name.startswith("--"):
         return None

@@ -1,7 +1,7 @@
-"""Parse shell tokens into a tree of lists, pipelines, simple commands, subshells, loops and conditions.
+"""Parse shell tokens into a tree of lists, pipelines, simple commands, subshells, loops and conditionals.
 
-The parser is a recursive descent over the tokens of `shell_words`. `case`, functions, `[[ … ]]` and arithmetic are not
-read: they raise `UnsupportedShellSyntax`.
+A recursive descent parser over the tokens from `shell_words`. `case`, functions, `[[ … ]]` and arithmetic are not
+supported and raise `UnsupportedShellSyntax`.
 """
 
 from __future__ import annotations
@@ -24,18 +24,18 @@ from composer_replication.sites.actions.shell_words import (
 from composer_replication.sites.actions.tools import word_set
 
 _MAX_DEPTH = 30
-# "CI=" of "CI=1"; not "--name=1" or "1A="
+# "CI=" in "CI=1"; not "--name=1" or "1A="
 _ASSIGNMENT = re.compile(r"[A-Za-z_]\w*=", re.ASCII)
 _SHELLS = word_set("bash sh zsh /bin/bash /bin/sh /bin/zsh /usr/bin/bash dash")
 _LOOPS = {"while": "do", "until": "do"}
-# "in" is only read after `for`; anywhere else it belongs to `case` or `select`.
+# "in" is only supported after `for`; anywhere else it belongs to `case` or `select`.
 _UNSUPPORTED = frozenset({"case", "esac", "select", "function", "[[", "coproc", "in"})
 _CLOSING_WORDS = frozenset({"then", "do", "done", "fi", "elif", "else", "}"})
 
 
 @dataclass(frozen=True, slots=True)
 class Simple:
-    """One program with its words. `assignments` are the variables set in front of it: `CI=1 make`."""
+    """A program with its arguments. `assignments` are the variables set before it, as in `CI=1 make`."""
 
     assignments: tuple[tuple[str, ShellWord], ...]
     words: tuple[ShellWord, ...]
@@ -57,7 +57,7 @@ ParsedCommand = Simple | Block
 
 @dataclass(frozen=True, slots=True)
 class Pipeline:
-    """Commands joined by `|`. `is_negated`: it begins with `!`."""
+    """Commands joined by `|`. `is_negated` is set if the pipeline begins with `!`."""
 
     is_negated: bool
     commands: tuple[ParsedCommand, ...]
@@ -65,7 +65,7 @@ class Pipeline:
 
 @dataclass(frozen=True, slots=True)
 class CommandChain:
-    """Pipelines and the `&&` and `||` between them. `is_background`: it ends with `&`."""
+    """Pipelines joined by `&&` and `||`. `is_background` is set if the chain ends with `&`."""
 
     pipelines: tuple[Pipeline, ...]
     operators: tuple[str, ...]
@@ -77,7 +77,7 @@ Script = tuple[CommandChain, ...]
 
 @lru_cache(maxsize=64)
 def parse_script(text: str) -> Script:
-    """Return the tree of a command. Raises UnsupportedShellSyntax for syntax that is not read here."""
+    """Return the syntax tree of a command. Raises UnsupportedShellSyntax if the syntax is not supported."""
     parser = _ScriptParser(tokens_of(text))
     script = parser.script(0)
     if parser.at < len(parser.tokens):
@@ -86,7 +86,7 @@ def parse_script(text: str) -> Script:
 
 
 def commands_in(script: Script) -> Iterator[tuple[CommandChain, ParsedCommand]]:
-    """Yield every command that a script may run, with its chain. A block comes before its parts."""
+    """Yield every command that a script may run, with the chain that contains it. A block comes before its parts."""
     for chain in script:
         for command in (stage for pipeline in chain.pipelines for stage in pipeline.commands):
             yield chain, command
@@ -95,7 +95,7 @@ def commands_in(script: Script) -> Iterator[tuple[CommandChain, ParsedCommand]]:
 
 
 def lone_command(text: str) -> Simple | None:
-    """Return the only program that a command runs, or None if it runs more than that or sets a variable."""
+    """Return the only command in a text, or None if there are several or a variable is set."""
     try:
         commands = [command for _, command in commands_in(parse_script(text))]
     except UnsupportedShellSyntax:
@@ -105,13 +105,13 @@ def lone_command(text: str) -> Simple | None:
 
 
 def shell_script(words: Sequence[str | None]) -> str | None:
-    """Return the script of `bash -c script`, or None for other words."""
+    """Return the script in `bash -c script`, or None for other words."""
     return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
 
 
 @dataclass
 class _ScriptParser:
-    """A recursive descent over tokens. `at` is the index of the next one; `depth` counts nested blocks."""
+    """A recursive descent parser. `at` is the index of the next token; `depth` counts nested blocks."""
 
     tokens: list[Token]
     at: int = 0
@@ -127,7 +127,7 @@ class _ScriptParser:
         return tuple(chains)
 
     def _chain(self, depth: int) -> CommandChain:
-        """Read pipelines joined by `&&` or `||`, and the `;`, `&` or newline after them."""
+        """Parse pipelines joined by `&&` or `||`, and the `;`, `&` or newline after them."""
         pipelines, operators = [self._pipeline(depth)], list[str]()
         while self._is_op("&&", "||"):
             operators.append(self._operator())
@@ -150,13 +150,13 @@ class _ScriptParser:
         return Pipeline(is_negated, tuple(commands))
 
     def _command(self, depth: int) -> ParsedCommand:
-        """Read a block or a simple command, depending on the first word."""
+        """Parse a block or a simple command, depending on the first word."""
         word = self._keyword()
         if word in _UNSUPPORTED or word in _CLOSING_WORDS:
             raise UnsupportedShellSyntax(f"unexpected or unsupported {word}")
         if self._is_op("("):
             self.at += 1
-            if self._is_op("("):  # arithmetic; a subshell at the start of another one is rare
+            if self._is_op("("):  # arithmetic; a subshell directly inside another one is rare
                 raise UnsupportedShellSyntax("arithmetic is not supported")
             body = self.script(depth + 1)
             self._expect_op(")")
@@ -222,7 +222,7 @@ class _ScriptParser:
         return Block(kind, parts, names, tuple(redirects))
 
     def _simple(self) -> Simple:
-        """Read a program with its words, assignments and redirections."""
+        """Parse a program with its arguments, assignments and redirections."""
         parts = _SimpleBuilder()
         while self.at < len(self.tokens) and not isinstance(token := self.tokens[self.at], Operator):
             parts.add(token)
@@ -233,7 +233,7 @@ class _ScriptParser:
         return Simple(tuple(parts.assignments), tuple(parts.words), tuple(parts.redirects))
 
     def _keyword(self) -> str:
-        """Return the next token if it is a word without quotes, otherwise "". A quoted "if" is no keyword."""
+        """Return the next token if it is an unquoted word, otherwise "". A quoted "if" is not a keyword."""
         token = self.tokens[self.at] if self.at < len(self.tokens) else None
         return token.raw if isinstance(token, ShellWord) and token.raw == token.literal else ""
 
@@ -295,7 +295,7 @@ def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
     if assignment is None:
         return None
     name = assignment.group()
-    # The name is part of the first piece: "A=$X" is the text "A=" and an expansion.
+    # The name is part of the first piece: "A=$X" consists of the text "A=" and an expansion.
     first, *other_pieces = word.pieces
     rest = [Piece(first.kind, first.text.removeprefix(name)), *other_pieces]
     value = ShellWord(tuple(piece for piece in rest if piece.text) or (Piece("text", ""),), word.raw[len(name) :])

@@ -1,8 +1,8 @@
-"""Split shell text into words, operators and redirections: the lexer under `shell_tree`.
+"""Split shell text into words, operators and redirections: the lexer for `shell_tree`.
 
-Quotes are removed, and everything that a shell would expand is marked as a piece of its kind. Text outside the part of
-the language that is read here raises `UnsupportedShellSyntax`; such a command is then compared as plain text. That is
-safer than a guess: commands that differ must never be taken for the same.
+Quotes are removed, and each expansion is marked as a piece of its kind. Unsupported syntax raises
+`UnsupportedShellSyntax`; the command is then compared as plain text. That is safer than guessing, because different
+commands must never be treated as equal.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ Kind = Literal["text", "split", "kept", "glob", "home", "raw"]
 
 
 class UnsupportedShellSyntax(ValueError):
-    """Raised for shell text outside the part of the language that is read here."""
+    """Raised for shell syntax that the lexer or the parser does not support."""
 
 
 class Piece(NamedTuple):
-    """Part of a word: text, an expansion (`split` into words, or `kept` whole by quotes), a glob, `~`, or raw shell."""
+    """Part of a word: text, an expansion (`split` into words, or `kept` whole by quotes), a glob, `~`, or raw text."""
 
     kind: Kind
     text: str
@@ -27,45 +27,45 @@ class Piece(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class ShellWord:
-    """One word of a command: its pieces, and `raw` as it was typed."""
+    """A word in a command: its pieces, and `raw`, the word as it was typed."""
 
     pieces: tuple[Piece, ...]
     raw: str
 
     @property
     def literal(self) -> str | None:
-        """The word that the program receives, or None if that depends on an expansion."""
+        """The word that the program receives, or None if it depends on an expansion."""
         if not self.pieces:
             return ""
         return self.pieces[0].text if len(self.pieces) == 1 and self.pieces[0].kind == "text" else None
 
     @property
     def splits(self) -> bool:
-        """Whether the word may become any number of words, some of them options: `$X` without quotes."""
+        """Whether the word may expand to any number of words, including options: an unquoted `$X`."""
         return any(piece.kind == "split" for piece in self.pieces)
 
     @property
     def key(self) -> str | list[list[str]]:
-        """The word as JSON: equal for words that the shell treats alike, however they were quoted."""
+        """The word as JSON, equal for words that the shell treats alike, regardless of quoting."""
         literal = self.literal
         return literal if literal is not None else [list(piece) for piece in self.pieces]
 
 
 def literal_word(text: str) -> ShellWord:
-    """Return a word of plain text."""
+    """Return a word that consists of plain text."""
     return ShellWord((Piece("text", text),), text)
 
 
 @dataclass(frozen=True, slots=True)
 class Operator:
-    """What separates or groups commands: `&&`, `|`, `;`, a newline, a parenthesis."""
+    """A token that separates or groups commands: `&&`, `|`, `;`, a newline, a parenthesis."""
 
     text: str
 
 
 @dataclass(frozen=True, slots=True)
 class Redirect:
-    """A redirection. `op` is the operator without its descriptor.
+    """A redirection. `op` is the operator without its file descriptor.
 
     The target of a here-document is its body; `op` is `<<` if the body is plain text, otherwise `<<expanded`.
     """
@@ -76,22 +76,22 @@ class Redirect:
 
 
 Token = ShellWord | Operator | Redirect
-# Longer commands are data rather than something to compare, and would take too long.
+# Longer commands are data rather than commands worth comparing, and would take too long to parse.
 _MAX_TOKENS = 20_000
 _MAX_PIECES = 50_000
-# "abc-1.py" of "abc-1.py;ls"; stops before quotes, expansions, globs, brackets, operators and comments
+# "abc-1.py" in "abc-1.py;ls"; stops before quotes, expansions, globs, brackets, operators and comments
 _PLAIN_TEXT = re.compile(r"[^ \t\n'\"\\$`|&;<>(){}*?\[~#]+")
 # 'a b' of 'a b$X"': inside double quotes only `"`, `\`, `$` and a backtick are special
 _DOUBLE_QUOTED_TEXT = re.compile(r"[^\"\\$`]+")
 # "  " and a backslash at the end of a line; a newline by itself is an operator
 _BLANKS = re.compile(r"(?:[ \t]|\\\n)+")
-# "# all of it" up to the end of the line; only looked for where a word may begin, so "a#b" has none
+# "# all of it" up to the end of the line; only tried where a word may begin, so "a#b" contains no comment
 _COMMENT = re.compile(r"#[^\n]*")
 # "2>" -> ("2", ">"), "<<-" -> ("", "<<-"), "&>" -> "&>"; not "<(ls)", a process substitution
 _REDIRECT = re.compile(r"(\d*)(<<<|<<-|<<|<&|<>|<(?!\()|>>|>&|>\||>(?!\())|()(&>>|&>)")
-# "&&", "||", "|&", ";" and a newline; the longest first, so "&&" is not read as two "&"
+# "&&", "||", "|&", ";" and a newline; the longest first, so "&&" is not split into two "&"
 _OPERATOR = re.compile(r"&&|\|\||\|&|[|&;()\n]")
-# "{}" of `find -exec` and "{name}"; not "{a,b}" or "{1..3}", which a shell expands
+# "{}" in `find -exec` and "{name}"; not "{a,b}" or "{1..3}", which a shell expands
 _HARMLESS_BRACES = re.compile(r"\{[^\s,.{}'\"\\$`;|&<>()]*\}")
 # "`date`", and "`echo \`date\``" with the inner ones escaped
 _BACKTICKS = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL)
@@ -100,20 +100,20 @@ _BACKTICKS = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL)
 def tokens_of(text: str) -> list[Token]:
     """Return the tokens of a command. Newlines are operators; comments are dropped.
 
-    Raises UnsupportedShellSyntax for text that is not surely understood.
+    Raises UnsupportedShellSyntax if the text cannot be tokenized reliably.
     """
     return _Lexer(text).run()
 
 
 @dataclass
 class _Lexer:
-    """Reads tokens from left to right. `at` is the position of the next character."""
+    """Tokenizes text from left to right. `at` is the position of the next character."""
 
     text: str
     at: int = 0
     tokens: list[Token] = field(default_factory=list[Token])
-    # Here-documents of the current line, whose bodies begin after it: index of the token, end mark, whether the mark is
-    # quoted (then nothing in the body expands), whether leading tabs are stripped.
+    # Here-documents whose bodies begin after the current line: token index, end mark, whether the mark is quoted (then
+    # nothing in the body is expanded), whether leading tabs are stripped.
     pending_heredocs: list[tuple[int, str, bool, bool]] = field(default_factory=list[tuple[int, str, bool, bool]])
 
     def run(self) -> list[Token]:
@@ -134,7 +134,7 @@ class _Lexer:
         if comment:
             self.at = comment.end()
             return
-        # Redirections before operators, so that "2>" and "&>" are not read as a word or as "&".
+        # Redirections are tried before operators, so that "2>" and "&>" are not read as a word or as "&".
         redirect = _REDIRECT.match(self.text, self.at)
         if redirect:
             self._read_redirect(redirect[1] or "", redirect[2] or redirect[4], redirect.end())
@@ -149,7 +149,7 @@ class _Lexer:
             self._read_heredocs()
 
     def _read_redirect(self, descriptor: str, op: str, end: int) -> None:
-        """Read the target of a redirection. The body of a here-document follows after the line."""
+        """Read the target of a redirection. The body of a here-document is read later, after the end of the line."""
         blanks = _BLANKS.match(self.text, end)
         self.at = blanks.end() if blanks else end
         target = self._read_word()
@@ -160,7 +160,7 @@ class _Lexer:
         self.tokens.append(Redirect(descriptor, op, target))
 
     def _read_heredocs(self) -> None:
-        """Read the bodies of the here-documents of the line that just ended."""
+        """Read the bodies of the here-documents that were opened on the line just ended."""
         for index, end_mark, is_quoted, strips_tabs in self.pending_heredocs:
             body, self.at = _heredoc_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
             # Without "$", a backtick or a backslash nothing expands, whether or not the end mark is quoted.
@@ -198,7 +198,7 @@ class _Lexer:
         if self.at == start:
             raise UnsupportedShellSyntax(f"expected a word at position {start}")
         raw = self.text[start : self.at]
-        # A word that cannot be taken apart is compared as typed. "[" and "{" are commands by themselves.
+        # A word that cannot be split into pieces is compared as typed. "[" and "{" alone are commands.
         if is_opaque and raw not in ("[", "{"):
             return ShellWord((Piece("raw", raw),), raw)
         return ShellWord(pieces.joined(), raw)
@@ -229,7 +229,7 @@ class _Lexer:
             self._read_expansion(pieces, "split")
 
     def _read_double_quoted(self, pieces: _WordPieces) -> None:
-        """Read up to the closing double quote. Expansions inside stay one word."""
+        """Read up to the closing double quote. Expansions inside are not split into words."""
         pieces.add("text", "")  # "" is a word, too
         while self.at < len(self.text):
             plain = _DOUBLE_QUOTED_TEXT.match(self.text, self.at)
@@ -250,12 +250,12 @@ class _Lexer:
         raise UnsupportedShellSyntax("unterminated quote")
 
     def _read_expansion(self, pieces: _WordPieces, kind: Kind) -> None:
-        """Read an expansion, as a piece of this kind, or as text if it always gives the same."""
+        """Read an expansion, as a piece of this kind, or as text if its value is constant."""
         if self.text[self.at] == "`":
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
                 raise UnsupportedShellSyntax("unterminated backtick")
-            # Without a backslash inside, backticks are only the old spelling of $(…).
+            # Without backslashes inside, backticks are equivalent to $(…).
             inner = ticks.group()[1:-1]
             plain = "\\" not in inner and _expansion_at(f"$({inner})", 0).end == len(inner) + 3
             pieces.add(kind, f"$({inner})" if plain else ticks.group())
@@ -277,7 +277,7 @@ class _Lexer:
 
 @dataclass
 class _WordPieces:
-    """Collects the pieces of a word. Adjacent texts are joined at the end, so that quoting leaves no trace."""
+    """Collects the pieces of a word. Adjacent texts are joined at the end, so that quoting makes no difference."""
 
     pieces: list[Piece] = field(default_factory=list[Piece])
 
@@ -287,7 +287,7 @@ class _WordPieces:
         self.pieces.append(Piece(kind, text))
 
     def joined(self) -> tuple[Piece, ...]:
-        """Return the pieces with adjacent texts joined. An empty word is one empty text."""
+        """Return the pieces with adjacent texts joined. An empty word has a single empty text."""
         joined: list[Piece] = []
         texts: list[str] = []
         for piece in self.pieces:
@@ -304,7 +304,7 @@ class _WordPieces:
 
 
 class _Expansion(NamedTuple):
-    """An expansion in one spelling, or the text that it always gives (`is_text`). `end` is the position after it."""
+    """An expansion in canonical form, or its constant value (`is_text`). `end` is the position after the expansion."""
 
     name: str
     end: int
@@ -313,18 +313,18 @@ class _Expansion(NamedTuple):
 
 # "$X" and "${X}" -> "X", "$?" -> "?"; not "${X:-1}", which _BRACED reads
 _VARIABLE = re.compile(r"\$(?:([A-Za-z_]\w*|[0-9@*#?$!-])|\{([A-Za-z_]\w*)\})", re.ASCII)
-# "${X:-1}" and "${#X}"; not "${X:-$Y}", an expansion inside an expansion
+# "${X:-1}" and "${#X}"; not "${X:-$Y}", a nested expansion
 _BRACED = re.compile(r"\$\{[^{}'\"\\`$]*\}")
-# "$(cat <<'EOF'\n" opens a text that is passed as an argument: how agents write commit messages
+# "$(cat <<'EOF'\n" opens a here-document that is passed as an argument: how agents write commit messages
 _CAT_HEREDOC = re.compile(r"\$\([ \t]*cat[ \t]*<<(-?)[ \t]*(?:'(\w+)'|\"(\w+)\"|(\w+))[ \t]*\n")
 # ")" after any blanks and newlines
 _CLOSING_PARENTHESIS = re.compile(r"\s*\)")
-# What decides where "$(…)" ends: the quotes and parentheses of "$(a 'b)' (c))". It also matches what is too hard to
-# follow: here-documents, comments ("a #b", not "a#b") and `case`, whose patterns have parentheses without a partner.
+# What determines where "$(…)" ends: the quotes and parentheses in "$(a 'b)' (c))". It also matches unsupported syntax:
+# here-documents, comments ("a #b", not "a#b") and `case`, whose patterns contain unpaired parentheses.
 _SUBSTITUTION_MARK = re.compile(r"['\"\\()`]|<<|(?<=\s)#|\bcase\b")
-# The same inside double quotes, where a lone parenthesis means nothing: the quote and the "$(" in '$(ls) (x)"'
+# The same inside double quotes, where only "$(" opens a parenthesis: the quote and the "$(" in '$(ls) (x)"'
 _QUOTED_MARK = re.compile(r"[\"\\`]|\$\(")
-# "$'a\n'" -> "a\n" with the escape still to be read, and "$'it\'s'"
+# "$'a\n'" -> "a\n", with the escape still to be decoded, and "$'it\'s'"
 _ANSI_STRING = re.compile(r"\$'((?:[^'\\]|\\.)*)'", re.DOTALL)
 # "\n" (a backslash and a letter) -> "n"
 _ANSI_ESCAPE = re.compile(r"\\(.)", re.DOTALL)
@@ -332,7 +332,7 @@ _ANSI_CHARACTERS = {"n": "\n", "t": "\t", "r": "\r", "\\": "\\", "'": "'", '"': 
 
 
 def _expansion_at(text: str, at: int) -> _Expansion:
-    """Return the expansion or process substitution that begins at `at`. A dollar sign that begins none is text."""
+    """Return the expansion or process substitution that begins at `at`. A dollar sign without an expansion is text."""
     name = _VARIABLE.match(text, at)
     if name:
         return _Expansion(f"${name[1] or name[2]}", name.end())
@@ -364,7 +364,7 @@ def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tu
 
 
 def _ansi_text(text: str, at: int) -> tuple[str, int]:
-    """Return the text of the `$'…'` at `at`, and the position after it. Octal and Unicode escapes are not read."""
+    """Return the text of the `$'…'` at `at`, and the position after it. Octal and Unicode escapes are not supported."""
     match = _ANSI_STRING.match(text, at)
     if match is None or any(escape not in _ANSI_CHARACTERS for escape in _ANSI_ESCAPE.findall(match[1])):
         raise UnsupportedShellSyntax("unsupported escape in a quote")
@@ -372,7 +372,7 @@ def _ansi_text(text: str, at: int) -> tuple[str, int]:
 
 
 def _cat_heredoc(text: str, at: int) -> _Expansion | None:
-    """Return the text of `$(cat <<'EOF' …)`, or None for another substitution."""
+    """Return the text passed by `$(cat <<'EOF' …)`, or None for another substitution."""
     cat = _CAT_HEREDOC.match(text, at)
     if cat is None:
         return None
@@ -386,7 +386,7 @@ def _cat_heredoc(text: str, at: int) -> _Expansion | None:
 
 def _substitution(text: str, at: int) -> _Expansion:
     """Return `$(…)` or `<(…)` as typed. The end is found by counting parentheses outside quotes."""
-    stack, cursor = [")"], at + 2  # what closes each open quote or parenthesis, the innermost last
+    stack, cursor = [")"], at + 2  # the closing character of each open quote or parenthesis, the innermost last
     while stack:
         pattern = _QUOTED_MARK if stack[-1] == '"' else _SUBSTITUTION_MARK
         match = pattern.search(text, cursor)

@@ -1,6 +1,6 @@
-"""Track which paths exist, as far as a session has shown it.
+"""Track which paths exist, as far as a session has shown.
 
-`KnownPaths` learns from tools that accepted or refused a path, from listings and from searches. `ShellFolder` follows
+`KnownPaths` learns from tools that accepted or rejected a path, from listings and from searches. `ShellFolder` tracks
 the working folder of the shell. The functions at the end extract the part of a file that a tool has shown.
 """
 
@@ -29,7 +29,7 @@ from composer_replication.sites.actions.tools import (
 )
 from composer_replication.types import ToolCall
 
-# "/home/<name>" of "/home/<name>/src/app"; not "/srv/app"
+# "/home/<name>" in "/home/<name>/src/app"; not "/srv/app"
 _HOME = re.compile(r"/(?:Users|home)/[^/]+")
 # "ls: cannot access 'a.py': No such file or directory" -> "a.py", in zsh "no such file or directory: a.py" -> "a.py"
 _NO_SUCH_FILE = re.compile(
@@ -41,30 +41,30 @@ _REPORTS_MISSING = re.compile(
     r"\b(?:file|path|directory)\b[^\n]{0,300}(?:does not exist|not found)|no such file or directory(?!, posix_spawn)",
     re.IGNORECASE,
 )
-# A refusal that proves that the file exists: "File has not been read yet", "String to replace not found in file"
+# Errors that prove that the file exists: "File has not been read yet", "String to replace not found in file"
 _REPORTS_EXISTING = re.compile(
     r"exceeds maximum|has not been read|not found in file|matches of the string|modified since"
 )
 # "src/a.py:12:import os" and "src/a.py" -> "src/a.py"; not "12:import os"
 _SEARCH_HIT = re.compile(r"^([^\s:][^:\n]{0,300}\.\w+)(?::\d+.*)?$", re.MULTILINE)
-# A whole line that is one path, as find and `git ls-files` print it: "./src/a.py"; not "find: x: Permission denied"
+# A whole line with one path, as printed by find and `git ls-files`: "./src/a.py"; not "find: x: Permission denied"
 _LISTED_PATH = re.compile(r"^(\.{0,2}/?[^\s:]{1,300})$", re.MULTILINE)
 _HIDDEN_NAMES = frozenset({".git", ".github", ".gitignore", ".claude", ".vscode"})
-# ".git/config" and "src/.env": a glob does not find them; not "src/a.py"
+# ".git/config" and "src/.env", which a glob does not match; not "src/a.py"
 _HIDDEN_PART = re.compile(r"(?:^|/)\.")
-# "*.py", "$DIR/a" and "{a,b}": the shell replaces such a word, so it names no path
+# "*.py", "$DIR/a" and "{a,b}": words that the shell expands, so they are not paths themselves
 _SHELL_SPECIAL = re.compile(r"[*?$`{\[]")
-# ".py" of "src/a.py"; not "Makefile" or "src/"
+# ".py" in "src/a.py"; not "Makefile" or "src/"
 _FILE_NAME = re.compile(r"\.\w{1,8}$")
 _MAX_GLOBS = 50
-_MAX_RESULTS = 100  # several agents stop a search there, so a result as long as that may be incomplete
+_MAX_RESULTS = 100  # several agents stop a search at this number, so longer results may be incomplete
 _LISTERS = word_set("glob find_file")
 _SEARCHERS = word_set("grep search_file_content grep_search")
 _FOLDER_LISTERS = word_set("ls list list_directory list_dir list_files directory_tree")
 
 
 class PathStatus(NamedTuple):
-    """Whether a path exists (None: unknown), and how that is known, such as `file` or `not_listed`."""
+    """Whether a path exists (None: unknown), and the evidence, such as `file` or `not_listed`."""
 
     exists: bool | None
     why: str
@@ -76,7 +76,7 @@ class PathStatus(NamedTuple):
 
 
 class KnownPaths:
-    """What a session has shown about paths so far, and the working folder of its shell.
+    """The paths that a session has revealed so far, and the working folder of its shell.
 
     Calls and messages are added in the order of the session. Paths are absolute if the session's folder is known.
     """
@@ -88,10 +88,10 @@ class KnownPaths:
         self.shell = shell
         self.files: set[str] = set()
         self.folders: set[str] = set()
-        self.missing: dict[str, str] = {}  # path -> how that is known
+        self.missing: dict[str, str] = {}  # path -> the evidence
         self.too_large: set[str] = set()  # files that the reading tool refused to show in one call
-        self._listed: dict[str, set[str]] = {}  # folder -> all its names, if a listing has shown them
-        # (base folder, regular expression of the glob, paths that it found)
+        self._listed: dict[str, set[str]] = {}  # folder -> all its entries, if a listing has shown them
+        # (base folder, glob as a regular expression, matching paths)
         self._globs: list[tuple[str, re.Pattern[str], frozenset[str]]] = []
         self._mentions = _MentionedPaths(self.root)
         self._missing_by_name: dict[str, list[str]] = {}
@@ -99,12 +99,12 @@ class KnownPaths:
             self._add_folder(self.root)
 
     def absolute(self, path: str, folder: str | None = None) -> str:
-        """Return the absolute path in one spelling, relative to `folder` or else to the shell's folder."""
+        """Return the normalized absolute path, resolved against `folder` or else against the shell's folder."""
         expanded = self._home + path[1:] if self._home and (path == "~" or path.startswith("~/")) else path
         return normal_path(expanded, folder or self.shell.path or self.root)
 
     def relative(self, path: str) -> str | None:
-        """Return a path relative to the session's folder, or None if it is outside."""
+        """Return a path relative to the session's folder, or None if the path is outside."""
         return path[len(self.root) + 1 :] if self.root and path.startswith(f"{self.root}/") else None
 
     def relative_files(self) -> Iterator[str]:
@@ -113,7 +113,7 @@ class KnownPaths:
 
     @property
     def mentioned_endings(self) -> Iterator[str]:
-        """The last two parts of every path that any text has mentioned."""
+        """The last two components of every path that any text has mentioned."""
         return self._mentions.last_two_parts()
 
     def status(self, path: str) -> PathStatus:
@@ -135,13 +135,13 @@ class KnownPaths:
         return PathStatus(None, self._mentions.how_mentioned(path, self.relative(path) or path))
 
     def add_message(self, text: str) -> None:
-        """Add a message that is not the model's. Its author may have created the paths that it mentions."""
+        """Add a message from anyone except the model. Its author may have created the paths that it mentions."""
         self._mentions.add_text(text)
         self._drop_missing_if_mentioned(text)
 
     def add_call(self, call: ToolCall, text: str, *, failed: bool) -> None:
         """Add a call and its result."""
-        if call.raw_arguments is not None:  # not valid JSON: nothing ran
+        if call.raw_arguments is not None:  # invalid JSON: the call was not run
             return
         shown_text, channel = without_reminders(text), channel_of(call.name)
         if channel == "shell":
@@ -166,7 +166,7 @@ class KnownPaths:
             self.add_file(path)
 
     def add_file(self, path: str) -> None:
-        """Record that a file exists, and with it all folders above."""
+        """Record that a file exists, and so do all its parent folders."""
         folder, _, name = path.rpartition("/")
         self.files.add(path)
         self.missing.pop(path, None)
@@ -175,7 +175,7 @@ class KnownPaths:
             self._listed[folder].add(name)
 
     def _add_folder(self, path: str) -> None:
-        """Record that a folder exists, and with it all folders above."""
+        """Record that a folder exists, and so do all its parent folders."""
         for folder in with_parents(path):
             if folder in self.folders:
                 return
@@ -185,7 +185,7 @@ class KnownPaths:
     def _add_refusal(self, path: str | None, message: str) -> None:
         if path is None:
             return
-        # A refusal also says something about the path: it is a folder, it exists, or it is missing.
+        # An error may also reveal something about the path: it is a folder, it exists, or it is missing.
         if "EISDIR" in message:
             self._add_folder(path)
         elif _REPORTS_EXISTING.search(message):
@@ -201,7 +201,7 @@ class KnownPaths:
         self.folders.discard(path)
 
     def _drop_missing_if_mentioned(self, text: str) -> None:
-        """Forget that a path is missing if the text mentions its name: it may have been created."""
+        """No longer count a path as missing if the text mentions its name: it may have been created."""
         for word in PATH_WORD.findall(text[:MAX_TEXT]) if self._missing_by_name else ():
             for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
                 self.missing.pop(path, None)
@@ -211,13 +211,13 @@ class KnownPaths:
         paths = frozenset(self.absolute(line) for line in lines)
         for path in paths:
             self.add_file(path)
-        # A complete result also says that every other path that fits the pattern is missing.
+        # A complete result also proves that every other path that matches the pattern is missing.
         compiled = _glob_regex(pattern) if isinstance(pattern, str) else None
         if compiled is not None and base and len(paths) < _MAX_RESULTS and "truncated" not in text:
             self._globs = [*self._globs[-_MAX_GLOBS:], (base, compiled, paths)]
 
     def _add_search(self, path: str | None, text: str) -> None:
-        # A search that succeeds proves that the path it searched exists.
+        # A successful search proves that the searched path exists.
         if path is not None and path not in self.folders:
             if _FILE_NAME.search(path):
                 self.add_file(path)
@@ -233,7 +233,7 @@ class KnownPaths:
         if change == "moves":
             self._drop_cached()
         elif change == "writes":
-            # New files may have been created anywhere, so complete listings are no longer complete.
+            # New files may have been created anywhere, so listings may no longer be complete.
             self._listed.clear()
             self._globs.clear()
             self._drop_missing_if_mentioned(command)
@@ -242,14 +242,14 @@ class KnownPaths:
         if failed and cwd is not None:
             for names in _NO_SUCH_FILE.findall(output[:4000]):
                 name = names[0] or names[1]
-                # Only a path of the command itself: a script may complain about a path relative to another folder.
+                # Only a path in the command itself: a script may complain about a path relative to another folder.
                 if name in command and not _SHELL_SPECIAL.search(name):
                     self._add_missing(self.absolute(name, cwd))
         elif cwd is not None and not failed:
             self._add_listing(command, output, self.shell.path or cwd)
 
     def _add_listing(self, command: str, output: str, cwd: str) -> None:
-        # `cd src && ls`: the last command printed the output.
+        # `cd src && ls`: the output comes from the last command.
         simple = lone_command(command.rpartition("&&")[2])
         words = [word.literal or "*" for word in simple.words] if simple is not None and not simple.redirects else []
         if not words or any(_SHELL_SPECIAL.search(word) for word in words[1:]):
@@ -265,7 +265,7 @@ class KnownPaths:
     def _add_ls_listing(self, words: list[str], output: str, cwd: str) -> None:
         flags = "".join(word for word in words if word.startswith("-"))
         targets = [word for word in words if not word.startswith("-")]
-        # Several targets, -R and -d print names that are not in one folder.
+        # With several targets, -R or -d, the names do not belong to a single folder.
         if len(targets) > 1 or re.search(r"[Rd]", flags):
             return
         folder = self.absolute(targets[0], cwd) if targets else cwd
@@ -273,7 +273,7 @@ class KnownPaths:
         if targets and len(rows) == 1 and rows[0].endswith(targets[0]):  # `ls file` prints the file itself
             self.add_file(folder)
             return
-        # Without -a or -A, ls does not show hidden names, so the usual ones count as listed.
+        # Without -a or -A, ls omits hidden names, so common hidden names count as listed.
         names = set(_HIDDEN_NAMES) if not re.search("[aA]", flags) else set[str]()
         for row in rows[:5000]:
             # "drwxr-xr-x 2 ann ann 4096 Jan 1 10:00 src -> lib": the name is the ninth column
@@ -288,7 +288,7 @@ class KnownPaths:
             self._listed[folder] = names
 
     def _drop_cached(self) -> None:
-        """Drop what may no longer be true after a change of the whole tree, such as git checkout."""
+        """Drop what may be outdated after a change of the whole tree, such as git checkout."""
         self.missing.clear()
         self._missing_by_name.clear()
         self._listed.clear()
@@ -296,16 +296,16 @@ class KnownPaths:
 
 
 def with_parents(path: str) -> Iterator[str]:
-    """Yield a path and the folders above it, up to but without the root."""
+    """Yield a path and its parent folders, excluding the root."""
     while path and path != "/":
         yield path
         path = path.rpartition("/")[0]
 
 
 def _glob_regex(pattern: str) -> re.Pattern[str] | None:
-    """Return the regular expression of a glob, for paths relative to where the search began. None if unsupported.
+    r"""Convert a glob to a regular expression for paths relative to the start of the search. None if unsupported.
 
-    `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\\.py`.
+    `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\.py`.
     """
     # More asterisks could make matching take exponential time.
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
@@ -320,35 +320,35 @@ def _glob_regex(pattern: str) -> re.Pattern[str] | None:
 
 MAX_TEXT = 300_000
 MAX_PATH = 300
-_MAX_ENDS = 100_000  # endings of the mentioned paths; deep ones have many
+_MAX_ENDS = 100_000  # endings of the mentioned paths; deeply nested paths have many
 # "see src/a.py, please" -> "see", "src/a.py", "please"
 PATH_WORD = re.compile(r"/?[\w.@+\-]+(?:/[\w.@+\-]+)*")
 
 
 class _MentionedPaths:
-    """The paths that any text of a session has mentioned, whoever wrote it. They need not exist.
+    """The paths mentioned by any text in a session, whoever wrote it. They need not exist.
 
-    Texts are only searched when a question comes: most sessions never ask. `root` is the session's folder.
+    Texts are searched only on the first query, since most sessions never make one. `root` is the session's folder.
     """
 
     def __init__(self, root: str | None) -> None:
         self._inside = f"{root}/" if root else "/"
         self._unread: list[str] = []  # texts that have not been searched yet
-        self._words: set[str] = set()  # all that looks like a path, as mentioned
-        self._names: set[str] = set()  # their last parts
+        self._words: set[str] = set()  # everything that looks like a path, as mentioned
+        self._names: set[str] = set()  # their last components
         self._endings: set[str] = set()  # endings of paths outside the session's folder
 
     def add_text(self, text: str) -> None:
-        """Add a text, which is searched when the next question comes."""
+        """Add a text, to be searched at the next query."""
         self._unread.append(text)
 
     def last_two_parts(self) -> Iterator[str]:
-        """Yield the last two parts of every mentioned path."""
+        """Yield the last two components of every mentioned path."""
         self._read_words()
         return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
 
     def how_mentioned(self, path: str, relative: str) -> str:
-        """Return in one word how far an absolute path was mentioned. `relative` is the path relative to the root."""
+        """Return a word for how fully an absolute path was mentioned. `relative` is the path relative to the root."""
         self._read_words()
         if path in self._words or relative in self._words or relative in self._endings:
             return "named"
@@ -364,16 +364,16 @@ class _MentionedPaths:
                 plain = word.removeprefix(self._inside)
                 self._words.update((word, plain))
                 self._names.add(plain.rpartition("/")[2])
-                # "/opt/app/x.py", "../lib/x.py" and "example.org/x.py" are outside, as far as the text tells.
+                # "/opt/app/x.py", "../lib/x.py" and "example.org/x.py" are probably outside the session's folder.
                 is_elsewhere = plain.startswith("/") or "." in plain.partition("/")[0]
                 if is_elsewhere and len(self._endings) < _MAX_ENDS:
-                    # A copy of the project may be in another folder, so only the endings of such paths are compared.
+                    # Another folder may hold a copy of the project, so only the endings of such paths are compared.
                     self._endings.update(_path_endings(plain))
         self._unread.clear()
 
 
 def _path_endings(path: str) -> Iterator[str]:
-    """Yield the endings of a path with two parts or more: `a/b/c` has `a/b/c` and `b/c`."""
+    """Yield the endings of a path with at least two components: `a/b/c` has `a/b/c` and `b/c`."""
     parts = path.strip("/").split("/")
     return ("/".join(parts[start:]) for start in range(len(parts) - 1))
 
@@ -385,7 +385,7 @@ _CHANGES_FOLDER = re.compile(r"\b(?:cd|pushd|popd)\b")
 
 
 class ShellFolder:
-    """The working folder of a shell that keeps it between calls. `path` is None if it cannot be determined."""
+    """The working folder of a shell that persists between calls. `path` is None if it cannot be determined."""
 
     def __init__(self, cwd: str | None) -> None:
         self.path = None if cwd is None else normal_path(cwd, None)
@@ -399,7 +399,7 @@ class ShellFolder:
         )
 
     def follow(self, command: str, output: str, *, failed: bool) -> None:
-        """Update the folder after a command. A failed command does not change it, unless the output says so."""
+        """Update the folder after a command. A failed command does not change the folder, unless the output says so."""
         reset = _FOLDER_RESET.search(output, max(0, len(output) - 600))
         if reset is not None:
             self.path = normal_path(reset[1].strip(), None)
@@ -411,14 +411,14 @@ class ShellFolder:
             self.path = None if folder is None else normal_path(folder, None)
 
 
-# "Note: /repo/a.py was modified, either by the user or by a linter." -> "/repo/a.py": a note of Claude Code
+# "Note: /repo/a.py was modified, either by the user or by a linter." -> "/repo/a.py", from Claude Code
 CHANGED_NOTE = re.compile(r"Note: (\S+) was modified")
 _READ_ONLY_AGENTS = frozenset({"Explore", "Plan"})
 _READERS = word_set("read read_file view view_file cat open_file str_replace_editor str_replace_based_edit_tool")
 _PATH_KEYS = frozenset({*PATH, "command"})
-_MAX_LINES = 2000  # several agents' readers stop there, so a view of that length may be incomplete
-_MAX_LINE = 2000  # and they cut longer lines
-_MAX_DIGITS = 6  # a longer number is no line number: no session reads a file of a million lines
+_MAX_LINES = 2000  # several agents' readers stop at this line, so a view of this length may be incomplete
+_MAX_LINE = 2000  # longer lines are truncated
+_MAX_DIGITS = 6  # longer numbers are not line numbers: no session reads a file with a million lines
 _REMINDER, _REMINDER_END = "<system-reminder>", "</system-reminder>"
 # "Here's the result of running `cat -n` on /repo/a.py:\n" and "<file>\n"
 _VIEW_HEADER = re.compile(r"\AHere's the (?:result|content)[^\n]{0,400}:\n|\A<file>\n")
@@ -430,7 +430,7 @@ _TRUNCATED = re.compile(
     r"|\(File has more lines|content (?:has been|was) truncated|\(Showing lines",
     re.IGNORECASE,
 )
-# "Exit code: 0\nWall time: 0.1 seconds\nOutput:\n" of Codex, before what the command printed
+# "Exit code: 0\nWall time: 0.1 seconds\nOutput:\n", which Codex puts before a command's output
 _ENVELOPE = re.compile(r"\A(?:Exit code: \d+\n)?(?:[A-Z][\w ]{0,30}: [^\n]{0,80}\n){0,6}Output:\n")
 
 
@@ -442,9 +442,9 @@ class ShownFile(NamedTuple):
 
 
 class _ShownPart(NamedTuple):
-    """Consecutive lines of a file from line number `first`. A line that was cut is None.
+    """Consecutive lines of a file, starting at line number `first`. A truncated line is None.
 
-    `has_end`: the last of them is the last line of the file.
+    `has_end` is set if they include the last line of the file.
     """
 
     first: int
@@ -453,7 +453,7 @@ class _ShownPart(NamedTuple):
 
 
 def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
-    """Return the first run of numbered lines that a tool showed, or None if there is none."""
+    """Return the first run of numbered lines that a tool showed, or None if it showed none."""
     lines, first = list[str | None](), 0
     for line in without_reminders(text).split("\n"):
         match = LINE_NUMBER.match(line)
@@ -467,7 +467,7 @@ def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
         lines.append(None if len(line_text) >= _MAX_LINE or line_text.endswith("[truncated]") else line_text)
     if not lines or first < 1:
         return None
-    # Fewer lines than the limit mean that the view reaches the end of the file. Only `Read` is known to work this way.
+    # A view with fewer lines than the limit reaches the end of the file. This is only certain for `Read`.
     limit = call.arguments.get("limit")
     reaches_end = len(lines) < limit if isinstance(limit, int) and limit > 0 else len(lines) != _MAX_LINES
     return _ShownPart(first, lines, has_end=reaches_end and plain_name(call.name) == "read")
@@ -476,7 +476,7 @@ def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
 def without_reminders(text: str) -> str:
     """Return what a tool showed, without the reminders that Claude Code appends to results."""
     end = len(text)
-    # A result may end with several reminders, so they are removed from the end one by one.
+    # A result may end with several reminders, so they are removed one by one from the end.
     while (text_end := _end_before(text, end, " \t\r\n\f\v")) and text.endswith(_REMINDER_END, 0, text_end):
         start = text.rfind(_REMINDER, 0, text_end)
         if start < 0:
@@ -486,14 +486,14 @@ def without_reminders(text: str) -> str:
 
 
 def _end_before(text: str, end: int, blanks: str) -> int:
-    """Return the end of the text without trailing blanks. Nothing is copied: a result may have many reminders."""
+    """Return the position after the last nonblank character before `end`, without copying the text."""
     while end and text[end - 1] in blanks:
         end -= 1
     return end
 
 
 def file_in_view(call: ToolCall, text: str) -> ShownFile | None:
-    """Return the file that a reading tool showed in full, or None if the call asked for a part or the view is cut."""
+    """Return the file that a reading tool showed in full, or None if only a part was requested or shown."""
     path = path_argument(call.arguments)
     names = [name for name, value in call.arguments.items() if value is not None and not is_label(call.name, name)]
     if path is None or plain_name(call.name) not in _READERS or not _PATH_KEYS.issuperset(names):
@@ -503,7 +503,7 @@ def file_in_view(call: ToolCall, text: str) -> ShownFile | None:
 
 
 def file_in_output(command: str, output: str) -> ShownFile | None:
-    """Return the file that a plain `cat file` printed, or None for any other command."""
+    """Return the file printed by a plain `cat file`, or None for any other command."""
     if not command.lstrip().startswith("cat"):
         return None
     simple = lone_command(command)
@@ -518,7 +518,7 @@ def file_in_output(command: str, output: str) -> ShownFile | None:
 
 
 def _output_of(text: str) -> str:
-    """Return what a command printed, without the envelope that some tools put around it."""
+    """Return the output of a command, without the envelope that some tools put around it."""
     if text.startswith('{"output"'):
         try:
             value: object = orjson.loads(text)
@@ -530,15 +530,15 @@ def _output_of(text: str) -> str:
 
 
 def _whole_text(text: str) -> str | None:
-    """Return the text of a file from a view of it, without line numbers, or None if the view is cut.
+    """Return the text of a file from a view of it, without line numbers, or None if the view is truncated.
 
-    A view does not say whether the last line ends in a newline. Text files do, so one is added.
+    A view does not show whether the last line ends in a newline. Text files do, so a newline is added.
     """
     text = _VIEW_FOOTER.sub("", _VIEW_HEADER.sub("", without_reminders(text), count=1))
     lines = text.split("\n")
     if _TRUNCATED.search(text) or len(lines) > _MAX_LINES or any(len(line) > _MAX_LINE for line in lines):
         return None
-    # Blank lines without a number after the last numbered one belong to the view, not to the file.
+    # Unnumbered blank lines after the last numbered line belong to the view, not to the file.
     numbers = [LINE_NUMBER.match(line) for line in lines]
     while len(lines) > 1 and not lines[-1] and numbers[-1] is None and numbers[0] is not None:
         lines, numbers = lines[:-1], numbers[:-1]
@@ -548,11 +548,11 @@ def _whole_text(text: str) -> str | None:
             return None
         lines = [line[match.end() :] for line, match in zip(lines, matches, strict=True)]
     elif numbers[0] is not None and sum(match is not None for match in numbers) > 1:
-        return None  # numbered from elsewhere, or with gaps
+        return None  # the numbers do not start at 1, or have gaps
     whole = "\n".join(lines)
     return whole if whole.endswith("\n") or not whole else f"{whole}\n"
 
 
 def may_change_anything(call: ToolCall) -> bool:
-    """Return whether a call starts another agent that may write files."""
+    """Return whether a call starts another agent, which may write files."""
     return plain_name(call.name) in ("task", "agent") and call.arguments.get("subagent_type") not in _READ_ONLY_AGENTS

@@ -1,8 +1,8 @@
 """Track the content of files, as far as a session has shown it.
 
-`FileTexts` knows every file of a session: its text so far, whether the agent counts it as read, and whether it may have
-changed since. `FileText` is one file: its known lines, with gaps, and the edits since. `_CommandChanges` knows which
-files shell commands have written.
+`FileTexts` covers all files in a session: the known text, whether the agent counts the file as read, and whether the
+file may have changed since. `FileText` is a single file: its known lines, with gaps, and later edits.
+`_CommandChanges` records which files were written by shell commands.
 """
 
 from __future__ import annotations
@@ -50,12 +50,12 @@ _MAX_TEXT = 400_000
 _MAX_HEAD = 4000
 # "look at @src/a.py" -> "src/a.py"; not "ann@host.org"
 _AT_MENTION = re.compile(r"(?:^|[\s\"'(])@([\w./~-]{2,300})")
-# "This session is being continued from a previous conversation": files read in that one may still count as read
+# "This session is being continued from a previous conversation": files read earlier may still count as read
 _CONTINUED_SESSION = re.compile(r"\AThis session is being continued from a previous")
-# "Implement the following plan:" of a session that continues the one in which the plan was made
+# "Implement the following plan:" begins a session that carries out a plan from an earlier session
 _PLAN_REQUEST = re.compile(r"\AImplement the following plan")
 AGENT_EXIT = "<command-name>/exit<"
-"""In the user's message when the agent was left. After a restart it knows only files read or written in full."""
+"""In the user's message after the agent was exited. On restart, it remembers only files read or written in full."""
 # "I've just renamed the module" and "we fixed it"; not "you changed it"
 _USER_CHANGED_FILES = re.compile(
     r"\b(?:i|we)(?:'ve| have)?(?: just| now| already| also)? (?:changed|edited|reworked|fixed|updated|formatted|renamed"
@@ -67,9 +67,9 @@ _REFUSED_UNREAD = re.compile(r"has not been read")
 
 
 class FileTexts:
-    """The files of a session by normal path, as far as they were shown.
+    """The files in a session by normalized path, as far as they were shown.
 
-    `read` are the files that a file tool has shown or written. Claude Code refuses to edit any others.
+    `read` contains the files that a file tool has shown or written. Claude Code refuses to edit any others.
     """
 
     def __init__(self, cwd: str | None, shell: ShellFolder) -> None:
@@ -77,22 +77,22 @@ class FileTexts:
         self.is_continued = self.starts_with_summary = self.has_plan = False
         self._mentioned: set[str] = set()
         self._in_full: set[str] = set()
-        self._unread: set[str] = set()  # refused because they had not been read
-        self.read: dict[str, None] = {}  # in the order they were last touched
+        self._unread: set[str] = set()  # edits rejected because the file had not been read
+        self.read: dict[str, None] = {}  # in the order of the last use
         self._files: dict[str, FileText] = {}
         self._edits: dict[str, list[Replace]] = {}
-        self._by_name: dict[str, list[str]] = {}  # without the folder
-        # Times are counts of events that may have changed files.
+        self._by_name: dict[str, list[str]] = {}  # by file name, without the folder
+        # Times are counts of the events that may have changed files.
         self._now = 0
         self._maybe_changed_at = 0  # a person or a command may have changed any file
-        self._tree_changed_at = 0  # all files may be others: git checkout, another agent
+        self._tree_changed_at = 0  # all files may have been replaced: git checkout, another agent
         self._reworked_at = 0  # a formatter ran, or the user said that files were changed
-        self._checked_at: dict[str, int] = {}  # when the doubt of a file was last updated
+        self._checked_at: dict[str, int] = {}  # when the doubt about a file was last updated
         self._touched_at: dict[str, int] = {}  # when a file tool last showed or wrote a file
         self._commands = _CommandChanges(shell)
 
     def get(self, path: str) -> FileText | None:
-        """Return what is known about a file, with its doubt up to date, or None."""
+        """Return what is known about a file, with its doubt up to date, or None if nothing is known."""
         name = normal_path(path, self.cwd)
         text = self._files.get(name)
         if text is not None:
@@ -110,7 +110,7 @@ class FileTexts:
         return self._edits.get(normal_path(path, self.cwd), [])
 
     def add_message(self, text: str) -> None:
-        """Add a message that is not the model's. Its author may have changed files in the meantime."""
+        """Add a message from anyone except the model. Its author may have changed files in the meantime."""
         if text.strip():
             self._now += 1
             self._maybe_changed_at = self._now
@@ -121,7 +121,7 @@ class FileTexts:
         self.is_continued = (
             self.is_continued or self.has_plan or _CONTINUED_SESSION.search(text[:_MAX_HEAD]) is not None
         )
-        # After a restart, Claude Code only knows the files that it has read or written in full.
+        # After a restart, Claude Code remembers only the files that it has read or written in full.
         if AGENT_EXIT in text:
             self.read = {path: None for path in self.read if path in self._in_full}
         self._mentioned.update(normal_path(path, self.cwd) for path in _AT_MENTION.findall(text[:_MAX_TEXT]))
@@ -131,7 +131,7 @@ class FileTexts:
     def was_read(self, path: str) -> bool | None:
         """Return whether the agent counts a file as read.
 
-        None if that is unknown: it may have been read before the log begins, or because the user mentioned it.
+        None means unknown: the file may have been read before the log begins, or because the user mentioned it.
         """
         name = normal_path(path, self.cwd)
         if name in self.read:
@@ -145,17 +145,17 @@ class FileTexts:
         return normal_path(path, self.cwd) in self._in_full
 
     def change_by_command(self, path: str) -> Change:
-        """Return whether a command has written a file, or may have, since a file tool last touched it."""
+        """Return whether a command has changed a file, or may have, since a file tool last touched it."""
         name = normal_path(path, self.cwd)
         touched_at = self._touched_at.get(name)
         return "" if touched_at is None else self._commands.change_since(touched_at, name)
 
     def was_mentioned(self, path: str) -> bool:
-        """Return whether a person mentioned a file with `@`, which shows it to the agent."""
+        """Return whether a person mentioned a file with `@`, which shows the file to the agent."""
         return normal_path(path, self.cwd) in self._mentioned
 
     def add_failed_call(self, call: ToolCall, text: str) -> None:
-        """Add a call that failed."""
+        """Add a failed call and its result."""
         path = path_argument(call.arguments)
         if channel_of(call.name) == "shell":
             self._commands.add_failure(text)
@@ -164,7 +164,7 @@ class FileTexts:
             self.read.pop(normal_path(path, self.cwd), None)
 
     def add_call(self, call: ToolCall, text: str) -> None:
-        """Add a call that succeeded, and its result."""
+        """Add a successful call and its result."""
         if call.raw_arguments is not None:
             return
         path = path_argument(call.arguments)
@@ -184,7 +184,7 @@ class FileTexts:
         if path is None:
             return
         self._touch(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
-        # Numbered lines keep their numbers even if the view is a part. A view without numbers must be the whole file.
+        # Numbered lines keep their numbers even in a partial view. Without numbers, the view must be the whole file.
         part = part_in_view(call, text)
         whole = file_in_view(call, text) if part is None or not part.has_end else None
         if part is not None and whole is None:
@@ -229,7 +229,7 @@ class FileTexts:
         elif change == "formats":
             self._maybe_changed_at = self._reworked_at = self._now
         elif change == "writes":
-            # Doubt every file whose name is in the command: "cp src/a.py b.py" -> "cp", "a.py", "b.py".
+            # Every file named in the command may have changed: "cp src/a.py b.py" -> "cp", "a.py", "b.py".
             words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
             for name in (name for word in words for name in self._by_name.get(word, ())):
                 self._mark_changed(name)
@@ -243,7 +243,7 @@ class FileTexts:
         self._unread.discard(name)
         if in_full:
             self._in_full.add(name)
-        # Removed and added again, so that `read` stays in the order of the last use.
+        # Removed and added again, so that `read` stays in the order of last use.
         self.read.pop(name, None)
         self.read[name] = None
         self._touched_at[name] = self._now
@@ -254,7 +254,7 @@ class FileTexts:
             file.doubt = 2
 
     def _file(self, path: str) -> FileText:
-        """Return the file of a path, and create it if it is new."""
+        """Return the file at a path, created if it is new."""
         name = normal_path(path, self.cwd)
         if name not in self._files:
             self._files[name], self._checked_at[name] = FileText(), self._now
@@ -266,7 +266,7 @@ class FileTexts:
 
 Change = Literal["", "maybe", "surely"]
 _MAX_OUTPUT = 400_000
-# What formatters print for each file: "reformatted a.py" (black), "Fixing a.py" (isort), "a.ts 12ms" (prettier), "a.go"
+# Formatter output, one line per file: "reformatted a.py" (black), "Fixing a.py" (isort), "a.ts 12ms" (prettier), "a.go"
 _FORMATTED = re.compile(r"^(?:reformatted |Fixing )?(\S+)(?: \d+ ?ms)?$", re.MULTILINE)
 
 
@@ -280,9 +280,9 @@ class _CommandRun(NamedTuple):
 
 
 class _CommandChanges:
-    """Which files shell commands have written. Commands are only analyzed when a question comes.
+    """The files written by shell commands. Commands are analyzed lazily, at the first query.
 
-    Times (`when`) are numbers that grow with the session. `shell` must not follow commands elsewhere.
+    Times (`when`) increase during the session. `shell` must not be updated anywhere else.
     """
 
     def __init__(self, shell: ShellFolder) -> None:
@@ -292,17 +292,17 @@ class _CommandChanges:
         self._formatted_at = 0
 
     def add(self, when: int, command: str, output: str, *, may_change: bool) -> None:
-        """Add a command that succeeded."""
+        """Add a successful command."""
         if may_change or self._shell.may_change_folder(command, output):
             self._pending.append(_CommandRun(when, command, output, failed=False))
 
     def add_failure(self, output: str) -> None:
-        """Add a command that failed. It only matters if its output names the shell's folder."""
+        """Add a failed command, which matters only if its output names the shell's folder."""
         if self._shell.may_change_folder("", output):
             self._pending.append(_CommandRun(0, "", output, failed=True))
 
     def change_since(self, when: int, path: str) -> Change:
-        """Return what happened to a file after that time: `maybe` if a formatter ran, which may have skipped it."""
+        """Return how a file was changed since that time: `maybe` if a formatter ran, which may have skipped it."""
         for run in self._pending:
             if not run.failed:
                 self._apply_run(run)
@@ -315,7 +315,7 @@ class _CommandChanges:
     def _apply_run(self, run: _CommandRun) -> None:
         names, formats = written_by(run.command)
         self._formatted_at = run.when if formats else self._formatted_at
-        # A formatter's output is only read if nothing else ran that could have printed it.
+        # A formatter's output is parsed only if no other program that ran could have printed it.
         formatted_names = _FORMATTED.findall(run.output[:_MAX_OUTPUT]) if formats == "alone" else []
         for name in (*names, *formatted_names):
             if name.startswith("/") or self._shell.path is not None:
@@ -323,25 +323,25 @@ class _CommandChanges:
 
 
 Doubt = Literal[0, 1, 2]
-"""0: as shown. 1: a person or a command may have changed it. 2: it was changed in an unknown way."""
-_GAP = "\0"  # replaces a line that was not shown; occurs in no text
+"""0: as shown. 1: a person or a command may have changed the file. 2: the file was changed in an unknown way."""
+_GAP = "\0"  # replaces a line that was not shown; cannot occur in text
 
 
 class FileText:
-    """One file, as far as a session has shown it. A view that contradicts earlier ones replaces them.
+    """One file, as far as a session has shown it. A view that contradicts earlier views replaces them.
 
     Line numbers start at 1; a line that was not shown is None. If an edit changes a part that was not shown, its new
-    text is stored as a separate piece, and the line numbers are no longer valid.
+    text is stored as a separate piece, and the line numbers become invalid.
     """
 
     def __init__(self) -> None:
         self.doubt: Doubt = 0
-        self.may_be_reworked = False  # a formatter ran, or the user said so: stronger than doubt 1
+        self.may_be_reworked = False  # a formatter ran, or the user reported changes: stronger than doubt 1
         self._lines: list[str | None] = []
         self._has_end = False  # the last of these lines is the last line of the file
         self._are_numbered = True
         self._pieces: list[str] = []
-        self._text: str | None = ""  # cache of `text`; None after a change
+        self._text: str | None = ""  # cached `text`; None after a change
 
     @property
     def is_whole(self) -> bool:
@@ -350,11 +350,11 @@ class FileText:
 
     @property
     def num_lines(self) -> int:
-        """The number of lines up to the last known one."""
+        """The number of lines up to the last known line."""
         return len(self._lines)
 
     def show(self, first: int, lines: Sequence[str | None], *, has_end: bool = False) -> None:
-        """Add consecutive lines from line number `first`, as a view shows them. A line that was cut is None."""
+        """Add consecutive lines from a view, starting at line number `first`. A truncated line is None."""
         start = max(first, 1) - 1
         before = self._lines[start : start + len(lines)]
         agrees = all(old is None or new is None or old == new for old, new in zip(before, lines, strict=False))
@@ -374,19 +374,19 @@ class FileText:
         self._text = None
 
     def show_line(self, line_number: int, line: str) -> None:
-        """Add a line from a search result, unless something is already known about that line."""
+        """Add a line from a search result, unless that line is already known."""
         is_new = line_number > len(self._lines) or (line_number > 0 and self._lines[line_number - 1] is None)
         if line_number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
             self.show(line_number, [line])
 
     def write(self, text: str) -> None:
-        """Set the whole file."""
+        """Replace the whole file by a new text."""
         self.show(1, text.split("\n"), has_end=True)
 
     def replace(self, old: str, new: str, *, everywhere: bool = False) -> None:
-        """Apply an edit that succeeded."""
+        """Apply a successful edit."""
         shown_text = self.text
-        # With `everywhere`, the text may also have been replaced in gaps, so the line numbers are no longer valid.
+        # With `everywhere`, the text may also have been replaced in gaps, so the line numbers become invalid.
         if old and old in shown_text:
             self._are_numbered = self._are_numbered and (self.is_whole or not everywhere)
             changed = shown_text.replace(old, new) if everywhere else shown_text.replace(old, new, 1)
@@ -397,12 +397,12 @@ class FileText:
         self._are_numbered = False
 
     def count(self, fragment: str) -> int:
-        """Return how often a text occurs in what is known. All pieces without a position count as one occurrence."""
+        """Return how often a text occurs in the known parts. All pieces without a position count as one occurrence."""
         count = self.text.count(fragment)
         return count or int(any(fragment in piece for piece in self._pieces))
 
     def contradicts(self, fragment: str, *, min_length: int = 24) -> bool:
-        """Return whether something else follows wherever the first line of a text was shown."""
+        """Return whether, wherever the first line of a text was shown, different lines follow it."""
         first, *rest = fragment.split("\n")
         if not rest or len(first.strip()) < min_length or not self._are_numbered:
             return False
@@ -413,7 +413,7 @@ class FileText:
         current_lines = self._lines[start : start + len(rest)]
         if len(current_lines) < len(rest):
             return self._has_end
-        # The fragment may end in the middle of a line, so only the beginning of its last line is compared.
+        # The fragment may end in the middle of a line, so its last line is compared as a prefix.
         *middle, last = zip(current_lines, rest, strict=True)
         if any(line is not None and line != other_line for line, other_line in middle):
             return True
@@ -421,13 +421,13 @@ class FileText:
 
     @property
     def text(self) -> str:
-        """The known lines, with a mark in place of each unknown one."""
+        """The known lines, with a placeholder for each unknown line."""
         if self._text is None:
             self._text = "\n".join(_GAP if line is None else line for line in self._lines)
         return self._text
 
     def is_part_of(self, whole: str) -> bool:
-        """Return whether every known line is in the whole text at its own number. False if numbers are not valid."""
+        """Return whether `whole` has every known line at the same line number. False if the numbers are invalid."""
         lines = whole.split("\n")
         if self._are_numbered:
             return len(self._lines) <= len(lines) and all(

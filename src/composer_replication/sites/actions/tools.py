@@ -1,8 +1,8 @@
-"""Classify the tools of coding agents: the kind of each tool, and what its parameters mean.
+"""Classify the tools of coding agents: the kind of each tool, and the meaning of its parameters.
 
 Agents have different names for the same tool (`Bash`, `execute_bash`, `run_terminal_cmd`) and the same parameter
-(`file_path`, `filePath`, `target_file`). Every stage reads calls through these tables, so all stages agree. The end of
-the module brings paths into one spelling.
+(`file_path`, `filePath`, `target_file`). All stages interpret calls through these tables, so that they agree. The end
+of the module normalizes paths.
 """
 
 from __future__ import annotations
@@ -15,12 +15,11 @@ from typing import Any, Literal
 
 
 def word_set(words: str) -> frozenset[str]:
-    """Return the words of a string as a set. Long tables are easier to read without quotes and commas."""
+    """Return the words in a string as a set. Long tables are easier to read without quotes and commas."""
     return frozenset(words.split())
 
 
-# The names of one parameter across agents, the most common first.
-# The names of one parameter across agents, the most common first.
+# The names of the same parameter in different agents, the most common first.
 PATH = (
     "file_path",
     "path",
@@ -56,7 +55,7 @@ _FILE_TOOLS = word_set(
 _CODE_TOOLS = word_set(
     "python ipython run_ipython execute_python code_interpreter run_python jupyter execute_ipython_cell"
 )
-# MCP servers choose their own tool names, but most of them say what the tool does.
+# MCP servers choose their own tool names, but most names reveal what the tool does.
 _FILE_VERBS = "(?:read|write|edit|replace|create|delete|list|search|open|view|insert|move|find)"
 # "read_text_file", "list_allowed_directories", "str_replace_all", "file_edit"; not "read_email"
 _FILE_TOOL_NAME = re.compile(
@@ -64,7 +63,6 @@ _FILE_TOOL_NAME = re.compile(
     rf"|read|write)"
     r"|^(?:replace|edit)_string"
 )
-# "edit_block", "write_text_file", "multi_edit"; not "read_file"
 # "edit_block", "write_text_file", "multi_edit"; not "read_file"
 _EDIT_TOOL_NAME = re.compile(
     r"^(?:edit|replace|write|create|insert|str_replace|string_replace|apply|file_edit|multi_?edit)"
@@ -75,10 +73,10 @@ _EDIT_TOOLS = word_set(
     " apply_patch applypatch create insert str_replace create_file write_to_file apply_diff edit_block"
 )
 LISTS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
-"""Tools that find files by name. They do not read them."""
+"""Tools that find files by name, without reading them."""
 SEARCHES = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
-"""Tools that find text in files. They show lines, not whole files."""
-# Parameters that only explain the call to whoever reads the log: the call does the same without them.
+"""Tools that search the content of files. They show lines, not whole files."""
+# Parameters that only describe the call for readers of the log, and have no effect.
 _LABELS: dict[str, frozenset[str]] = {
     **dict.fromkeys(("bash", "task", "agent", "run_shell_command"), word_set("description")),
     **dict.fromkeys(word_set("shell exec_command local_shell shell_command container.exec"), word_set("justification")),
@@ -96,7 +94,7 @@ _CLAUDE_CODE = word_set(
     "Bash Read Edit MultiEdit Write Glob Grep LS NotebookEdit NotebookRead WebFetch WebSearch Task TodoWrite BashOutput"
     " KillShell"
 )
-# The defaults that the tools' own descriptions state. Without them, a call that spells out a default looks different.
+# The defaults documented in the tools' own descriptions. A call that spells out a default equals one without it.
 _DEFAULTS: dict[str, dict[str, Any]] = {
     "Bash": {"timeout": 120_000, "run_in_background": False},
     "Read": {"offset": 1, "limit": 2000},
@@ -133,13 +131,13 @@ def channel_of(tool: str) -> Channel:
 
 
 def is_shell(tool: str) -> bool:
-    """Return whether the tool runs shell commands, as opposed to code in one language."""
+    """Return whether the tool runs shell commands, as opposed to code in a programming language."""
     return channel_of(tool) == "shell" and plain_name(tool) not in _CODE_TOOLS
 
 
 @lru_cache(maxsize=1024)
 def plain_name(tool: str) -> str:
-    """Return the tool's name in lower case, without the server: `mcp__files__Read_File` -> `read_file`."""
+    """Return the tool's name in lower case, without its server prefix: `mcp__files__Read_File` -> `read_file`."""
     return re.split(r"__|::|/", tool)[-1].lower()
 
 
@@ -150,7 +148,7 @@ def is_edit(tool: str) -> bool:
 
 
 def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
-    """Return the command of a shell tool, or "" for other tools. A list of words is joined with blanks."""
+    """Return the command passed to a shell tool, or "" for other tools. A list of words is joined with blanks."""
     if channel_of(tool) != "shell":
         return ""
     for key in _COMMAND_KEYS:
@@ -168,7 +166,7 @@ def path_argument(arguments: Mapping[str, Any]) -> str | None:
 
 
 def first_text(arguments: Mapping[str, Any], keys: Iterable[str]) -> str | None:
-    """Return the first argument among `keys` that is a string."""
+    """Return the value of the first key in `keys` whose argument is a string."""
     return next((arguments[key] for key in keys if isinstance(arguments.get(key), str)), None)
 
 
@@ -178,7 +176,7 @@ def is_label(tool: str, parameter: str) -> bool:
 
 
 def null_is_absent(tool: str) -> bool:
-    """Return whether the tool treats a null parameter like a missing one."""
+    """Return whether the tool treats a null parameter as missing."""
     return tool in _CLAUDE_CODE
 
 
@@ -188,7 +186,7 @@ def known_defaults(tool: str) -> Mapping[str, Any]:
 
 
 def only_looks(tool: str, arguments: Mapping[str, Any]) -> bool:
-    """Return whether a call of a non-shell tool changes nothing."""
+    """Return whether a call to a non-shell tool changes nothing."""
     return plain_name(tool) in _READ_ONLY_TOOLS or arguments.get("command") == "view"
 
 
@@ -202,10 +200,10 @@ def command_parameter(tool: str, arguments: Mapping[str, Any]) -> str | None:
 
 # "C:\src" and "c:/src"; not "C:src", which is relative on Windows
 _DRIVE = re.compile(r"[A-Za-z]:[\\/]")
-# "https://host/a" and "file:///a": URLs are not paths and stay as they are
+# "https://host/a" and "file:///a": URLs are not paths and are not changed
 _SCHEME = re.compile(r"[A-Za-z][A-Za-z0-9+.-]*://")
-# These names mean a path in any tool. Those in _FILE_TOOL_PARAMETERS may also be routes, keys or branches, so they mean
-# a path only in file tools, or if the schema says so.
+# These names denote a path in any tool. Those in _FILE_TOOL_PARAMETERS may also denote routes, keys or branches, so
+# they count as paths only in file tools, or if the schema says so.
 _PATH_PARAMETERS = word_set(
     "file_path filepath filePath file_paths filePaths notebook_path absolute_path absolutePath dir_path dirPath"
     " directory_path target_file targetFile relative_workspace_path target_directory workdir cwd working_directory"
@@ -220,22 +218,22 @@ _PATH_FORMATS = ("path", "file-path", "directory-path")
 
 
 def normal_path(path: str, base: str | None) -> str:
-    """Return a path in one spelling: without `.`, `..`, `//` or a final `/`, and absolute if `base` is.
+    """Return a normalized path: without `.`, `..`, `//` or a trailing `/`, and absolute if `base` is.
 
-    Only the text counts: `a/../b` becomes `b`, even though it may be another file if `a` is a symbolic link.
+    Symbolic links are ignored: `a/../b` becomes `b`, which may be another file if `a` is a symbolic link.
     """
     if not path or _SCHEME.match(path):
         return path
     if _DRIVE.match(path) or (base is not None and _DRIVE.match(base)):
         return _windows_path(path, base)
     if path.startswith("~"):
-        return posixpath.normpath(path)  # the session does not say whose home it is
+        return posixpath.normpath(path)  # the session does not reveal whose home it is
     joined = path if base is None or path.startswith("/") else f"{base}/{path}"
     return _collapse(joined)
 
 
 def is_path_parameter(tool: str, name: str, parameter_schema: Mapping[str, Any]) -> bool:
-    """Return whether a parameter holds one path or several, judging by its name, its tool and its JSON schema."""
+    """Return whether a parameter holds one or more paths, judging by its name, its tool and its JSON schema."""
     if name in _PATH_PARAMETERS or parameter_schema.get("format") in _PATH_FORMATS:
         return True
     if name not in _FILE_TOOL_PARAMETERS:
@@ -255,5 +253,5 @@ def _windows_path(path: str, base: str | None) -> str:
 
 def _collapse(path: str) -> str:
     plain = posixpath.normpath(path)
-    # normpath keeps a leading "//", to which POSIX allows a special meaning that no one uses.
+    # normpath keeps a leading "//", which POSIX allows to have a special meaning that is never used in practice.
     return plain[1:] if plain.startswith("//") else plain
