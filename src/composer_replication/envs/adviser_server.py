@@ -85,17 +85,16 @@ class Advisers:
             raise HttpRefusal(400, "stream: this server does not stream; expected false")
         transcript = _parse_messages(body.get("messages"))
         situation = self._situation(transcript)
-        name = json.dumps([model, transcript], sort_keys=True)
-        move = _advice(situation, float(match["rate"] or 0), name)
+        # The transcript seeds the choice of a mistake, so that the same request gets the same answer.
+        seed = json.dumps([model, transcript], sort_keys=True)
+        move = _advice(situation, float(match["rate"] or 0), seed)
         return _completion(str(model), move, len(json.dumps(body)), len(transcript.calls))
 
     def _situation(self, transcript: _Transcript) -> Situation:
         """Return the state after the request's calls. Its results identify the task if several have its prompt."""
         tasks = self._tasks.get(transcript.prompt)
         if not tasks:
-            raise HttpRefusal(
-                400, "the first user message is not the prompt of a task that this server was started with"
-            )
+            raise HttpRefusal(400, "the first user message is not the prompt of a task of this server")
         task = (
             tasks[0]
             if len(tasks) == 1
@@ -114,8 +113,8 @@ def _num_matching_results(task: Task, transcript: _Transcript) -> int:
     return len(transcript.calls)
 
 
-def _advice(situation: Situation, rate: float, name: str) -> Move:
-    random = Random(name)  # noqa: S311 (an answer, not a secret)
+def _advice(situation: Situation, rate: float, seed: str) -> Move:
+    random = Random(seed)  # noqa: S311 (an answer, not a secret)
     right = expert_move(situation, Style.of(f"{situation.task.difficulty}/{situation.task.seed}"))
     moves = opportunities(situation, right, random)
     return moves[random.choice(sorted(moves))] if moves and random.random() < rate else right
@@ -132,6 +131,7 @@ def _parse_messages(messages: object) -> _Transcript:
         text = message.get("content")
         if message.get("role") == "user" and prompt is None and isinstance(text, str):
             prompt = text.strip()
+        # By call id, because results may follow in another order than the calls.
         elif message.get("role") == "tool" and isinstance(text, str):
             fenced = _FENCE.fullmatch(text.strip())
             results[str(message.get("tool_call_id"))] = fenced[2] if fenced else text
@@ -167,6 +167,7 @@ def _completion(model: str, move: Move, num_bytes: int, num_calls: int) -> dict[
         "cost": prompt_tokens * _USD_PER_INPUT + completion_tokens * _USD_PER_OUTPUT,
     }
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
+    # No clock: "created" is 0 so that answers are reproducible.
     answer = {"id": f"{model}-{num_calls}", "object": "chat.completion", "created": 0, "model": model}
     return {**answer, "choices": [choice], "usage": usage}
 

@@ -46,6 +46,7 @@ def to_conversation(episode: Episode) -> Conversation:
     file = f"{PROJECT}/{session}.jsonl"
     turns: list[Turn] = []
     parent: str | None = None
+    # One record per line, so that `Provenance` can name the lines of a turn.
     for line, record in enumerate(_log_records(episode), start=1):
         message, content = record["message"], record["message"]["content"]
         about: dict[str, Any] = {"parent_id": parent, "timestamp": record["timestamp"]}
@@ -98,6 +99,7 @@ def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
         call = {"type": "tool_use", "id": call_id, "name": turn.move.tool, "input": dict(turn.move.arguments)}
         blocks.append(call)
         usage = writer.usage(turn)
+        # Claude Code writes one record per content block; the records of a turn share the message's id and usage.
         for block in blocks:
             message = {
                 "id": f"msg_01{_hash(_key(episode), 'message', number)[:22]}",
@@ -148,6 +150,7 @@ class _LogWriter:
     def result(self, turn: PlayedTurn, call_id: str) -> dict[str, Any]:
         text, failed = turn.outcome.text, turn.outcome.failed
         block = {"tool_use_id": call_id, "type": "tool_result", "content": text}
+        # Real logs have an error's text twice: in tags for the model, and plain after "Error: " in this field.
         tool_use_result = f"Error: {_TAGS.sub('', text)}" if failed else {"content": text}
         self._input_tokens += _tokens(text)
         message = {"role": "user", "content": [block | ({"is_error": True} if failed else {})]}

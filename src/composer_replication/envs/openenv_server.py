@@ -73,13 +73,15 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         task = generate_task(FIRST_TRAINING_SEED if seed is None else seed, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
         self._reward = None
-        about = {"tools": list(TOOLS), "root": Workspace.root, "end": {"name": "Finish", "arguments": {}}}
-        return WorkspaceObservation(text=task.prompt, metadata=about)
+        # Everything that a client needs to build its prompt and to end the episode.
+        metadata = {"tools": list(TOOLS), "root": Workspace.root, "end": {"name": "Finish", "arguments": {}}}
+        return WorkspaceObservation(text=task.prompt, metadata=metadata)
 
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
         """Make one call. Calls after the end are answered without a reward. Raises InputError before `reset`."""
         workspace = self._require_workspace()
         observation = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
+        # Paid once: a call after the end finds the reward already set.
         if self._reward is not None or not workspace.finished:
             return WorkspaceObservation(**observation)
         self._reward = workspace.reward()

@@ -97,6 +97,7 @@ def _method(schema: dict[str, Any]) -> Callable[..., str]:
     def tool(self: WorkspaceEnvironment, /, **arguments: Any) -> str:
         return self._require_workspace().call(name, arguments).text
 
+    # TRL derives the tool's schema with `inspect` and from the docstring, so both have to look like written code.
     lines = [f"    {key}: {value['description']}" for key, value in properties.items()]
     tool.__name__, tool.__qualname__ = name, f"{WorkspaceEnvironment.__name__}.{name}"
     tool.__doc__ = "\n".join([schema["description"], *(["", "Args:", *lines] if lines else [])])
@@ -115,5 +116,6 @@ def _method(schema: dict[str, Any]) -> Callable[..., str]:
     return tool
 
 
+# Set here and not written out, so that the schemas in `TOOLS` remain the only definition.
 for _tool in TOOLS:
     setattr(WorkspaceEnvironment, _tool["function"]["name"], _method(_tool["function"]))

@@ -107,6 +107,7 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: Any,
     ) -> Any:
+        # A trace carries only the seed: the same seed gives the same task on every worker.
         task = generate_task(data.seed, difficulty=data.difficulty)
         workspace = Workspace(task, max_calls=self.config.max_calls)
         system, prompt = self.resolve_text_prompt(data)
@@ -115,6 +116,7 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
         headers, turns = {"Authorization": f"Bearer {secret}"}, itertools.count()
         trace.info |= {"calls": [], "sites": []}
         try:
+            # No timeout of our own: verifiers limits the time of a rollout.
             async with httpx.AsyncClient(base_url=endpoint, headers=headers, timeout=None) as model:
                 while not workspace.finished:
                     body = {"model": ctx.model, "messages": messages, "tools": list(TOOLS)}
@@ -125,6 +127,7 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
                     if reply.is_error:  # verifiers knows whether a limit was reached or the model's server failed
                         return vf.ProgramResult(exit_code=1, stdout="", stderr=reply.text)
                     messages.append(reply.json()["choices"][0]["message"])
+                    # In a thread, because a test run would block the event loop of all rollouts.
                     answers = await asyncio.to_thread(_execute_calls, workspace, trace.info, messages[-1], next(turns))
                     if not answers:
                         break

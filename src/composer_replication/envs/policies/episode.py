@@ -187,6 +187,7 @@ def _num_repeats(episode: Episode, finding: Finding) -> int:
     number = 0
     for turn in episode.turns[: finding.turn]:
         move, failed = turn.move, episode.turns[finding.turn].move
+        # Only the same call counts. If it succeeded in between, counting starts again.
         if (move.tool, move.arguments) == (failed.tool, failed.arguments):
             number = number + 1 if turn.outcome.kind == finding.kind else 0
     return number
@@ -212,6 +213,7 @@ def _better_call(episode: Episode, scripted: Scripted, mistake: str) -> tuple[Ho
         return "look_first", right
     if mistake == "guessed_path" and right.tool == "Glob":
         return "look_first", right
+    # A wrong path: the corrected call if the path was known, else perhaps a search by name.
     if mistake in ("guessed_path", "near_name", "wrong_folder"):
         if _was_shown(episode, right.path, scripted.turn):
             return "corrected", right

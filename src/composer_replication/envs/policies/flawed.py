@@ -88,6 +88,7 @@ class FlawedAgent:
         for name, rate in (*self.rates.items(), ("corrects", self.corrects)):
             if not 0 <= rate <= 1:
                 raise InputError(explain(f"rate of {name}", got=f"{rate:g}", expected="from 0 to 1"))
+        # Mistakes that can replace the same tool compete for the same turn.
         for tool in frozenset[str]().union(*(mistake.at for mistake in MISTAKES.values())):
             competing = [name for name in self.rates if tool in MISTAKES[name].at]
             total = sum(self.rates[name] for name in competing)
@@ -110,6 +111,7 @@ class _FlawedPlayer:
 
     def choose(self, situation: Situation) -> _ScriptedMove:
         number = len(situation.turns)
+        # A generator per turn: a forced mistake does not shift the draws of later turns.
         random = Random(f"{self._seed}/{number}")  # noqa: S311 (an episode, not a secret)
         if self._uncorrected:
             return self._after_mistake(situation, random)
@@ -142,6 +144,7 @@ class _FlawedPlayer:
 
     def _after_mistake(self, situation: Situation, random: Random) -> _ScriptedMove:
         number, last = len(situation.turns), situation.turns[-1]
+        # A mistake can be repeated once; then it is corrected or the agent gives up.
         could = (REPEAT,) if len(self._uncorrected) == 1 else ()
         if could and self._draw_mistake(number, {REPEAT: last.move}, random) == REPEAT:
             self._uncorrected.append(number)
@@ -245,6 +248,7 @@ def _in_wrong_folder(situation: Situation, path: str, move: Move, random: Random
 
 
 def _near_name(situation: Situation, right: Move, random: Random) -> Move | None:
+    # "shop/prices.py" -> "shop/price.py", and "shop/price.py" -> "shop/prices.py"
     stem, dot, ending = right.path.rpartition(".")
     near = f"{stem.removesuffix('s') if stem.endswith('s') else stem + 's'}{dot}{ending}"
     return _with(right, file_path=absolute(near)) if situation.is_unheard_of(near) else None
@@ -393,6 +397,7 @@ def expert_move(situation: Situation, style: Style) -> Move:
         call_arguments = {"file_path": absolute(path), **arguments} if path else arguments
         return Move(text=text, tool=tool, arguments=call_arguments)
 
+    # Order: look, then (hard tasks) run and read the tests, then read and edit file by file, then test and finish.
     if edit is not None and not situation.has_looked and edit.path not in situation.read:
         return _look(situation, style)
     if edit is not None and situation.task.difficulty == "hard":
@@ -402,6 +407,7 @@ def expert_move(situation: Situation, style: Style) -> Move:
         if test is not None and test not in situation.read:
             return move(_READ_TEST_TEXTS, "Read", test)
     if edit is not None:
+        # The harness refuses to change an existing file that was not read.
         if edit.path in situation.files and edit.path not in situation.read:
             return move(_READ_TEXTS, "Read", edit.path)
         if not edit.old:

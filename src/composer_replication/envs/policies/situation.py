@@ -73,11 +73,13 @@ class Situation:
     def take(self, turn: PlayedTurn) -> None:
         """Add the next turn of the transcript."""
         self.turns.append(turn)
+        # Results of failed calls, such as an error message with a wrong path, do not count as shown.
         if turn.outcome.failed:
             return
         move = turn.move
         self._shown.append(turn.outcome.text)
         self.has_looked |= move.tool in LOOKS
+        # The harness counts a file that was written as read.
         if move.path and (move.tool == "Read" or move.tool in CHANGES):
             self.read.add(move.path)
         if move.tool == "RunTests":
@@ -104,6 +106,7 @@ class Situation:
             text = self.files.get(path)
             if text == stages[-1].text:
                 continue
+            # A file at a stage of the solution only needs the edits after it.
             current_stage = next((stage for stage in stages if stage.text == text), None)
             if current_stage is None or current_stage.edit is None or not current_stage.edit.old:
                 return Edit(path=path, old="", new=stages[-1].text or "")

@@ -24,6 +24,7 @@ Refusal = Literal["null", "too long", "not a folder", "no space"]
 
 def below_root(path: str) -> str | None:
     """Return the path below the root: "" for the root itself, None for a path outside it."""
+    # "~" is a home folder for a shell. The length check keeps normpath from working on huge texts.
     if path.startswith("~") or len(path) > MAX_PATH * 4:
         return None
     full = posixpath.normpath(posixpath.join(ROOT, path))
@@ -66,6 +67,7 @@ class Files:
             return "too long"
         if any("/".join(parts[:count]) in self._texts for count in range(1, len(parts))):
             return "not a folder"
+        # The file's old text does not count: it is replaced.
         rest = sum(len(file_text) for path, file_text in self._texts.items() if path != name)
         too_many = name not in self._texts and len(self._texts) >= MAX_FILES
         return "no space" if len(text) > MAX_FILE or rest + len(text) > MAX_TOTAL or too_many else None

@@ -53,6 +53,7 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
     tests = {module.test_path: module.tests() for module in draft.modules}
     wrong = {module.path: module.text(right=False) for module in draft.modules} | tests
     right = {module.path: module.text(right=True) for module in draft.modules} | tests
+    # Some tasks have a README, a file that needs no change.
     if rng.random() < 0.3:
         about = ", ".join(module.name.rpartition(".")[2] for module in draft.modules)
         wrong["README.md"] = right["README.md"] = f"# {draft.package}\n\nCode about {about}.\n"
@@ -493,6 +494,8 @@ def _break_import(draft: _Draft, family: str) -> None:
             _Complaint(user, name, f"{function.name} must be imported from {home.name}, not {wrong}")
         )
     else:
+        # The kernels of `home` are named `_with_`, `_without_` and `_times_`. `_without_` becomes the odd `_andout_`,
+        # which stays because it is part of published tasks.
         old = function.name.replace("_with", "_and").replace("_times", "_by")
         user.wrong_imports = (f"from {home.name} import {old}",)
         text = f"{old} is now called {function.name}"
@@ -550,6 +553,7 @@ def _fill_kernel(kernel: Kernel, rng: random.Random, thing: str, extra: str) -> 
         cases=_cases(names["f"], kernel.reference, reference_value, argument_sets),
         num_shown=kernel.num_shown,
     )
+    # A twin is the function with the fault, under its own name: for it, the faulty line is correct.
     for fault in function.faults:
         if fault.twin_reference is not None:
             source = function.source.replace(function.name, fault.twin).replace(fault.right, fault.wrong)

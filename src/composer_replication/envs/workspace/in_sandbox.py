@@ -87,6 +87,7 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
         try:
             with open(full, encoding="utf-8") as file:
                 tree = _ShowBothSides().visit(ast.parse(file.read(), full))
+            # Compiled here and not imported, so that the rewritten asserts are used.
             module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
             exec(compile(tree, full, "exec"), module.__dict__)
         # BaseException, here and below: code under test may raise SystemExit or KeyboardInterrupt.
@@ -108,6 +109,7 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
 
 def _error_line(error: BaseException, root: str, test_file: str) -> str:
     """Return an error as one line, with the line of the workspace's code that raised it unless that is in the test."""
+    # `__str__` may be the agent's code, and may raise.
     try:
         text = " ".join(str(error).split())
     except BaseException as worse:
@@ -147,5 +149,6 @@ def answer(request: dict[str, Any], root: str) -> Any:
     os.chdir(root)
     sys.path.insert(0, root)
     sys.dont_write_bytecode = True
+    # The same values in every run, for code that uses random numbers.
     random.seed(0)
     return values(request["expressions"]) if "expressions" in request else run_tests(root, request["paths"])

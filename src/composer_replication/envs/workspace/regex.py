@@ -81,6 +81,7 @@ class PatternError(ValueError):
     """An invalid pattern. The message is ripgrep's."""
 
 
+# Unicode classes, as in ripgrep: "é" is a word character, "٣" a digit.
 CLASSES: dict[str, CharTest] = {"d": str.isdigit, "w": lambda char: char.isalnum() or char == "_", "s": str.isspace}
 _CONTROLS = {"t": "\t", "n": "\n", "r": "\r", "f": "\f", "v": "\v"}
 _EDGES = {"b": "edge", "B": "no edge", "A": "start", "z": "end"}
@@ -136,11 +137,13 @@ class _PatternParser:
 
     def alternation(self) -> None:
         """Read alternatives: each but the last starts with a split to the next one and ends with a jump to the end."""
+        # Jumps to the end are written before the end is known, and get their target at the bottom.
         ends: list[int] = []
         start = len(self.program)
         self.sequence()
         while self.peek() == "|":
             self.position += 1
+            # The split that is inserted next moves all jumps by one.
             ends = [end + 1 for end in [*ends, self.add(_Instruction("jump"))]]
             self.insert(start, _Instruction("split", first=start + 1, second=len(self.program) + 1))
             start = len(self.program)
@@ -190,6 +193,7 @@ class _PatternParser:
     def group(self) -> None:
         if self.peek() == "?":
             rest = self.pattern[self.position :]
+            # These cannot be matched by tracking states, and ripgrep does not support them either.
             if rest[:2] in ("?=", "?!") or rest[:3] in ("?<=", "?<!"):
                 raise self.error("look-around, including look-ahead and look-behind, is not supported")
             # A group's name (`(?P<name>...)`) has no effect: only whether a line matches counts.
@@ -228,6 +232,7 @@ class _PatternParser:
         negated = self.peek() == "^"
         self.position += negated
         tests: list[CharTest] = []
+        # A "]" directly after the bracket is a character: "[]a]" matches "]" and "a".
         while self.peek() != "]" or not tests:
             low = self.member(tests)
             if low is None or self.peek() != "-" or self.pattern[self.position + 1 : self.position + 2] in ("]", ""):
@@ -302,6 +307,7 @@ class _PatternParser:
         if self.peek() in simple:
             self.position += 1
             return simple[self.pattern[self.position - 1]]
+        # "{2}", "{2,}" or "{2,4}"; anything else, such as "{,4}" or "{a}", is literal text.
         end = self.pattern.find("}", self.position)
         parts = self.pattern[self.position + 1 : end].split(",") if end >= 0 else []
         numbers = [part.isascii() and part.isdigit() and len(part) <= 4 for part in parts]

@@ -139,6 +139,7 @@ class TestRunner:
         self._server = None
 
 
+# All runners of the process, for `_renew_locks`. Weak, so that a runner that is no longer used is closed.
 _RUNNERS = weakref.WeakSet[TestRunner]()
 
 
@@ -185,6 +186,7 @@ class _SandboxProcess:
     def receive(self, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
         (length,) = struct.unpack(">I", self._read(4, deadline))
+        # The length comes from a process that runs code of a model.
         if length > MAX_BYTES:
             raise ValueError(length)
         return json.loads(self._read(length, deadline))

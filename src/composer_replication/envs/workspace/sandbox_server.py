@@ -53,11 +53,11 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check_call(result: int, what: str) -> None:
+def check_call(result: int, operation: str) -> None:
     """Raise OSError if a C function returned an error."""
     if result != 0:
         number = ctypes.get_errno()
-        raise OSError(number, f"{what}: {os.strerror(number)}")
+        raise OSError(number, f"{operation}: {os.strerror(number)}")
 
 
 def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
@@ -148,7 +148,7 @@ def _drop_to_nobody(scratch: str) -> None:
 
 
 def _limit_child(seconds: int) -> None:
-    for what, value in (
+    for limit, value in (
         (resource.RLIMIT_CPU, seconds),
         (resource.RLIMIT_AS, MEMORY),
         (resource.RLIMIT_FSIZE, FILE_SIZE),
@@ -156,51 +156,51 @@ def _limit_child(seconds: int) -> None:
         (resource.RLIMIT_NPROC, 0),  # no process and no thread may be started
         (resource.RLIMIT_CORE, 0),
     ):
-        resource.setrlimit(what, (value, value))
+        resource.setrlimit(limit, (value, value))
 
 
-class Runs:
+class _RequestRunner:
     """Executes requests in child processes, one at a time. Children close the server's descriptors (`channel`)."""
 
-    def __init__(self, evidence: Any, folder: str, seconds: int, channel: tuple[int, int]) -> None:
-        self.evidence, self.root, self.seconds, self.channel = evidence, f"{folder}/workspace", seconds, channel
-        self.is_first = os.getpid() == 1
+    def __init__(self, in_sandbox: Any, folder: str, seconds: int, channel: tuple[int, int]) -> None:
+        self.in_sandbox, self.root, self.seconds, self.channel = in_sandbox, f"{folder}/workspace", seconds, channel
+        self.is_process_1 = os.getpid() == 1
 
     def run(self, request: dict[str, Any]) -> Any:
         """Execute a request in a new child. Return its answer, or None if there was none in time or it is not JSON."""
         os.mkdir(self.root)
-        inward, outward = os.pipe()
+        read_end, write_end = os.pipe()
         child = os.fork()
         if child == 0:
-            os.close(inward)
-            self.in_child(request, outward)
-        os.close(outward)
+            os.close(read_end)
+            self.in_child(request, write_end)
+        os.close(write_end)
         parts: list[bytes] = []
         size, deadline = 0, time.monotonic() + wall_seconds(self.seconds)
         # The answer ends when the child closes the pipe, becomes too long or runs out of time.
-        while size <= MAX_REPLY and select.select([inward], [], [], max(0.0, deadline - time.monotonic()))[0]:
-            part = os.read(inward, 65536)
+        while size <= MAX_REPLY and select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
+            part = os.read(read_end, 65536)
             if not part:
                 break
             parts.append(part)
             size += len(part)
-        os.close(inward)
+        os.close(read_end)
         self.stop(child)
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(b"".join(parts))
         return None
 
     def in_child(self, request: dict[str, Any], out: int) -> None:
-        """Execute the request, write the answer to `out` and exit. Runs in the child and never returns."""
+        """Execute the request, write the answer to `out` and exit. _RequestRunner in the child and never returns."""
         try:
             os.setsid()  # a process group of its own, which `stop` kills
-            nothing = os.open("/dev/null", os.O_RDWR)
+            null = os.open("/dev/null", os.O_RDWR)
             for descriptor in (0, 1, 2):
-                os.dup2(nothing, descriptor)
+                os.dup2(null, descriptor)
             for descriptor in self.channel:
                 os.close(descriptor)
             _limit_child(self.seconds)
-            os.write(out, json.dumps(self.evidence.answer(request, self.root)).encode()[:MAX_REPLY])
+            os.write(out, json.dumps(self.in_sandbox.answer(request, self.root)).encode()[:MAX_REPLY])
         finally:
             os._exit(0)
 
@@ -210,7 +210,7 @@ class Runs:
             os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
         os.waitpid(child, 0)
-        if self.is_first:  # process 1 may kill all others (-1), which are this run's
+        if self.is_process_1:  # process 1 may kill all others (-1), which are this run's
             with contextlib.suppress(ProcessLookupError):
                 os.kill(-1, signal.SIGKILL)
             with contextlib.suppress(ChildProcessError):
@@ -259,8 +259,8 @@ def main(kind: str, scratch: str, seconds: str) -> None:
     )
     assert spec is not None
     assert spec.loader is not None
-    evidence = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(evidence)
+    in_sandbox = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(in_sandbox)
     for name in PRELOADED.split():
         __import__(name)
     os.environ.clear()
@@ -280,7 +280,7 @@ def main(kind: str, scratch: str, seconds: str) -> None:
     gc.disable()
     gc.freeze()
     folder = scratch if kind == "rlimits" else RUNS
-    runs = Runs(evidence, folder, int(seconds), channel)
+    runs = _RequestRunner(in_sandbox, folder, int(seconds), channel)
     send(channel[1], {"kind": kind})
     while True:
         (length,) = struct.unpack(">I", _read_exactly(channel[0], 4))

@@ -129,6 +129,7 @@ def issues(tool: str, arguments: Mapping[str, Any]) -> list[str]:
         for key, value in arguments.items()
         if key in properties and not _fits(value, properties[key]["type"])
     ]
+    # A model can send any number of unexpected arguments; the result stays short.
     return [*missing, *unexpected[:5], *wrong]
 
 
@@ -193,6 +194,7 @@ def edits_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[
 
 def _edits_of(path: str, before: str, after: str) -> list[Edit]:
     old_lines, new_lines = before.split("\n"), after.split("\n")
+    # autojunk would ignore frequent lines in files of 200 lines or more, and give larger edits.
     blocks = difflib.SequenceMatcher(a=old_lines, b=new_lines, autojunk=False).get_opcodes()
     lines, shift, edits = old_lines, 0, list[Edit]()
     for tag, start, end, new_start, new_end in blocks:

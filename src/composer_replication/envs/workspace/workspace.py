@@ -96,6 +96,7 @@ class Workspace:
         broken = [test for test, passes in before.items() if not passes]
         nothing_broke = all(now[test] for test, passes in before.items() if passes)
         solved = all(now.values())
+        # At most half: solving the task has to be worth more than any part of it.
         partial = 0.5 * sum(now[test] for test in broken) / max(len(broken), 1) if nothing_broke else 0.0
         effort = Effort(
             calls=self.calls,
@@ -107,6 +108,7 @@ class Workspace:
         )
 
     def _tests_before(self) -> dict[str, bool]:
+        # Once per workspace: a test run takes time, and these files never change.
         if self._before is None:
             files = self.task.files
             # These files are ours and harmless, so a missing answer is chance and worth a second try.
@@ -262,6 +264,7 @@ class _Toolbox:
         return self._put(name, text.replace(old_string, new_string) if old_string else new_string)
 
     def write(self, file_path: str, content: str) -> Outcome:
+        # Outside the root, the harness would ask its user for permission and get none.
         name = below_root(file_path)
         if name is None:
             return messages.outside_root(file_path)
@@ -277,6 +280,7 @@ class _Toolbox:
     def run_tests(self) -> Outcome:
         """Format the code, as the test command of many projects does, and run all tests."""
         formatted = self.files.format_code()
+        # pytest's default names: files in tests/ that begin with test_.
         paths = [path for path in self.files.below("tests") if posixpath.basename(path).startswith("test_")]
         report = self._runner().run_tests(self.files.texts, [path for path in paths if path.endswith(".py")])
         text = "\n".join([*(f"reformatted {path}" for path in formatted), report.text])
@@ -298,6 +302,7 @@ class _Toolbox:
         if refusal is not None:
             return messages.cannot_write(refusal, absolute(name))
         self.files.write(name, text)
+        # As in Claude Code, a file that was just written need not be read before the next edit.
         self._read[name] = text
         path = absolute(name)
         message = (
