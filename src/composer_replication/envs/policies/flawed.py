@@ -433,7 +433,7 @@ def _test_of(situation: Situation, edit: Edit) -> str | None:
 
 
 EXPERT = FlawedAgent(name="expert")
-# The default of `crf world`. Rates are per opportunity, and most turns are opportunities for few mistakes.
+# The default agent of `crf world`. Rates are per opportunity.
 CARELESS = FlawedAgent(
     name="careless",
     rates={
