@@ -398,8 +398,9 @@ def step_terms(
 
 
 def completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float, head: Any = None) -> Tensor:
-    """Return the (B, C) log-probs of the sampled tokens, 0 elsewhere. The LM head runs only on the
-    rows that need it.
+    """Return the (B, C) log-probs of the sampled tokens, 0 elsewhere.
+
+    The LM head runs only on the rows that predict them.
     """
     head = head or head_of(model, batch.input_ids[:1])
     # Sampling divided the logits by the temperature, and the ratios need log-probs of the same distribution.

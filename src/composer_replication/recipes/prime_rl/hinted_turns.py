@@ -92,9 +92,7 @@ class HintedTurns:
         self._finder, self._alpha, self._max_length = finder, alpha, max_length
 
     async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
-        """Annotate all branches of one trace. Returns counts of what became of its sites, also stored in the trace's
-        `info`.
-        """
+        """Annotate all branches of one trace. Returns counts of its sites, which the trace's `info` holds too."""
         counts: Counter[str] = Counter()
         hinted_nodes: set[int] = set()
         turns = [
@@ -138,10 +136,10 @@ class HintedTurns:
 
 
 def _warn_if_too_long(turn: TaughtTurn, error: BaseException) -> None:
-    """Log a warning if the server rejected the ids as too long, since losing one turn must not end a run; raise
-    otherwise.
+    """Log a warning if the server rejected the ids as too long; raise any other error.
 
-    vLLM rejects with status 400 and a message about a length, which the engine's client raises; other servers use 413.
+    Losing one turn must not end a run. vLLM rejects with status 400 and a message about a length, which the engine's
+    client raises; other servers use 413.
     """
     # An error without a status, such as a lost connection, is raised too.
     status, text = getattr(error, "status_code", None), str(error).lower()
@@ -213,10 +211,10 @@ def node_at(branch: Any, turn: TaughtTurn) -> tuple[Any, int]:
 
 
 def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], alpha: float) -> None:
-    """Write the scores of the turn's tokens as the reference of its node, and alpha as their weight; 0 for other
-    tokens.
+    """Write the scores of a turn's tokens as the reference of its node, with weight alpha.
 
-    Raises if the scores do not belong to exactly the sampled tokens of the turn.
+    Other tokens of the node get reference and weight 0. Raises if the scores are not those of exactly the sampled
+    tokens.
     """
     node, begin = node_at(branch, turn)
     positions = range(turn.start - begin, turn.end - begin)

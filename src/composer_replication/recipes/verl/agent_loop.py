@@ -40,11 +40,16 @@ from composer_replication.trainer.rollouts.sites import (
 )
 
 with importing("verl", extra="verl"):
+    import ray
+    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopWorker
     from verl.experimental.agent_loop.agent_loop import AgentLoopOutput, register
     from verl.experimental.agent_loop.tool_agent_loop import AgentData, AgentState, ToolAgentLoop
+    from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
 NAME = "composer_tool_agent"
 COUNTS = "composer_counts"
 OPTIONS_KEY = "composer_sites"
+OUR_LOSSES = (registered.KL_TEACHER_STUDENT, registered.KL_STUDENT_TEACHER)
+"""The distillation losses that skip rows without a teacher."""
 VERL_RULES: tuple[FailureRule, ...] = (
     # "Unknown function 'grep'. Available tools: ['read']"; not the same words later in a result.
     rule("tool_not_found", r"^Unknown function '[^'\n]*'\. Available tools:", "unknown function", where="start"),
@@ -170,13 +175,6 @@ def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
             message = {**message, "name": name, "content": content}
         plain.append(dict(message))
     return plain, raised
-
-
-with importing("verl", extra="verl"):
-    import ray
-    from verl.experimental.agent_loop import AgentLoopManager, AgentLoopOutput, AgentLoopWorker
-    from verl.trainer.ppo.v1 import AgentLoopManagerTQ, AgentLoopWorkerTQ
-OUR_LOSSES = (registered.KL_TEACHER_STUDENT, registered.KL_STUDENT_TEACHER)
 
 
 class HintedTeacher:

@@ -402,9 +402,7 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tenso
 
 @contextmanager
 def _eval_mode(shares: Sequence[Share]) -> Iterator[None]:
-    """Switch engines that are not training to evaluation once for all passes, including loading
-    them onto the device.
-    """
+    """Switch engines that are not training to evaluation, and load them onto the device, once for all passes."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:

@@ -28,9 +28,7 @@ EXTRA_FIELDS = "extra_fields"
 
 
 class ReplayPair(NamedTuple):
-    """Two answers to one context, with their summed log-probs under the initial model (None for SimPO, which needs
-    none).
-    """
+    """Two answers to one context, and their summed log-probs under the initial model (None with SimPO)."""
 
     context: list[int]
     chosen: list[int]

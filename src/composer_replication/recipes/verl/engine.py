@@ -55,8 +55,9 @@ PROMPT = "uid"
 
 @dataclass(frozen=True, eq=False)
 class StepChannels:
-    """The settings of the channels, and the engine of the reference worker; None if the policy without its adapter is
-    it.
+    """The settings of the channels, and the engine of the reference worker.
+
+    Without a reference worker the policy without its adapter is the reference.
     """
 
     settings: EngineChannels
@@ -85,9 +86,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
     channels: StepChannels | None = None
 
     def train_batch(self, data: Any, loss_function: Callable[..., Any]) -> Any:
-        """Run one optimizer step over the rows of a mini-batch. The columns `sdpo_sites` and `replay_pairs` are
-        optional.
-        """
+        """Run one optimizer step over a mini-batch; the columns `sdpo_sites` and `replay_pairs` are optional."""
         if self.channels is None:
             return super().train_batch(data, loss_function)
         # Each process would hold only a part of each row, and sites are positions in whole rows.

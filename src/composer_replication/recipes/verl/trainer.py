@@ -17,16 +17,18 @@ from composer_replication.recipes.verl.engine import VENDOR, ChannelEngine, Step
 with importing("verl", extra="verl"):
     import ray
     from omegaconf import open_dict
+    from verl.single_controller.base.decorator import Dispatch, register
     from verl.trainer.ppo.utils import Role
     from verl.trainer.ppo.v1 import PPOTrainerSync, register_trainer
+    from verl.workers.engine_workers import ActorRolloutRefWorker
 MODE = "composer_sync"
+NAMES = (registered.ADVANTAGE, registered.POLICY_LOSS)
+"""The names that importing `registered` adds to verl's registries; each worker is a process and imports it itself."""
 
 
 @register_trainer(MODE)
 class ComposerTrainer(PPOTrainerSync):
-    """verl's synchronous trainer: rollouts, rewards, advantages and checkpoints are verl's, the actor's step has our
-    channels.
-    """
+    """verl's synchronous trainer with our channels in the actor's step; everything else is verl's."""
 
     def __init__(self, config: Any) -> None:
         settings_of(config.actor_rollout_ref)  # a mistake in the settings is reported before any process starts
@@ -52,9 +54,7 @@ class ComposerTrainer(PPOTrainerSync):
 
 
 def _needs_reference(config: Any) -> bool:
-    """Whether the teacher needs a reference worker: with LoRA the policy without its adapter serves
-    as the reference.
-    """
+    """Whether the teacher needs a reference worker. With LoRA the policy without its adapter is the reference."""
     model, settings = config.actor_rollout_ref.model, settings_of(config.actor_rollout_ref)
     # verl has two keys for the LoRA rank.
     rank = max(model.get("lora", {}).get("rank", 0), model.get("lora_rank", 0))
@@ -62,16 +62,8 @@ def _needs_reference(config: Any) -> bool:
     return not has_adapter and settings.alpha_sdpo > 0 and settings.live_share < 1.0
 
 
-with importing("verl", extra="verl"):
-    from verl.single_controller.base.decorator import Dispatch, register
-    from verl.workers.engine_workers import ActorRolloutRefWorker
-NAMES = (registered.ADVANTAGE, registered.POLICY_LOSS)
-"""The names that importing `registered` adds to verl's registries; each worker is a process and imports it itself."""
-
-
 class ComposerWorker(ActorRolloutRefWorker):
-    """verl's hybrid worker with our engine: actor, rollout and reference are verl's, the actor's steps have our
-    channels.
+    """verl's hybrid worker (actor, rollout and reference) with our channels in the actor's steps.
 
     The teacher's logits are a mixture of the reference and the policy. So policy and reference must be in one process
     (ActorRolloutRef), or the policy must have a LoRA adapter. `actor_rollout_ref.composer` holds the settings.
