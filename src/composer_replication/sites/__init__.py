@@ -1,15 +1,15 @@
-"""Find the failed calls of a conversation, their kind, and who is to blame. Only the model's errors are trained on.
+"""Find the failed calls in a conversation, classify them, and decide who is to blame. Only the model's are trained on.
 
-rule        a failure rule, the kinds of failures with their usual blame, and the verdict on a result
-rules       the built-in rules, by groups
-view        the text of a result as the rules see it, mapped back to the original
+rule        failure rules, the kinds of failure with their usual blame, and the verdict on a result
+rules       the built-in rules, in groups
+view        the cleaned text of a result for the rules, with positions mapped back to the original
 classify    the verdict on one result
-user_words  words of users that correct a call or state a rule
-course      verdicts revised by the rest of the session; checks that refuse the same again
-retyped     failed commands that worked when they were typed differently
-find        the error sites of a conversation
-actions     what calls do: their commands, paths, edits and effects
-judge       expected failures of calls, before they are run
+user_words  user messages that correct a call or state a rule
+course      revision of verdicts by the rest of the session; repeated refusals by checks
+retyped     failed commands that worked after they were retyped differently
+find        the error sites in a conversation
+actions     the effect of calls: their commands, paths and edits
+judge       prediction of failures before a call runs
 """
 
 from composer_replication.sites.classify import classify

@@ -1,11 +1,11 @@
-"""Decide about one tool result: did it fail, how, and who is to blame.
+"""Classify a tool result: whether the call failed, how, and who is to blame.
 
-Rules are tried in groups. First come the harness's own messages, at the start of the result. For a shell then come
-wrong use of a program, the work itself (tests, linters, compilers), the machine, programs that crashed, and the model's
-slips. If rules within a group disagree on the blame, the model is blamed last.
+Rules are tried in groups. The harness's own messages, at the start of the result, come first. For a shell, the next
+groups are wrong use of a program, the work itself (tests, linters, compilers), the machine, crashed programs, and the
+model's slips. If matching rules within a group disagree on the blame, the model is blamed only as a last resort.
 
-Whatever the rules say, the model is not blamed if the session shows an excuse: for example, an earlier result had shown
-the path that is missing now (`_find_excuses`).
+Even then, the model is not blamed if the session shows an excuse: for example, an earlier result had shown the path
+that is now missing (`_find_excuses`).
 """
 
 from __future__ import annotations
@@ -57,18 +57,18 @@ from composer_replication.sites.rules.usage import USAGE
 from composer_replication.sites.view import CleanedText
 
 _WRONG_USE = (*USAGE, *SERVICES, *SYNTAX)
-# Factor on the confidence of a failure in a shell result that the log does not mark as an error.
+# Confidence multiplier for a failure in a shell result that the log does not mark as an error.
 _SOFT_CONFIDENCE = 0.5
-# Lower bound of the confidence if the exit status is that of another command, such as `grep` at the end of a pipe.
+# Lower bound of the confidence if the exit status comes from another command, such as `grep` at the end of a pipe.
 _HIDDEN_CONFIDENCE = 0.65
-# A longer text is output, not a message; the second limit is for file tools.
+# Longer texts are output, not messages; the second limit is for file tools.
 _MAX_MESSAGE = 600
 _MAX_FILE_MESSAGE = 1000
-# A program complains about its arguments in its first or its last lines.
+# A program reports wrong arguments in its first or its last lines.
 _NUM_END_LINES = 12
-# Lines that a tool may print before or after the exit code, around the output of the command.
+# Lines that a tool may print before or after the exit code, around the command's output.
 _MAX_ENVELOPE_LINES = 4
-# Words of which one is in every message about a wrong command. A quick test, so that long output is not searched.
+# Every message about a wrong command contains one of these words. A quick test that avoids searching long output.
 # "error: unknown option"; "Usage: tool FILE"; not "all done"
 _MAY_BE_WRONG_USE = re.compile(
     r"unknown|unrecogni|illegal|invalid|unsupported|usage:|no |not |missing|requires?|needs|syntax|unexpected|must"
@@ -89,15 +89,15 @@ def classify(
     """Return the verdict on one result of a call.
 
     Args:
-        tool: Name of the tool.
-        arguments: Arguments of the call.
+        tool: The name of the tool.
+        arguments: The arguments of the call.
         text: The result.
-        is_error: The log's error flag; None if its format has none. Then only clear messages count as failures.
+        is_error: The error flag in the log, or None if the format has none. Then only clear messages count as failures.
         before: What the session had shown before the call. It may excuse the model.
         extra_rules: Rules that are tried before the built-in ones.
     """
     view, channel = CleanedText.of(text), channel_of(tool)
-    # Many rules require that the message is about something in the call, so a call without a command becomes text too.
+    # Many rules require the message to concern something in the call, so calls without a command are converted to text.
     call_text = command_text(tool, arguments) or f"{tool} {plain_name(tool)} {' '.join(map(str, arguments))}"
     result = _ToolResult(
         view,
@@ -114,7 +114,7 @@ def classify(
 
 @dataclass(frozen=True)
 class _ToolResult:
-    """One result with what the rules need to know about its call."""
+    """A result, with the properties of its call that the rules need."""
 
     view: CleanedText
     channel: Channel
@@ -126,7 +126,7 @@ class _ToolResult:
     is_edit: bool
 
     def verdict(self) -> Verdict:
-        """Return the verdict of the first group with a matching rule, or that it is no failure."""
+        """Return the verdict of the first group with a matching rule, or that the call did not fail."""
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
         verdict = self._first_match(self.extra_rules) or self._harness_verdict()
@@ -139,19 +139,19 @@ class _ToolResult:
         return _no_failure("nothing in it says that it failed")
 
     def _starts_with_error(self) -> bool:
-        """Whether a tool without an error flag answers with a label such as "Error: "."""
+        """Whether the text of a tool without an error flag begins with a label such as "Error: "."""
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
     def _harness_verdict(self) -> Verdict | None:
-        """Return a verdict that user or harness refused the call, or that the harness could not make it."""
+        """Return a verdict that the user or the harness refused the call, or that the harness could not run it."""
         if self.is_error is False and not self.view.is_tagged:
             return None
         verdict = self._first_match(REFUSALS) or self._call_verdict()
-        # Nothing was run, so the message cannot be output of a command: never soft.
+        # Nothing was run, so the message cannot be output from a command: never soft.
         return None if verdict is None else replace(verdict, is_soft=False)
 
     def _call_verdict(self) -> Verdict | None:
-        """Return a verdict that the call itself was wrong: no such tool, or arguments that do not fit."""
+        """Return a verdict that the call itself was wrong: a nonexistent tool, or arguments that violate the schema."""
         if self.channel == "shell" and not self.view.is_tagged:
             # If the command was run, these words may be part of its output.
             was_run = self._exit_span is not None or (self.command.only_shows and len(self.view.text) > _MAX_MESSAGE)
@@ -166,7 +166,7 @@ class _ToolResult:
 
     @property
     def _may_be_message(self) -> bool:
-        """Whether a file tool's text can be a message. A file that was read may begin with any words."""
+        """Whether the text from a file tool can be a message. A file that was read may begin with any words."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
         if len(self.view.text) >= _MAX_FILE_MESSAGE:
@@ -174,7 +174,7 @@ class _ToolResult:
         return self.is_edit or _TOOL_MESSAGE.match(self.view.text) is not None
 
     def _tool_verdict(self) -> Verdict | None:
-        """Return a verdict on the result of a tool that is no shell, if its text can be a message."""
+        """Return a verdict on the result of a non-shell tool, if its text can be a message."""
         if self.channel == "other":
             is_message = self.is_error is True or self.view.is_labelled
             if not is_message:
@@ -185,13 +185,15 @@ class _ToolResult:
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
         verdict = self._first_match(TOOL_FAULTS) if is_message else None
         verdict = verdict or (self._first_match(EDITS) if self.is_edit else None)
-        # An edit tool may show the new text of the file, in which rules about reading would match anything.
+        # An edit tool may show the new text of the file, in which the rules for reading tools would find false matches.
         is_message = is_message or _TOOL_MESSAGE.match(self.view.text) is not None
         return verdict or (self._first_match((*READS, *MISUSES)) if is_message else None)
 
     def _shell_verdict(self) -> Verdict | None:
-        """Return a verdict on the output of a shell command, trying the groups in the order of the module docstring."""
-        # Most successful results end here, before any pattern is tried.
+        """Return a verdict on a shell command's output, trying the groups in the order given in the
+        module docstring.
+        """
+        # Fast path for most successful results, before any pattern is tried.
         if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_FAILURE_WORDS):
             return None
         verdict = self._first_match(WITHHELD)
@@ -200,19 +202,19 @@ class _ToolResult:
             return verdict
         if self.command.only_shows:
             return self._reader_verdict()
-        # `grep x || true` expects to fail, so neither the machine nor a slip explains it.
+        # `grep x || true` expects failure, so neither the machine nor a slip explains it.
         is_expected = not self._failed and self.command.expects_failure
         verdict = self._work_verdict() or (None if is_expected else self._machine_verdict()) or self._outcome(PROGRAMS)
         verdict = verdict or self._first_match(PATCHES) or (None if is_expected else self._slip_verdict())
         return verdict or (self._fallback_verdict() if self._failed else None)
 
     def _wrong_use_verdict(self) -> Verdict | None:
-        """Return a verdict that the command could not work as typed, from its first and last lines."""
+        """Return a verdict that the command could not work as typed, based on its first and last lines."""
         ends = replace(self, view=self.view.head_and_tail(_NUM_END_LINES))
         verdict = ends._first_match(_WRONG_USE) or ends._first_match(program_rules(self.command))
         if verdict is None:
             return None
-        # Some tools escape every exclamation mark, whatever the quotes: not the model's error.
+        # Some tools escape every exclamation mark, regardless of quotes: not the model's error.
         if verdict.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text:
             return None
         begin = self.view.from_original(verdict.span[0])
@@ -223,14 +225,14 @@ class _ToolResult:
             return None
         if self._failed or not self.may_be_soft:
             return verdict
-        # The exit status may be that of another command, so the message counts only if the output begins with it.
+        # The exit status may come from another command, so the message counts only if the output begins with it.
         if text_before.strip():
             return None
         return replace(verdict, confidence=max(verdict.confidence, _HIDDEN_CONFIDENCE))
 
     @property
     def _may_be_wrong_use(self) -> bool:
-        """Whether wrong use is possible: the call failed, has no status, or has the status of another command."""
+        """Whether wrong use is possible: the call failed, has no status, or its status comes from another command."""
         if self._failed or not self.may_be_soft:
             return True
         first_line = self.view.text.lstrip()[:200].partition("\n")[0]
@@ -238,55 +240,57 @@ class _ToolResult:
         return is_hidden and _MAY_BE_WRONG_USE.search(first_line) is not None
 
     def _slip_verdict(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """Return a verdict on a slip of the model, without the blame if the same result speaks against it."""
+        """Return a verdict on a slip by the model, without the blame if the rest of the result excuses it."""
         verdict = self._first_match(SLIPS, is_own)
         return None if verdict is None else _weigh_slip(verdict, self.view, self.command)
 
     def _machine_verdict(self) -> Verdict | None:
-        """Return a verdict that the machine or the network is the cause."""
+        """Return a verdict that the machine or the network caused the failure."""
         verdict = self._outcome(MACHINE)
         if verdict is not None and verdict.kind == "os_permission" and not self._failed:
-            # Test output may contain "permission denied", so the message has to come from a program of the command.
+            # Test output may contain "permission denied", so the message must come from a program in the command.
             return self._outcome(MACHINE, self.command.is_own)
         return verdict
 
     def _reader_verdict(self) -> Verdict | None:
-        """Return a verdict on a command that shows text, such as `cat`: only messages in its own name count."""
+        """Return a verdict on a command such as `cat` that prints text: only messages that begin
+        with its name count.
+        """
         is_own = self.command.is_own
-        # A message before the end is about one file of many, such as one that may not be read; the rest was shown.
+        # A message before the end concerns one of several files, such as an unreadable one; the others were shown.
         has_succeeded = not self._failed and not is_own(self.view.last_line)
         verdict = (None if has_succeeded else self._first_match(MACHINE, is_own)) or self._slip_verdict(is_own)
         is_search = any(name in ("grep", "rg") for name, _ in self.command.programs)
-        # Status 1 of grep means that nothing matched.
+        # grep exits with status 1 if nothing matched.
         has_no_matches = self.is_error is not True and is_search
         return verdict or (self._fallback_verdict() if self._failed and not has_no_matches else None)
 
     def _work_verdict(self) -> Verdict | None:
-        """Return a verdict on failed tests, checks or builds, or on one that could not run for lack of a package."""
+        """Return a verdict on failed tests, checks or builds, including those that could not run without a package."""
         missing = self._outcome(NOT_INSTALLED)
         verdict = self._outcome(TESTS) or self._outcome(CHECKS) or self._outcome(BUILDS)
         if missing is not None:
-            # Tests that cannot even be collected fail like tests, but not because of the work.
+            # Tests that cannot even be collected fail like other tests, but not because of the work.
             return replace(missing, kind="test_failure") if verdict and verdict.kind == "test_failure" else missing
         return verdict
 
     def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """Return `_first_match`, without an error flag only among the failures in which this command can end."""
+        """Return `_first_match`. Without an error flag, only failures that this command can end in are considered."""
         return self._first_match(rules if self._failed else self._possible_outcomes(rules), is_own)
 
     def _possible_outcomes(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
-        """Return the rules that fit how this command can end."""
+        """Return the rules that are consistent with how this command can end."""
         runs_commands = self.may_be_soft
         return [rule for rule in rules if _may_be_outcome(rule, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
     def _exit_span(self) -> tuple[int, int] | None:
-        """The span of the line with a nonzero exit code; None if there is none."""
+        """The span of the line that reports a nonzero exit code, or None if there is none."""
         return next(_EXIT_RULE.matches(self.view, self.command), None)
 
     @cached_property
     def _states_exit(self) -> bool:
-        """Whether the tool reports a nonzero exit code, which it does in its first or last lines, around the output."""
+        """Whether the tool reports a nonzero exit code, in its first or last lines around the output."""
         if self._exit_span is None:
             return False
         begin, end = self._exit_span
@@ -296,26 +300,26 @@ class _ToolResult:
 
     @property
     def _failed(self) -> bool:
-        """Whether the log or an exit code says that the call failed."""
+        """Whether the log or an exit code marks the call as failed."""
         return self.is_error is True or self._exit_span is not None
 
     def _is_entire_output(self, span: tuple[int, int]) -> bool:
-        """Whether the log has no error flag and the message is the whole result, so it was not text that was shown."""
+        """Whether the log has no error flag and the message is the whole result, so it was not merely displayed."""
         return self.is_error is None and _is_entire_output(span, self.view)
 
     def _fallback_verdict(self) -> Verdict:
-        """Return the verdict on a command that failed for no reason that a rule knows."""
+        """Return the verdict on a failed command that no rule explains."""
         reason = "a command failed without a reason that a rule knows"
         span = self.view.to_original(*(self._exit_span or (0, 0)))
         return Verdict("nonzero_exit", "task", 0.5, span, self._is_soft, reason)
 
     @property
     def _is_soft(self) -> bool:
-        """Whether the log does not mark the result of a shell as an error: then the text may be something it showed."""
+        """Whether the log does not mark a shell result as an error, so the text may have been merely displayed."""
         return self.may_be_soft and self.is_error is not True
 
     def _first_match(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
-        """Return the verdict of the first rule that matches, preferring one that does not blame the model."""
+        """Return the verdict of the first matching rule, preferring rules that do not blame the model."""
         model_verdict: Verdict | None = None
         for failure_rule in rules:
             if self.channel not in failure_rule.channels:
@@ -323,7 +327,7 @@ class _ToolResult:
             span = next(failure_rule.matches(self.view, self.command, is_own), None)
             if span is None:
                 continue
-            # A refusal by user or harness is the whole result, so it is never soft.
+            # A refusal by the user or the harness is the whole result, so it is never soft.
             is_soft = self._is_soft and failure_rule.whose not in ("user", "harness")
             is_sure = not is_soft or self._states_exit or self._is_entire_output(span)
             confidence = failure_rule.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
@@ -345,7 +349,7 @@ def _no_failure(reason: str) -> Verdict:
     return Verdict("", "unknown", 0.0, (0, 0), False, reason)
 
 
-# ---- The rest of the same result: does it excuse the model? ----------------------------------------------------------
+# ---- The rest of the result: does it excuse the model? ---------------------------------------------------------------
 
 # A position in a file, as compilers and linters print it.
 # "src/a.py:12"; "in file a b.c:3:1: expected"; not "grep: a.py: No such file"
@@ -356,14 +360,14 @@ _INDEPENDENT_COMMANDS = re.compile(r"[;\n]|\|\|")
 _PROMPT = re.compile(r"^\(Open file: .{0,400}\)$|^\(Current directory: .{0,400}\)$|^bash-\$\s*$", re.MULTILINE)
 # An empty stream of an envelope: "Stdout: (empty)"; not "Error: no such file"
 _EMPTY_STREAM = re.compile(r"^(?:Error|Stderr|Output|Stdout): (?:\(none\)|\(empty\))?\s*$", re.MULTILINE)
-# Commands that check whether a path exists: a missing path is their answer.
+# Commands that are used to check whether a path exists: a missing path is a valid answer.
 # "ls: a.py: No such file or directory"; not "cat: a.py: No such file or directory"
 _PROBE_MESSAGE = re.compile(r"\s*(?:/\S{1,40}/)?(?:ls|find|stat|test|\[|file|du|lsd|exa|gls): ")
 # Some envelopes repeat the command: "Command: make test"
 _ECHOED_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)
 # "husky - pre-commit script failed"; not "hooked"
 _HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
-# A failed installation, download or build makes what comes after it fail too.
+# A failed installation, download or build causes later steps to fail.
 # "E: Unable to locate package"; "fatal: not a git repository"; not "1 error in the log"
 _TROUBLE_BEFORE = re.compile(
     r"^(?:E: |W: |Err:|Error|ERROR|error:|curl: \(|wget: |fatal:|npm ERR|Traceback|╷|│ Error|Warning: No )"
@@ -375,7 +379,7 @@ _TROUBLE_BEFORE = re.compile(
 
 
 def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdict:
-    """Return the verdict on a slip, without the blame if something else failed before or it was a check for a path."""
+    """Return the verdict on a slip, without the blame if an earlier step failed or a path was only probed."""
     if verdict.kind == "git_state":
         by_hook = _HOOK.search(view.text) is not None
         return replace(verdict, blame="unknown", reason="a hook may have said this") if by_hook else verdict
@@ -391,22 +395,22 @@ def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdic
 
 
 def _follows_trouble(before: str, command: Command) -> bool:
-    """Whether an earlier command of the same line had failed, and this one ran regardless."""
+    """Whether an earlier command in the same line had failed, and this one ran regardless."""
     return _INDEPENDENT_COMMANDS.search(command.text) is not None and _TROUBLE_BEFORE.search(before) is not None
 
 
 def _starts_with_file_position(line: str) -> bool:
-    """Whether a line begins with a position in a file: then it is a compiler's message, not one about arguments."""
+    """Whether a line begins with a file position, so that it is a compiler message, not a message about arguments."""
     return _FILE_POSITION.match(line) is not None
 
 
 def _is_entire_output(span: tuple[int, int], view: CleanedText) -> bool:
-    """Whether the result is this message and at most a shell's prompt."""
+    """Whether the result consists of this message and at most a shell prompt."""
     rest = view.text[: span[0]] + view.text[span[1] :]
     return not _PROMPT.sub("", rest).strip()
 
 
-# ---- Logs without an error flag: was this the outcome of the command, or something it printed on the way? ------------
+# ---- Logs without an error flag: is this how the command ended, or something it printed along the way? ---------------
 
 # "Exit code: 1"; "Process exited with code 127"; "<returncode>2</returncode>"; not "Exit code: 0"
 _EXIT_RULE = rule(
@@ -418,7 +422,7 @@ _EXIT_RULE = rule(
     channels="shell",
     confidence=0.7,
 )
-# Which commands can end in a failure of a kind. Without an error flag, failures of other kinds are ignored.
+# For each kind of failure, the commands that can end in it. Without an error flag, other failures are ignored.
 _CAUSES = {
     # "python -m pytest -q"; "npm test"; not "ls latest"
     "test_failure": re.compile(
@@ -445,8 +449,8 @@ _CAUSES = {
     # "git commit -m x"; not "ls .gitignore.d"
     "git_state": re.compile(r"\bgit\b"),
 }
-# Every English message of a failure without a flag contains one of these; most output contains none. Output with
-# non-ASCII characters may be in another language and is searched in any case.
+# Every English failure message without a flag contains one of these; most output contains none. Output with non-ASCII
+# characters may be in another language and is always searched.
 _FAILURE_WORDS = (
     *("error", "fail", "no such", "not found", "denied", "fatal", "exit", "returncode", "exception", "traceback"),
     *("cannot", "can't", "unable", "timed out", "too long", "could not", "not ", "nothing", "reject", "problem"),
@@ -456,7 +460,7 @@ _FAILURE_WORDS = (
 _EXITED_WITH_0 = re.compile(
     r"^(?:Exit code:? 0\b|<returncode>0<|Process exited with code 0\b)", re.IGNORECASE | re.MULTILINE
 )
-# How a failure of a tool that reads or searches begins.
+# The beginning of a failure message from a tool that reads or searches.
 # "File not found: a.py"; "ENOENT: no such file or directory"; not "def f(): ..."
 _TOOL_MESSAGE = re.compile(
     r"\s*(?:File \S{1,300} (?:not found|does not exist)|File (?:does not exist|not found)|ENOENT|EISDIR"
@@ -472,9 +476,9 @@ _TOOL_MESSAGE = re.compile(
 
 
 def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedText, *, runs_commands: bool) -> bool:
-    """Whether the command can have ended in this failure."""
+    """Whether this failure can be how the command ended."""
     cause, kind, blame = _CAUSES.get(failure_rule.kind), failure_rule.kind, failure_rule.whose
-    # Program output often contains words of failed tests and exceptions, so only the surer rules count for them.
+    # Program output often contains words from failed tests and exceptions, so only rules of higher confidence apply.
     min_confidence = 0.85 if kind in ("test_failure", "python_exception") and blame == "task" else 0.7
     if cause is None or failure_rule.confidence < min_confidence:
         return False
@@ -483,7 +487,7 @@ def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedTe
     return not runs_commands or cause.search(command.text) is not None
 
 
-# ---- Earlier results of the session: do they excuse the model? -------------------------------------------------------
+# ---- Earlier results in the session: do they excuse the model? -------------------------------------------------------
 
 # Reasons are stored in sites.jsonl and compared, so they are data.
 _NOT_BUILT = "the step that makes this path had failed"
@@ -493,11 +497,11 @@ _BUILD_OUTPUT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node
 _CHANGES_FOLDER = re.compile(r"(?:^|[\s:)])cd(?::\d+)?: |can't cd to|Set-Location", re.IGNORECASE)
 # "cat $FILE" -> "FILE"; "cat ${FILE}" -> "FILE"
 _VARIABLE = re.compile(r"\$\{?([A-Za-z_]\w{0,60})\}?")
-# Kinds that an empty variable in the command can explain.
+# Kinds of failure that an empty variable in the command can explain.
 _ABOUT_ARGUMENTS = frozenset(
     ["shell_path_missing", "wrong_folder", "usage_error", "git_state", "api_misuse", "is_directory"]
 )
-# Go programs print whole paths: "open /repo/a.go: no such file or directory" -> "/repo/a.go"
+# Go programs print full paths: "open /repo/a.go: no such file or directory" -> "/repo/a.go"
 _PATH_IN_MESSAGE = re.compile(r"(?:stat|lstat|open|chdir) (/\S{1,400}): ")
 # "bash: line 1: ./run: No such file or directory"; "/bin/sh: 1: run: not found"
 _FROM_SHELL = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
@@ -506,7 +510,7 @@ _FROM_SHELL = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
 def _revise_blame(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Verdict:
-    """Return the verdict, without the model's blame if the session shows that it was not its error."""
+    """Return the verdict, without blame on the model if the session shows that it did not make an error."""
     if verdict.blame != "model":
         return verdict
     if verdict.kind in _ABOUT_ARGUMENTS and _has_lost_variable(verdict, tool, arguments, text, before):
@@ -526,10 +530,12 @@ def _revise_blame(
 def _find_excuses(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Iterator[str]:
-    """Yield why a failure that looks like the model's is not: the session had shown that the call should work.
+    """Yield the reasons to excuse a failure that looks like the model's: the session suggested that the call would
+    work.
 
-    A path that was shown and is missing now was not made up. A tool or command that worked before does exist. Text
-    copied from the file as it was last read was copied correctly. Who is to blame instead cannot be determined.
+    If a path was shown earlier and is missing now, the model did not make it up. If a tool or command worked before, it
+    exists. If text was copied from the file as last read, it was copied correctly. In these cases the actual cause
+    cannot be determined.
     """
     message = text[slice(*verdict.span)]
     kind, path = verdict.kind, path_argument(arguments)
@@ -544,7 +550,7 @@ def _find_excuses(
         paths = [word for word in command.words if word in message and is_path(word) and _ends_in(message, word)]
         if any(before.has_shown(typed_path) for typed_path in paths):
             yield "the session had shown this path"
-        # A failed build also explains a missing program that the shell was to run.
+        # A failed build also explains why a program that the shell was to run is missing.
         is_product = any(_BUILD_OUTPUT.search(typed_path) or _FROM_SHELL.match(message) for typed_path in paths)
         if before.build_failed and is_product:
             yield _NOT_BUILT
@@ -561,13 +567,13 @@ def _find_excuses(
 
 
 def _ends_in(message: str, path: str) -> bool:
-    """Whether the message is about this path, and not about one below it."""
+    """Whether the message concerns this path, rather than a path below it."""
     # For the path src: "cat: src: No such file"; not "cat: src/a.py: No such file"
     return re.search(rf"{re.escape(path)}(?![\w/-])", message) is not None
 
 
 def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
-    """Whether a relative path was typed that exists, but not below the shell's current folder."""
+    """Whether the typed relative path exists, but not in the shell's current folder."""
     command = Command.of(command_text(tool, arguments))
     missing_path = _PATH_IN_MESSAGE.search(message)
     words = (word.strip("'\"").removeprefix("./").rstrip("/.") for word in command.text.split())
@@ -588,10 +594,10 @@ def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str,
 def _has_lost_variable(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> bool:
-    """Whether a variable of the command was empty, though this command or an earlier one had set it.
+    """Whether a variable in the command was empty, although this command or an earlier one had set it.
 
     A message about a path shows what remained of the word: `cat $DIR/a.py` fails on `/a.py`. Messages about options and
-    names do not show it, so there a variable is enough.
+    names do not show it, so for these any variable counts.
     """
     command = command_text(tool, arguments)
     variables = {
@@ -615,7 +621,7 @@ def _sets_variable(name: str, command: str) -> bool:
 
 
 def _is_inside_folder_of(folder: str, path: str) -> bool:
-    """Whether a folder ends in the folders that a path begins with: after `cd src`, `cat src/a.py` fails."""
+    """Whether a folder ends with the leading folders of a path: after `cd src`, `cat src/a.py` fails."""
     names = path.split("/")
     return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))
 
@@ -627,7 +633,7 @@ def _urls(arguments: Mapping[str, Any]) -> list[str]:
 
 
 def _typed_names(message: str, command: Command) -> list[str]:
-    """Return the names of tasks, such as `test:unit`, that the message quotes from the command."""
+    """Return the task names, such as `test:unit`, that the message quotes from the command."""
     words = (word.strip("'\"`.,:;") for word in message.split())
     return [
         word for word in words if len(word) > 2 and not word.startswith("-") and word in command.words and ":" in word
@@ -635,7 +641,7 @@ def _typed_names(message: str, command: Command) -> list[str]:
 
 
 def _was_shown_text(before: SessionState, path: str, old_text: Any) -> bool:
-    """Whether the text to replace is in the file as it was last read, without the line numbers of the view."""
+    """Whether the text to replace is in the file as last read, ignoring the view's line numbers."""
     return (
         isinstance(old_text, str)
         and bool(old_text.strip())

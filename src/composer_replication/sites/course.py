@@ -1,9 +1,10 @@
-"""Revise verdicts by what else the session shows: earlier calls and failures, and files that are written later.
+"""Revise verdicts using the rest of the session: earlier calls and failures, and files that are written later.
 
-A rule sees one result. The session shows, for example, that the same call had just failed (then the model is to blame),
-that a formatter had changed the file (then it is not), or that a missing file was only looked up before writing it.
+A rule sees only one result. The session may show, for example, that the same call had just failed (then the model is to
+blame), that a formatter had changed the file (then it is not), or that a missing file was merely looked up before
+being created.
 
-Hooks and other checks are followed over all conversations of a project. If one refuses the same a second time, the
+Hooks and other checks are tracked across all conversations in a project. If a check refuses the same thing twice, the
 model has broken a convention that it could have known (`repeated_refusals`).
 """
 
@@ -39,41 +40,41 @@ from composer_replication.types import (
 # Lower bound of the confidence if the session itself shows that the model is to blame.
 _MIN_CONFIDENCE = 0.7
 _WRITING_TOOLS = word_set("write write_file create create_file write_to_file")
-# Commands that change a file they name. Commits are not among them, although their hooks may change files.
+# Commands that change the files they name. Commits are excluded, although their hooks may change files.
 # "sed -i s/a/b/ x.py"; "echo 1 > x.py"; not "sed -n 1p x.py"; not "make > /dev/null"
 _CHANGES_FILES = re.compile(
     r"\b(?:sed|perl|awk)\b.{0,80}\s-\w{0,4}i|--(?:in-place|write|fix)\b|\s-w\b|\b(?:tee|mv|cp|patch|python3?|node|ruby)\b"
     r"|(?<![&2=-])>(?![&=]|\s*/dev/)"
 )
-# Unlike a formatter, these change files because the model asked for it, even without naming them.
+# Unlike a formatter, these change files because the model intended it, even if the files are not named.
 _CHECKOUT_COMMANDS = frozenset(
     ("git", subcommand)
     for subcommand in word_set("checkout restore switch stash reset rebase merge pull cherry-pick revert apply am")
 )
 # "git commit --amend"; "git rebase main"; not "git commit -m x"
 _REWRITES_HISTORY = re.compile(r"\bgit\b.{0,60}\b(?:rebase|commit\b.{0,80}--amend|reset|filter-branch)\b")
-# git refuses a push without --force: " ! [rejected] main -> main (non-fast-forward)"
+# Git rejects a push without --force: " ! [rejected] main -> main (non-fast-forward)"
 _PUSH_REFUSED = re.compile(r"\[rejected\]|non-fast-forward|failed to push some refs|tip of your current")
 # "git push origin main"; not "git pull"
 _PUSHES = re.compile(r"\bgit\b.{0,40}\bpush\b")
 # "git push --force"; "git push origin +main"; not "git push origin main"
 _FORCED = re.compile(r"\s(?:-f|--force|--force-with-lease)\b|\s\+\w")
-# A file that the model announces to write.
+# A file that the model announces it will write.
 # "create a/b.py" -> "a/b.py"; "new file: b.py" -> "b.py"; "b.py (new)" -> "b.py"; not "open b.py"
 _PLANNED = re.compile(
     r"\b(?:creat(?:e|ing)|new file)\b[ :`'\"*]{1,4}(?:(?:a|the|new|file) ){0,3}[`'\"*]{0,3}([\w./-]{1,200}\.\w{1,10})\b"
     r"|\b([\w./-]{1,200}\.\w{1,10})[`'\"*]{0,3} \((?:new|create|to be created)\b",
     re.IGNORECASE,
 )
-# Characters of a message that are searched for such files.
+# Number of characters of a message that are searched for such files.
 _MAX_PLAN = 20_000
 
 
 class VerdictReviser:
-    """Follows one conversation, and revises the verdict on each result by what the conversation showed before.
+    """Follows one conversation, and revises the verdict on each result by what the conversation had shown before it.
 
-    Call `begin_turn` for every turn, `note_message` for every message that is not the model's, and `revise` for every
-    result, in the order of the conversation. `count_repeats` follows `revise` if the result is an error site.
+    Call `begin_turn` for every turn, `note_message` for every message that was not written by the model, and `revise`
+    for every result, in the order of the conversation. `count_repeats` follows `revise` if the result is an error site.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -81,25 +82,25 @@ class VerdictReviser:
         self._calls = _CallLog()
         self._failures = _FailureLog(self._calls)
         self.count_repeats = self._failures.count_repeats
-        self._gates: dict[str, int] = {}  # what a hook refused -> turn of the first refusal
-        self._touched: dict[str, int] = {}  # file -> number of the call that read or wrote it last
-        self._unscanned_texts: list[str] = []  # messages that were not searched for planned files yet
+        self._gates: dict[str, int] = {}  # refused check -> turn of the first refusal
+        self._touched: dict[str, int] = {}  # file -> number of the last call that read or wrote it
+        self._unscanned_texts: list[str] = []  # messages that have not been searched for planned files yet
         self._planned: set[str] = set()
         self._written: dict[str, int] | None = None
 
     def begin_turn(self, turn: int, text: str, calls: tuple[ToolCall, ...]) -> None:
-        """Begin turn number `turn`, which has this text and makes these calls."""
+        """Start turn number `turn`, with this text and these calls."""
         self._calls.begin_turn(turn, calls)
         if text:
             self._unscanned_texts.append(text)
 
     def note_message(self, text: str) -> None:
-        """Note that a user or the harness wrote something in this turn."""
+        """Record a message from the user or the harness in this turn."""
         if text.strip():
             self._calls.last_message_turn = self._calls.turn
 
     def revise(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> Verdict:
-        """Return the verdict on the next result, changed if the conversation up to it says otherwise."""
+        """Return the verdict on the next result, revised if the conversation so far contradicts it."""
         self._calls.number += 1
         path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
         name = normal_path(path, self._cwd) if path else ""
@@ -114,9 +115,9 @@ class VerdictReviser:
         return verdict
 
     def _revisions(self, call: ToolCall, result: ToolResult, verdict: Verdict, name: str) -> Iterator[Verdict]:
-        """Yield the verdicts that replace this one, the strongest reason first. The reasons are stored: data."""
+        """Yield revised verdicts, the strongest reason first. The reasons are stored, so they are data."""
         command, kind, blame = _command_of(call), verdict.kind, verdict.blame
-        # Parallel calls of one turn could not learn from each other's refusals, hence the comparison of turns.
+        # Parallel calls in a turn could not learn from each other's refusals, hence the comparison of turns.
         gate = gate_of(verdict, command, result.text)
         if gate and self._gates.setdefault(gate, self._calls.turn) < self._calls.turn_of(call):
             yield _as_repeated_refusal(verdict)
@@ -137,10 +138,10 @@ class VerdictReviser:
             yield _reassign(verdict, "unknown", "the project may be this program's")
 
     def _is_look_before_writing(self, call: ToolCall, result: ToolResult, verdict: Verdict, name: str) -> bool:
-        """Whether the missing file was announced as new before, or is written later."""
+        """Whether the missing file had been announced as a new file, or is written later."""
         if is_edit(call.name) and call.arguments.get("command") != "view":
             return False
-        # Only few conversations get here, so the files are collected on demand.
+        # Few conversations reach this point, so the files are collected lazily.
         if self._written is None:
             self._written = _written_files(self._conversation)
         for text in self._unscanned_texts:
@@ -156,7 +157,7 @@ class VerdictReviser:
         )
 
     def _has_changed_file(self, name: str) -> bool:
-        """Whether a command of the model has changed the file since it was last read or written."""
+        """Whether a command from the model has changed the file since it was last read or written."""
         commands = map(_command_of, self._calls.worked_since(self._touched[name]))
         file_name = name.rpartition("/")[2]
         return any(
@@ -167,32 +168,32 @@ class VerdictReviser:
         )
 
     def _pushes_rewritten(self, result: ToolResult, command: Command) -> bool:
-        """Whether a push was refused because the session had rewritten pushed commits, and the push was not forced."""
+        """Whether an unforced push was rejected because the session had rewritten commits that were already pushed."""
         if _PUSH_REFUSED.search(result.text) is None or _FORCED.search(command.text) is not None:
             return False
         commands = (_command_of(call).text for call in self._calls.worked_since(0))
-        # The calls come last first: only those after the last successful push matter.
+        # The calls are in reverse order: only those after the last successful push matter.
         since_push = itertools.takewhile(lambda text: _PUSHES.search(text) is None, commands)
         return any(_REWRITES_HISTORY.search(text) is not None for text in since_push)
 
     def _is_project_program(self, command: Command) -> bool:
-        """Whether the command runs the program of this project, judging by the name of the project's folder."""
+        """Whether the command runs the program that this project develops, judging by its folder's name."""
         folders = frozenset((self._cwd or "").lower().split("/"))
         return any(name in folders for name, _ in command.programs)
 
 
 def _blame_model(verdict: Verdict, reason: str) -> Verdict:
-    """Return the verdict with the blame on the model."""
+    """Return the verdict with the model blamed."""
     return replace(verdict, blame="model", confidence=max(verdict.confidence, _MIN_CONFIDENCE), reason=reason)
 
 
 def _reassign(verdict: Verdict, blame: Blame, reason: str) -> Verdict:
-    """Return the verdict with the blame on someone else."""
+    """Return the verdict with someone else blamed."""
     return replace(verdict, blame=blame, reason=reason)
 
 
 def _written_files(conversation: Conversation) -> dict[str, int]:
-    """Return the files that a tool wrote as a whole, each with the last turn in which it did."""
+    """Return the files that a tool wrote in full, each with the last turn in which it was written."""
     return {
         normal_path(path, conversation.cwd): number
         for number, turn in enumerate(conversation.turns)
@@ -204,28 +205,28 @@ def _written_files(conversation: Conversation) -> dict[str, int]:
 
 # ---- Failures that the model had seen before -------------------------------------------------------------------------
 
-# Arguments that do not change what a call does.
+# Arguments that do not affect what a call does.
 _DESCRIPTIVE_ARGUMENTS = frozenset({"description", "timeout", "run_in_background", "explanation"})
-# The same call may well work the second time.
+# The same call may well succeed the second time.
 _WORTH_RETRYING = frozenset(
     ["network", "timeout", "os_permission", "test_failure", "lint_or_typecheck", "compile_error", "python_exception"]
 )
 _DETERMINISTIC = frozenset(["lint_or_typecheck", "compile_error"])  # unlike tests, as long as no file changes
 _REFUSALS = frozenset(["permission_denied", "hook_blocked", "sibling_cancelled"])
-# Commands that poll until something happens, or run the code that is being worked on.
+# Commands that poll for an event, or run the code being developed.
 # "sleep 5 && cat log"; "npm run build"; not "ls src"
 _MAY_CHANGE = re.compile(
     r"\b(?:sleep|watch|wait|checks?|status|logs?|ps|pgrep|curl|run|tests?|lint|build|make|compile|vet|fmt|go|cargo|npm"
     r"|python3?|node|pytest)\b"
 )
-# SWE-agent's linter refused the edit, so the file is unchanged.
+# SWE-agent's linter rejected the edit, so the file is unchanged.
 # "Your proposed edit has introduced new syntax error(s)."
 _EDIT_REFUSED = re.compile(r"Your proposed edit has introduced")
-# Commands that may provide a missing program: "pip install ruff"; "PATH=$PATH:~/bin ls"; not "ls"
+# Commands that may install a missing program: "pip install ruff"; "PATH=$PATH:~/bin ls"; not "ls"
 _INSTALLS = re.compile(
     r"\b(?:install|add|get|use|brew|apt|apt-get|dnf|yum|pip3?|npm|asdf|mise|export|source)\b|\bPATH="
 )
-# Some agents' shell tools escape every exclamation mark, whatever the quotes.
+# Some agents' shell tools escape every exclamation mark, regardless of quotes.
 _ESCAPED_EXCLAMATION = "\\!"
 
 
@@ -238,22 +239,22 @@ class _EarlierFailure:
     number: int
     """The number of the call."""
     visible_from: int
-    """The turn with the result: calls of later turns were made with knowledge of it."""
+    """The turn with the result. Only calls in later turns were made with knowledge of it."""
 
 
 class _FailureLog:
-    """The failures so far, each with the turn from which the model could see it."""
+    """The failures so far, each with the turn from which on the model could have seen it."""
 
     def __init__(self, calls: _CallLog) -> None:
         self._calls = calls
-        self._last_failures: dict[bytes, _EarlierFailure] = {}  # by `_key` of the call
+        self._last_failures: dict[bytes, _EarlierFailure] = {}  # by the `_key` of the call
         self._messages: dict[tuple[str, str], tuple[int, int]] = {}  # (kind, message) -> (call number, turn)
         self._missing: dict[str, int] = {}  # path -> turn
         self._tool_faults: list[tuple[tuple[str, str], int, int]] = []  # ((tool, message), call number, turn)
         self._escaped_at: int | None = None
 
     def reasons(self, call: ToolCall, result: ToolResult, verdict: Verdict, path: str) -> Iterator[str]:
-        """Yield why the model is to blame for a failure, whatever the rules say."""
+        """Yield the reasons to blame the model for a failure, whatever the rules say."""
         if self._is_repetition(call, result, verdict):
             yield "the same call had just failed in the same way, and nothing was done in between"
         if self._is_broken(call, result, verdict):
@@ -264,7 +265,7 @@ class _FailureLog:
             yield "the session had shown what becomes of an exclamation mark"
 
     def note(self, call: ToolCall, result: ToolResult, verdict: Verdict, path: str) -> None:
-        """Remember a failure. Call it after `reasons`, which must see earlier failures only."""
+        """Record a failure. Must be called after `reasons`, which considers earlier failures only."""
         if path and verdict.kind == "file_not_found":
             self._missing.setdefault(path, self._calls.turn)
         self._messages[verdict.kind, _message(result, verdict)] = (self._calls.number, self._calls.turn)
@@ -274,13 +275,13 @@ class _FailureLog:
             self._escaped_at = self._calls.turn
 
     def forget(self, call: ToolCall, path: str) -> None:
-        """Forget failures of this call and this path: the call has worked."""
+        """Forget earlier failures of this call and this path, because the call has succeeded."""
         if self._last_failures:
             self._last_failures.pop(_key(call), None)
         self._missing.pop(path, None)
 
     def count_repeats(self, site: ErrorSite, call: ToolCall, result: ToolResult) -> ErrorSite:
-        """Return the site with the number of its repetitions. Parallel calls do not count: they saw no failure."""
+        """Return the site with its repetition count. Parallel calls do not count: they had not seen the failure."""
         key, number = _key(call), self._calls.number
         earlier = self._last_failures.get(key)
         if earlier is not None and earlier.site.kind == site.kind and earlier.visible_from < self._calls.turn_of(call):
@@ -290,11 +291,11 @@ class _FailureLog:
         return site
 
     def _is_repetition(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Whether this very call had failed visibly, and the model only looked at things since.
+        """Whether this exact call had failed visibly, and the model has only looked at things since.
 
-        Whoever was to blame for the first failure, the second is the model's, because nothing had changed. Exceptions
-        are refusals by user or harness, failures that are worth a retry (network, timeouts, tests), and commands that
-        poll.
+        Whoever was to blame for the first failure, the model is to blame for the second, because nothing had changed.
+        Exceptions are refusals by the user or the harness, failures worth a retry (network, timeouts, tests), and
+        commands that poll.
         """
         earlier = self._last_failures.get(_key(call)) if self._last_failures else None
         if earlier is None or earlier.site.kind != verdict.kind or earlier.visible_from >= self._calls.turn_of(call):
@@ -311,7 +312,7 @@ class _FailureLog:
         return _MAY_CHANGE.search(command_text(call.name, call.arguments)) is None
 
     def _was_missing_before(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Whether the same message about a missing program or path had come before, and nothing was done about it."""
+        """Whether the same missing program or path had been reported before, and nothing was done about it."""
         number, visible_from = self._messages.get((verdict.kind, _message(result, verdict)), (0, self._calls.turn))
         is_visible = self._calls.last_message_turn < visible_from < self._calls.turn_of(call)
         if not is_visible or verdict.is_soft:
@@ -323,7 +324,7 @@ class _FailureLog:
         return is_missing_path and self._calls.only_looked_since(number)
 
     def _is_missing_file(self, call: ToolCall, verdict: Verdict, path: str) -> bool:
-        """Whether this path had been reported as missing, and no message came since."""
+        """Whether this path had been reported as missing, and no message has arrived since."""
         visible_from = self._missing.get(path)
         is_excused = verdict.kind == "file_not_found" and verdict.blame == "unknown"
         return (
@@ -333,7 +334,7 @@ class _FailureLog:
         )
 
     def _is_broken(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Whether the last two calls had the same fault of the same tool: then the arguments are not the cause."""
+        """Whether the last two calls hit the same fault in the same tool, so the arguments are not the cause."""
         fault, last = _fault(call, result, verdict), self._tool_faults[-2:]
         is_same = [earlier_fault == fault and number >= self._calls.number - 2 for earlier_fault, number, _ in last]
         return fault is not None and is_same == [True, True] and last[-1][2] < self._calls.turn_of(call)
@@ -344,20 +345,20 @@ def _message(result: ToolResult, verdict: Verdict) -> str:
 
 
 def _fault(call: ToolCall, result: ToolResult, verdict: Verdict) -> tuple[str, str] | None:
-    """Return the tool and its message if the tool itself is broken."""
+    """Return the tool and its message if the tool itself is broken, otherwise None."""
     if verdict.kind != "other" or verdict.blame != "harness":
         return None
     return call.name, _message(result, verdict)[:80]
 
 
 def _is_escaped(call: ToolCall, result: ToolResult) -> bool:
-    """Whether the tool escaped an exclamation mark of the command."""
+    """Whether the tool escaped an exclamation mark in the command."""
     command = command_text(call.name, call.arguments)
     return _ESCAPED_EXCLAMATION in result.text[:2000] and _ESCAPED_EXCLAMATION not in command
 
 
 def _key(call: ToolCall) -> bytes:
-    """Return a key that is equal for calls that ask the same of the same tool, however they describe it."""
+    """Return a key that is equal for calls with the same tool and the same request, ignoring descriptions."""
     command = command_text(call.name, call.arguments)
     request = command or {key: value for key, value in call.arguments.items() if key not in _DESCRIPTIVE_ARGUMENTS}
     try:
@@ -373,19 +374,19 @@ _WRITES_FILES = re.compile(r"\bsed\b.{0,80}\s-\w{0,4}i|\btee\b|(?<![&2=-])>(?![&
 
 
 class _CallLog:
-    """The calls so far: in which turn each was made, and which worked.
+    """The calls so far: the turn in which each was made, and whether it succeeded.
 
     `turn` is the current turn, and `number` counts the results so far.
     """
 
     def __init__(self) -> None:
         self.turn = self.number = 0
-        self.last_message_turn = -1  # the last turn with a message of the user or the harness
+        self.last_message_turn = -1  # the last turn with a message from the user or the harness
         self._turn_by_call: dict[str, int] = {}
         self._worked: list[tuple[int, ToolCall]] = []
 
     def turn_of(self, call: ToolCall) -> int:
-        """Return the turn in which the call was made. The model had seen only results of earlier turns then."""
+        """Return the turn in which the call was made. By then, the model had seen only results of earlier turns."""
         return self._turn_by_call.get(call.id, self.turn)
 
     def begin_turn(self, turn: int, calls: tuple[ToolCall, ...]) -> None:
@@ -397,7 +398,7 @@ class _CallLog:
         self._worked.append((self.number, call))
 
     def worked_since(self, number: int) -> Iterator[ToolCall]:
-        """Yield the calls that worked after call number `number`, the last one first."""
+        """Yield the successful calls after call number `number`, the latest first."""
         later = itertools.takewhile(lambda entry: entry[0] > number, reversed(self._worked))
         return (call for _, call in later)
 
@@ -416,28 +417,28 @@ def _only_looks(call: ToolCall) -> bool:
     return command.only_shows and _WRITES_FILES.search(command.text) is None
 
 
-# ---- Hooks and other checks: a second refusal of the same is a broken convention -------------------------------------
+# ---- Hooks and other checks: a second refusal for the same reason is a broken convention -----------------------------
 
 _CONFIDENCE = 0.7
 _REFUSED_BEFORE = "a hook or gate had refused the same before"
 _BYPASSED = "it goes round a gate, and was refused"
 _REFUSED_ELSEWHERE = "a hook or gate had refused the same in an earlier session of this project"
 _GATED = frozenset({("git", "commit"), ("git", "push")})
-# Paths, numbers and hashes, which differ between two refusals of one kind: "src/a.py"; "3"; "v1.2"; not "tests"
+# Paths, numbers and hashes, which differ between two refusals of the same kind: "src/a.py"; "3"; "v1.2"; not "tests"
 _SPECIFIC = re.compile(r"\S*[/\d.]\S*")
-# A hook that could not run did not refuse anything.
+# A hook that could not run has not refused anything.
 # "sh: ./check: No such file or directory"; not "2 tests failed"
 _IS_BROKEN = re.compile(
     r"No stderr output|No such file|not found\b|Traceback \(most|can't open file|Permission denied|timed out"
     r"|SyntaxError|Cannot find module|ModuleNotFoundError|hook execution (?:failed|cancelled)",
     re.IGNORECASE,
 )
-# Characters after the message that are searched for signs of a broken hook.
+# Number of characters after the message that are searched for signs of a broken hook.
 _NUM_CHARACTERS_AFTER = 400
 _PUNCTUATION = "'\"`.,:;()[]"
-# Two refusals of one kind begin alike, but their ends may be cut at different positions.
+# Two refusals of the same kind begin alike, but they may be truncated at different positions.
 _MAX_WORDS = 12
-# Worktrees belong to the project they are in: "/srv/app/.claude/worktrees/fix-login"; "/srv/app/.worktrees/a"
+# A worktree belongs to the project that contains it: "/srv/app/.claude/worktrees/fix-login"; "/srv/app/.worktrees/a"
 _WORKTREE = re.compile(r"/\.(?:claude/)?worktrees/.*")
 # "git commit --no-verify"; "HUSKY=0 git push"; "git commit -m x -n"; not "git commit -m x"
 _BYPASSES_CHECKS = re.compile(r"\s--no-verify\b|\bHUSKY=0|\bSKIP=\w|\bLEFTHOOK=0|\bcommit\b.{0,80}\s-n\b|--no-hooks\b")
@@ -445,19 +446,19 @@ _BYPASSES_CHECKS = re.compile(r"\s--no-verify\b|\bHUSKY=0|\bSKIP=\w|\bLEFTHOOK=0
 
 @dataclass(frozen=True, slots=True)
 class Refusal:
-    """The first refusal of one kind in a conversation."""
+    """The first refusal of a given kind in a conversation."""
 
     project: str
     """The project's folder."""
     gate: str
-    """What was refused, as `gate_of` names it."""
+    """The refused check, as returned by `gate_of`."""
     time: str
     site: ErrorSite
-    """The error site that it is, should it not be the first refusal of this kind in the project."""
+    """The error site to report if an earlier conversation in the project had the same refusal."""
 
 
 def gate_of(verdict: Verdict, command: Command, text: str) -> str:
-    """Return what a hook or another check refused, without names and numbers; "" if none did."""
+    """Return what a hook or another check refused, without names and numbers, or "" if no check refused anything."""
     by_git = command.only_git and any(pair in _GATED for pair in command.programs)
     if verdict.kind != "hook_blocked" and not (by_git and verdict.kind == "lint_or_typecheck"):
         return ""
@@ -465,7 +466,9 @@ def gate_of(verdict: Verdict, command: Command, text: str) -> str:
     if _IS_BROKEN.search(text[start : end + _NUM_CHARACTERS_AFTER]):
         return ""
     words = _SPECIFIC.sub("", text[start:end]).split()
-    terms = [word for word in words if word.strip(_PUNCTUATION) not in command.words]  # without words of this command
+    terms = [
+        word for word in words if word.strip(_PUNCTUATION) not in command.words
+    ]  # without the words of this command
     return " ".join(terms[:_MAX_WORDS])
 
 
@@ -474,12 +477,12 @@ def _as_repeated_refusal(verdict: Verdict, reason: str = _REFUSED_BEFORE) -> Ver
 
 
 def _bypasses_checks(verdict: Verdict, command: Command) -> bool:
-    """Whether a command was refused that bypasses checks, such as `git commit --no-verify`."""
+    """Whether the refused command bypasses checks, such as `git commit --no-verify`."""
     return verdict.kind in ("hook_blocked", "permission_denied") and _BYPASSES_CHECKS.search(command.text) is not None
 
 
 def first_refusal(conversation: Conversation, gate: str, site: ErrorSite, *, min_confidence: float) -> Refusal:
-    """Return the record of a conversation's first refusal; `site` is its error site as the rules see it."""
+    """Return the record of a conversation's first refusal. `site` is its error site according to the rules."""
     turn = next(turn for turn in conversation.turns if turn.id == site.turn_id)
     convention = replace(
         site,
@@ -495,8 +498,8 @@ def first_refusal(conversation: Conversation, gate: str, site: ErrorSite, *, min
 def repeated_refusals(refusals: Sequence[Refusal], *, held_out: Set[str] = frozenset()) -> dict[str, ErrorSite]:
     """Return, by id, the sites of refusals that were not the first of their kind in their project.
 
-    The conversations are ordered by time; those without a time are left out. Refusals in `held_out` conversations count
-    for these conversations only, so that nothing of them gets into the training data.
+    Conversations are ordered by time; those without a time are skipped. Refusals in `held_out` conversations count only
+    for other held-out conversations, so that nothing leaks from them into the training data.
     """
     training = [refusal for refusal in refusals if refusal.site.conversation_id not in held_out]
     later = _later_refusals(refusals) if held_out else {}

@@ -1,7 +1,7 @@
-"""Find the error sites of a conversation: its failed calls, each with kind, blame and evidence.
+"""Find the error sites in a conversation: its failed calls, each with its kind, blame and evidence.
 
-`classify` decides about every result on its own. `VerdictReviser` then changes verdicts by what happened before, and
-`retyped` by what happened after. A site belongs to the assistant turn that made the call.
+`classify` decides about each result in isolation. `VerdictReviser` then revises verdicts using earlier turns, and
+`retyped` using later ones. A site belongs to the assistant turn that made the call.
 """
 
 from __future__ import annotations
@@ -40,18 +40,18 @@ from composer_replication.types import (
     Turn,
 )
 
-# Failures with less confidence are shown but not trained on: most soft failures, and kinds that are often not the
+# Failures with lower confidence are shown but not trained on: most soft failures, and kinds that are often not the
 # model's fault.
 MIN_CONFIDENCE = 0.5
 _MAX_EVIDENCE = 200
 NO_FAILURE = "no_failure"
 INTERRUPTED = "[Request interrupted by user"
 _BAD_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
-# Of a long result, only so many characters at each end are searched for bad words.
+# Number of characters at each end of a long result that are searched for error words.
 _MAX_SEARCHED = 4000
 # "cd src && make" -> "cd src"; not "make && cd src"
 _FIRST_CD = re.compile(r"\s*(cd [\w./~-]{1,300})\s*(?:&&|;|\n)")
-# mini-swe-agent has no calls: the command is in the text, and the next message is its output.
+# mini-swe-agent logs no calls: the command is in the text, and the next message is its output.
 # "```bash\nls src\n```" -> "ls src\n"; not "```python\nx = 1\n```"
 _COMMAND_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\n(.*?)```", re.DOTALL)
 
@@ -64,15 +64,15 @@ def find_error_sites(
     passed_over: list[ErrorSite] | None = None,
     refusals: list[Refusal] | None = None,
 ) -> list[ErrorSite]:
-    """Return every failed call of the conversation, in order; `is_kept` marks those that are trained on.
+    """Return every failed call in the conversation, in order; `is_kept` marks those that are trained on.
 
     Args:
-        conversation: One conversation of a session.
-        min_confidence: Sites with less are not kept.
+        conversation: A conversation from a session.
+        min_confidence: Sites with lower confidence are not kept.
         extra_rules: Rules that are tried before the registered and the built-in ones.
-        passed_over: A list that receives the false alarms: sites of kind `no_failure`, each with its reason.
-        refusals: A list that receives the first refusal of every check. `course.repeated_refusals` later finds those
-            that were not the first of their project.
+        passed_over: A list to which false alarms are added: sites of kind `no_failure`, each with its reason.
+        refusals: A list to which the first refusal by each check is added. `course.repeated_refusals` later finds those
+            that were not the first in their project.
 
     Raises:
         InputError: `min_confidence` is not between 0 and 1.
@@ -98,7 +98,7 @@ class _AnsweredCall:
 
 
 class _Finder:
-    """Walks through one conversation once, and keeps what its earlier turns showed."""
+    """Scans a conversation once, and remembers what its earlier turns showed."""
 
     def __init__(
         self,
@@ -114,10 +114,10 @@ class _Finder:
         self.refusals: list[Refusal] = []
         self._gates: set[str] = set()
         self._stopped_turn: Turn | None = None  # the turn that the user stopped, until the next message
-        self._num_results: Counter[str] = Counter()  # per call: damaged logs may have several
+        self._num_results: Counter[str] = Counter()  # per call: damaged logs may contain several
 
     def sites(self) -> Iterator[ErrorSite]:
-        """Yield the error sites, and collect false alarms and refusals on the way."""
+        """Yield the error sites, and collect false alarms and refusals along the way."""
         for answered in self._answered_calls():
             if isinstance(answered, _AnsweredCall):
                 site = self._judge(answered)
@@ -154,7 +154,9 @@ class _Finder:
             self._add_false_alarm(_AnsweredCall(turn, call, turn, nothing), "a call without a result")
 
     def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_AnsweredCall | ErrorSite]:
-        """Yield what a user message says about the assistant turn `last`; `call_id` is its first open call, or ""."""
+        """Yield what a user message reveals about the assistant turn `last`; `call_id` is its first
+        open call, or "".
+        """
         if turn.text.startswith(INTERRUPTED):
             verdict = Verdict("user_interrupt", "user", 0.98, (0, len(INTERRUPTED)), False, "the user's own words")
             call = ToolCall(id=call_id, name="", arguments={})
@@ -171,7 +173,7 @@ class _Finder:
             yield _AnsweredCall(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
 
     def _correction_after_stop(self, turn: Turn, last: Turn) -> Iterator[ErrorSite]:
-        """Yield the site of a stopped turn's last call if the message that follows clearly turns it down."""
+        """Yield the site of the last call in a stopped turn, if the next message clearly rejects it."""
         words = find_user_words(turn.text)
         if words is not None and last.calls and corrects(turn.text[slice(*words)], plainly=True):
             call = last.calls[-1]
@@ -187,7 +189,7 @@ class _Finder:
         self._state.add(call, result.text, failed=verdict.is_failure)
         first_cd = _FIRST_CD.match(_command(call))
         if verdict.is_soft and result.is_error is False and first_cd is not None:
-            # The log does not mark an error, so the `cd` worked and the shell stays in that folder.
+            # The log does not mark an error, so the `cd` succeeded and the shell stays in that folder.
             cd_call = ToolCall(id=call.id, name=call.name, arguments={"command": first_cd[1]})
             self._state.add(cd_call, "", failed=False)
         revised = self._reviser.revise(call, result, verdict)
@@ -235,7 +237,7 @@ class _Finder:
         )
 
     def _exclusion_reason(self, turn: Turn, verdict: Verdict) -> str | None:
-        """Return why a site is not trained on, or None if it is. The reasons are stored in sites.jsonl."""
+        """Return the reason not to train on a site, or None to train on it. The reasons are stored in sites.jsonl."""
         if verdict.kind == NO_FAILURE:
             return verdict.reason
         if verdict.blame != "model":
@@ -248,7 +250,7 @@ class _Finder:
 
 
 def _site_id(*parts: str) -> str:
-    """Return an id that is short enough to type and the same in every run."""
+    """Return an id that is short enough to type and identical in every run."""
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
@@ -257,11 +259,11 @@ def _command(call: ToolCall) -> str:
 
 
 def _is_observation(conversation: Conversation, turn: Turn) -> bool:
-    """Whether a user message is the output of a command, as mini-swe-agent logs it."""
+    """Whether a user message is a command's output, as mini-swe-agent logs it."""
     return conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>")
 
 
 def _looks_bad(text: str) -> bool:
-    """Whether a result without a failure looks like one: such results are listed as false alarms."""
+    """Whether a successful result looks like a failure. Such results are listed as false alarms."""
     excerpt = (text if len(text) <= 2 * _MAX_SEARCHED else text[:_MAX_SEARCHED] + text[-_MAX_SEARCHED:]).lower()
     return any(word in excerpt for word in _BAD_WORDS)

@@ -1,8 +1,8 @@
-"""Find failed commands that worked when they were typed differently: the command was wrong, not the work.
+"""Find failed commands that worked after they were retyped differently: the command was wrong, not the work.
 
-The output of a failed command often does not show that it was typed wrong: a build without its tag, tests in the wrong
-folder, a build of files that only tests use. But if the corrected command then works and no file has changed in
-between, or the model itself says that the command was wrong, the model is to blame.
+The output of a failed command often does not reveal that it was mistyped: a build without its tag, tests in the wrong
+folder, a build of files that only tests use. But if a corrected command then works and no file has changed in between,
+or if the model itself says that the command was wrong, the model is to blame.
 """
 
 from __future__ import annotations
@@ -29,22 +29,22 @@ from composer_replication.types import (
 )
 
 _CONFIDENCE = 0.7
-# A corrected command must follow within so many calls.
+# Maximum number of calls between a failed command and its correction.
 _MAX_CALLS_BETWEEN = 4
 _MAY_BE_MISTYPED = frozenset(["compile_error", "nonzero_exit", "other", "lint_or_typecheck", "test_failure"])
-# These kinds usually are the work, so they need more than a different path in the command.
+# These kinds are usually caused by the work, so a different path in the command is not enough evidence.
 _WORK_KINDS = frozenset(["compile_error", "lint_or_typecheck", "test_failure"])
-# Options that choose the files of a build. Other options may hide what a check finds, or avoid what the machine lacks.
+# Options that select the files of a build. Other options may suppress findings, or avoid what the machine lacks.
 # "--tags=e2e"; "-tags"; not "--verbose"
 _CHOOSES_BUILD_FILES = re.compile(r"--?(?:tags|build-tags|features|all-features|all-targets|workspace)\b")
-# Options that choose the folder: "-C"; "--prefix=web"; not "--parallel"
+# Options that select the folder: "-C"; "--prefix=web"; not "--parallel"
 _CHOOSES_FOLDER = re.compile(r"-C\b|--(?:cwd|prefix|dir|directory|manifest-path|project|rootdir|chdir)\b")
-# Programs that only prepare a command or filter its output.
+# Programs that only set up for a command or filter its output.
 _FILTERS = word_set("head tail grep cat wc sort tee sed awk cut uniq cd echo true pwd export set")
-# Subcommands that compile the same files. `go vet` sees test files that `go build` leaves out.
+# Subcommands that compile the same files. `go vet` checks test files, which `go build` skips.
 _CHECKS = {"go": word_set("build vet test"), "cargo": word_set("build check test")}
 _WRAPPERS = word_set("time timeout env nice sudo")
-# What a model writes when it sees that its command was wrong.
+# What a model writes when it notices that its command was wrong.
 # "I ran this in the wrong directory"; "I forgot the build tag"; not "the test is wrong"
 _ADMITS = re.compile(
     r"\b(?:in|from) the (?:wrong|right|correct|root) (?:directory|folder|worktree)|\bpath is wrong\b"
@@ -59,18 +59,18 @@ _ADMITS = re.compile(
 )
 # An admission about the folder: "wrong folder"; "need to cd into web"; not "wrong flag"
 _ABOUT_FOLDER = re.compile(r"director|folder|worktree|path|\bcd\b|from", re.IGNORECASE)
-# An admission comes at the beginning of a message.
+# Number of characters at the start of a message that are searched for an admission.
 _MAX_ADMISSION = 300
 
 
 @dataclass(frozen=True)
 class _TypedCommand:
-    """A command with a single program besides filters and the like."""
+    """A command with a single program, ignoring filters and set-up."""
 
     words: tuple[str, ...]
     """The program and its arguments."""
     folder: str
-    """Where the command's own `cd` goes; empty without one."""
+    """The target of the command's own `cd`; empty without a `cd`."""
 
     @cached_property
     def options(self) -> frozenset[str]:
@@ -82,7 +82,7 @@ class _TypedCommand:
 
     @property
     def rest(self) -> tuple[str, ...]:
-        """The operands after the subcommand, without the output file of `-o`."""
+        """The operands after the subcommand, without the output file given by `-o`."""
         output_files = {word for option, word in zip(self.words, self.words[1:], strict=False) if option == "-o"}
         return tuple(word for word in self.operands[1:] if word not in output_files)
 
@@ -90,7 +90,7 @@ class _TypedCommand:
 def blame_retyped_commands(
     conversation: Conversation, sites: Sequence[ErrorSite], *, min_confidence: float
 ) -> list[ErrorSite]:
-    """Return the sites; those whose command was typed wrong are blamed on the model."""
+    """Return the sites, with the model blamed for those whose command was mistyped."""
     candidates = {
         site.call_id: site
         for site in sites
@@ -133,12 +133,12 @@ class _PendingFailure:
 def _find_mistyped(
     turns: Sequence[Turn], sites: Mapping[str, ErrorSite], failed: set[str]
 ) -> Iterator[tuple[str, str]]:
-    """Yield (call id, kind) of the calls whose command was typed wrong."""
+    """Yield (call id, kind) for the calls whose command was mistyped."""
     pending: list[_PendingFailure] = []
     words: tuple[str, ...] = ()  # what the model wrote since the last result
     for turn in turns:
         if turn.role == "user" and turn.text.strip():
-            # A message of the user may have changed the task, and with it what works.
+            # A user message may have changed the task, and with it which commands work.
             pending.clear()
         if turn.role != "assistant":
             words = ()
@@ -163,7 +163,7 @@ def _find_mistyped(
 
 
 def _find_corrected(command: str, pending: Sequence[_PendingFailure]) -> Iterator[tuple[str, str]]:
-    """Yield the failures that this command, which worked, corrects."""
+    """Yield the failures that this successful command corrects."""
     typed = _parse_typed(command) if pending else None
     for failure in pending:
         kind = None if typed is None or failure.typed is None else _mistake(failure.typed, typed, failure.site.kind)
@@ -174,7 +174,7 @@ def _find_corrected(command: str, pending: Sequence[_PendingFailure]) -> Iterato
 def _find_admitted(
     words: Sequence[str], call: ToolCall, pending: Sequence[_PendingFailure]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the failure that the model, right after it, calls a wrong command and then types differently."""
+    """Yield the failure that the model, right afterwards, attributes to a wrong command and retypes differently."""
     fresh = [failure for failure in pending if failure.is_fresh]
     for failure in fresh:
         failure.is_fresh = False
@@ -185,7 +185,7 @@ def _find_admitted(
     again = _parse_typed(command_text(call.name, call.arguments))
     is_same = typed is not None and again is not None and typed.words[0] == again.words[0]
     is_about_folder = _ABOUT_FOLDER.search(admission[0]) is not None
-    # Some tools escape exclamation marks, whatever the quotes: not the model's error.
+    # Some tools escape exclamation marks, regardless of quotes: not the model's error.
     if admission["quotes"] and "!" in fresh[0].command:
         return
     if is_same or (is_about_folder and site.kind not in _WORK_KINDS):
@@ -198,7 +198,7 @@ def _changes_nothing(call: ToolCall) -> bool:
 
 
 def _mistake(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | None:
-    """Return what was wrong with the first command, to judge by the second, which worked; None if that is unclear."""
+    """Return what was wrong with the first command, given the second, which worked. None if that is unclear."""
     if first.words[0] != second.words[0] or first == second:
         return None
     if first.words == second.words:
@@ -219,13 +219,13 @@ def _mistake(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | No
 
 
 def is_typed_otherwise(command: str, later_command: str) -> bool:
-    """Return whether the later command corrects the first by a folder, a tag, or a check that sees the same files."""
+    """Return whether the later command corrects the first by a folder, a tag, or a check that covers the same files."""
     first, second = _parse_typed(command), _parse_typed(later_command)
     return first is not None and second is not None and _mistake(first, second, "compile_error") is not None
 
 
 def _checks_more(first: _TypedCommand, second: _TypedCommand) -> bool:
-    """Whether the second is another check of the same program, with all the tags of the first."""
+    """Whether the second command is another check with the same program and includes all tags of the first."""
     verbs = _CHECKS.get(first.words[0], frozenset())
     tags = {option for option in first.options if _CHOOSES_BUILD_FILES.match(option)}
     is_pair = first.operands[:1] != second.operands[:1] and {first.operands[0], second.operands[0]} <= verbs
@@ -233,13 +233,13 @@ def _checks_more(first: _TypedCommand, second: _TypedCommand) -> bool:
 
 
 def _is_path_suffix(path_a: str, path_b: str) -> bool:
-    """Whether one of two paths ends in the other: they may be the same file, seen from different folders."""
+    """Whether one of two paths ends in the other, so they may be the same file relative to different folders."""
     shorter, longer = sorted((path_a, path_b), key=len)
     return bool(shorter) and longer.endswith(f"/{shorter}") and ("/" in shorter or "." in shorter)
 
 
 def _parse_typed(command: str) -> _TypedCommand | None:
-    """Return the single program of a command besides filters of its output; None if there are several or none."""
+    """Parse a command with a single program, ignoring output filters. None if it has several or none."""
     if not command or len(command) > 2000:
         return None
     try:
@@ -261,5 +261,5 @@ def _parse_typed(command: str) -> _TypedCommand | None:
 
 
 def _plain(word: str) -> str:
-    """Return a path without `./`, a trailing slash or Go's `/...`, which do not change what it names."""
+    """Return a path without `./`, a trailing slash or Go's `/...`, none of which change the target."""
     return word.removeprefix("./").removesuffix("/...").rstrip("/") or word

@@ -1,7 +1,7 @@
-"""Define what a failure rule is, the kinds of failures, who is usually to blame for each, and the verdict on a result.
+"""Define failure rules, the kinds of failure with their usual blame, and the verdict on a result.
 
-A rule says how one kind of failure reads in the results of some tools. Rules of your own are written with `rule()` and
-registered with `register_rule()`; they are tried before the built-in ones.
+A rule describes the messages of one kind of failure in the results of some tools. Create custom rules with `rule()` and
+register them with `register_rule()`; they are tried before the built-in ones.
 
     register_rule(rule("network", r"^broker unavailable", "broker", channels="shell", where="start"))
 """
@@ -23,7 +23,7 @@ from composer_replication.types import Blame
 Where = Literal["start", "line", "end"]
 CHANNELS: tuple[Channel, ...] = ("shell", "file", "other")
 LineFilter = Callable[[str], bool]
-# Messages are shorter than this; the limit bounds the time that a pattern takes.
+# Maximum number of characters in a message; the limit bounds the time a pattern takes.
 _MAX_LINE = 1000
 _MAX_END = 300
 _MAX_SHOWN = 300
@@ -33,23 +33,23 @@ _MESSAGE_END = re.compile(r"\n\s*\n|\s*</|\s*\Z")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FailureRule:
-    """How one kind of failure reads in the results of some tools.
+    """A rule that recognizes the messages of one kind of failure in the results of some tools.
 
-    The fields are checked when the rule is made: a wrong one raises InputError.
+    The fields are validated on creation. An invalid field raises InputError.
     """
 
     kind: str
     pattern: re.Pattern[str]
     needles: tuple[str, ...]
-    """Lower-case words, one of which every match contains. Searching for them first makes most rules cost nothing."""
+    """Lower-case words. Every match contains at least one of them, so searching for them first makes most rules cheap."""
     channels: tuple[Channel, ...] = ("shell", "file", "other")
     where: Where = "line"
     """Where the pattern is tried: on every line with a needle, at the start of the message, or near the end."""
     blame: Blame | None = None
-    """Who is to blame; None: whoever usually is for this kind."""
+    """Who is to blame. None: the usual blame for this kind."""
     confidence: float = 0.9
     accept: Callable[[re.Match[str], Command], bool] | None = None
-    """A last check of a match, which can compare it with the command that was run."""
+    """A final check of a match, which can compare it with the command that was run."""
 
     def __post_init__(self) -> None:
         if self.kind not in USUAL_BLAME and self.blame is None:
@@ -74,13 +74,13 @@ class FailureRule:
 
     @property
     def whose(self) -> Blame:
-        """The one to blame: the rule's own choice, or the usual one of its kind."""
+        """Who is to blame: the rule's own `blame`, or else the usual one for its kind."""
         return self.blame or USUAL_BLAME[self.kind]
 
     def matches(
         self, view: CleanedText, command: Command, is_own: LineFilter | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Yield the spans of the text that are this failure; with `is_own`, only those in lines that it accepts."""
+        """Yield the text spans that match this rule. With `is_own`, only spans in lines that it accepts."""
         if not view.has_any(self.needles):
             return
         for start, line in self._candidates(view):
@@ -99,8 +99,7 @@ class FailureRule:
         return offset + match.start(), offset + max(match.end(), min(end.start() if end else limit, limit))
 
     def _candidates(self, view: CleanedText) -> Iterator[tuple[int, str]]:
-        """Yield (start, text) of the parts on which the pattern is tried."""
-        """The pieces of text that the pattern is tried on, with where they begin."""
+        """Yield (start, text) for each part of the text on which the pattern is tried."""
         if self.where == "start":
             yield view.start, view.text[view.start : view.start + _MAX_LINE]
         elif self.where == "end":
@@ -121,7 +120,7 @@ def rule(
     confidence: float = 0.9,
     accept: Callable[[re.Match[str], Command], bool] | None = None,
 ) -> FailureRule:
-    """Return a rule, written as plain strings: `channels` is separated by blanks; `^` and `$` match at line ends."""
+    """Return a rule built from strings. `channels` is separated by blanks; `^` and `$` match at line boundaries."""
     words = channels.split()
     chosen = tuple[Channel, ...](channel for channel in CHANNELS if channel in words)
     # For example r"^broker unavailable": "Broker unavailable: retry later"
@@ -141,7 +140,7 @@ _registered: list[FailureRule] = []
 
 
 def register_rule(rule: FailureRule) -> None:
-    """Try this rule before the built-in ones from now on, after those registered earlier."""
+    """Try this rule before the built-in ones from now on, after rules that were registered earlier."""
     if not isinstance(rule, FailureRule):
         raise InputError(explain("rule", got=type(rule).__name__, expected="a FailureRule, as returned by `rule(...)`"))
     _registered.append(rule)
@@ -155,11 +154,11 @@ def unregister_rule(rule: FailureRule) -> None:
 
 
 def registered_rules() -> tuple[FailureRule, ...]:
-    """Return the rules that were registered, in the order in which they are tried."""
+    """Return the registered rules, in the order in which they are tried."""
     return tuple(_registered)
 
 
-# (kind, usual blame, meaning). Only failures that are the model's are trained on. Files, config keys and the hint
+# (kind, usual blame, meaning). Only failures caused by the model are trained on. Files, config keys and the hint
 # templates use the kinds, so they are data.
 _TABLE: tuple[tuple[str, Blame, str], ...] = (
     ("user_rejected", "user", "the user refused the call"),
@@ -202,7 +201,7 @@ BLAMES: tuple[Blame, ...] = ("model", "harness", "task", "user", "env", "unknown
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """The decision about one result. If it is no failure, `kind` is empty and `reason` says why not."""
+    """The classification of one result. If it is not a failure, `kind` is empty and `reason` says why not."""
 
     kind: str
     blame: Blame
@@ -210,7 +209,7 @@ class Verdict:
     span: tuple[int, int]
     """The evidence: (start, end) in the original text of the result."""
     is_soft: bool
-    """The log does not mark the result as an error."""
+    """Whether the log does not mark the result as an error."""
     reason: str
 
     @property

@@ -1,10 +1,11 @@
 """Decide whether a user's words correct a call, and whether they state a rule for the project.
 
-Users write such words when they refuse a call or stop the agent. A refusal alone is blamed on the user. If the words
-say what was wrong or what to do instead, the model can learn from them. A plain question, praise or a new task says
+Such words occur when users refuse a call or stop the agent. A refusal alone is blamed on the user. If the words say
+what was wrong or what to do instead, the model can learn from them. A plain question, praise or a new task reveals
 nothing about the call. Only English is recognized.
 
-A sentence that may hold for the whole project is a candidate for `conventions.md`, where the user decides about it.
+A sentence that may apply to the whole project is a candidate for `conventions.md`, where the user accepts or rejects
+it.
 """
 
 from __future__ import annotations
@@ -20,38 +21,38 @@ from composer_replication.types import ToolCall
 
 REFUSED, CORRECTED = "user_rejected", "user_corrected"
 _CONFIDENCE = 0.9
-# A longer text, in characters, is a plan or was pasted.
+# Longer texts, in characters, are plans or pasted content.
 _MAX_LENGTH = 1200
-# The end of the agent's own sentence, after which the user's words begin.
+# The end of the agent's introductory sentence, after which the user's words begin.
 # "To tell you how to proceed, the user said:"; "with the following feedback: "
 _REFUSAL_INTRO = re.compile(
     r"(?:the user said:|(?:provided|with|gave) (?:the following |this )?feedback:)\s*(?:<feedback>\s*)?", re.IGNORECASE
 )
-# The introduction ends within so many characters.
+# The introduction ends within this number of characters.
 _MAX_INTRO = 600
 # "</feedback>"; "\n\nNote: The user's next message may contain a correction"
 _END_OF_WORDS = re.compile(r"\s*</feedback>|\s*\n\s*\n?Note: The user's next message")
-# Sentences of an agent in the place of the user's words.
+# Sentences that an agent writes in place of the user's words.
 # "The user wants to clarify these questions."; "<command-name>"; not "I want to clarify this"
 _FROM_AGENT = re.compile(r"The user wants to clarify|\[Request interrupted|<(?:command|local-command|bash)-")
 # The whole second word of a command: "commit"; not "-m"
 _SUBCOMMAND = re.compile(r"[a-z][a-z-]{1,30}")
 # "No. Use the make target"; "no\nuse make"; not "use make 3.8"
 _BETWEEN_SENTENCES = re.compile(r"(?<=[.!?])\s+|\n+")
-# Words at the start of a sentence that carry no meaning: "ok, so use make" -> "ok, so "; "no, but why"; not "note that"
+# Filler at the start of a sentence: "ok, so use make" -> "ok, so "; "no, but why"; not "note that"
 _FILLER = re.compile(
     r"^(?:(?:oh|ok(?:ay)?|yes|yeah|yep|hm+|um+|ugh|well|so|and|also|but|then|actually|now|sorry|please|maybe|no|nope"
     r"|lol|hey|hi|just|in general)\b[\s,.:;!-]*)+",
     re.IGNORECASE,
 )
-# Approval, or an order to continue: "LGTM"; "looks good, thanks"; "try again"; not "try another way"
+# Approval, or a request to continue: "LGTM"; "looks good, thanks"; "try again"; not "try another way"
 _ACCEPTS = re.compile(
     r"^\W*(?:lgtm|looks? good|good|great|nice|perfect|thanks?|thank you|cool|done|continue|go (?:ahead|on)|proceed|sure"
     r"|never ?mind|all good|fine|approved?|resume|next\b|implement the following)\b"
     r"|^\W*(?:(?:try|do it|run it|do that) again|retry|go for it|carry on)\W*\Z",
     re.IGNORECASE,
 )
-# Verbs of orders about code. "we used make" is no order, so the sentence has to begin with one.
+# Verbs for instructions about code. "we used make" is not an instruction, so the sentence has to begin with the verb.
 _VERBS = (
     "add avoid call change check commit compare copy create define delete do drop exclude fetch find fix focus follow "
     "get give go ignore include keep leave look make merge move only open pass pick prefer pull push put read "
@@ -60,7 +61,7 @@ _VERBS = (
 )
 # "use the make target"; "you can remove it"; not "we used make"
 _IMPERATIVE = re.compile(rf"^(?:you (?:can|could) )?(?:{'|'.join(_VERBS.split())})\b", re.IGNORECASE)
-# A wish or an objection: "don't push yet"; "let's keep the old name"; "that's too slow"; not "i don't know"
+# A request or an objection: "don't push yet"; "let's keep the old name"; "that's too slow"; not "i don't know"
 _WISH = re.compile(
     r"\b(?:(?<!\bi )(?:don'?t|do not)(?! (?:worry|mind))|i (?:don'?t|do not) (?:want|like|need|think|agree)|never"
     r"|should(?:n'?t)?(?! (?:work|be (?:fine|ok|okay|good|done|enough|able)))|must(?:n'?t)?|(?<!\bi )needs? to"
@@ -79,7 +80,7 @@ _PROPOSES = re.compile(
     r"|^(?:should|could) (?:we|this|these|those|that|it|all)\b.{0,200}\b(?:be|go|use|using|move|live|offer|into)\b",
     re.IGNORECASE,
 )
-# Words that clearly turn down what the agent was doing.
+# Words that clearly reject what the agent was doing.
 # "no, use make"; "that's wrong"; not "no problem"; not "can you explain"
 _PLAIN_REFUSAL = re.compile(
     r"^(?:no\b(?! (?:problem|worries|rush))|nope|don'?t|do not|stop (?!here)|wait|never(?! ?mind)|not (?:as|in|on|to"
@@ -96,7 +97,7 @@ _RULE = re.compile(
     r"|too (?:slow|expensive|risky)|no (?:more|new)|let'?s not|convention|rather than|instead of)|^(?:only )?use\b",
     re.IGNORECASE,
 )
-# Words about one place in the code: a pointing word, a line number, a name from the code.
+# References to one place in the code: "this" and the like, a line number, an identifier.
 # "rename this"; "use parseArgs"; "line 40"; not "always run the tests first"
 _SPECIFIC = re.compile(
     r"\b(?:this|that|these|those|it|here|there|now|today|him|her|them)\b|\b[a-z]+[A-Z]\w*|\b[A-Z]\w*[a-z][A-Z]\w*|\w_\w"
@@ -105,20 +106,20 @@ _SPECIFIC = re.compile(
 
 
 class Words(NamedTuple):
-    """The span of the user's words in a text."""
+    """The span of the user's words within a text."""
 
     start: int
     end: int
 
 
 def find_words_of_refusal(text: str) -> Words | None:
-    """Return the span of the user's words in a refusal, or None if there are none."""
+    """Return the span of the user's words in a refusal, or None if it contains none."""
     match = _REFUSAL_INTRO.search(text, 0, _MAX_INTRO)
     return None if match is None else find_user_words(text, match.end())
 
 
 def find_user_words(text: str, start: int = 0) -> Words | None:
-    """Return the span of the user's words from `start`, without what the agent adds; None if there are none."""
+    """Return the span of the user's words after `start`, without text added by the agent, or None if there are none."""
     end = _END_OF_WORDS.search(text, start)
     stop = len(text) if end is None else end.start()
     words = text[start:stop]
@@ -128,20 +129,20 @@ def find_user_words(text: str, start: int = 0) -> Words | None:
 
 
 def apply_correction(verdict: Verdict, text: str) -> Verdict:
-    """Return the verdict, or for a refusal whose words correct the call, one that blames the model."""
+    """Return a verdict that blames the model if the words of a refusal correct the call, otherwise the same verdict."""
     words = find_words_of_refusal(text) if verdict.kind == REFUSED else None
     return verdict if words is None or not corrects(text[slice(*words)]) else correction_verdict(words)
 
 
 def correction_verdict(words: Words) -> Verdict:
-    """Return the verdict on a user's correction, with the words as its evidence."""
+    """Return the verdict on a correction by a user, with the words as its evidence."""
     return Verdict(CORRECTED, "model", _CONFIDENCE, (words.start, words.end), False, "the user said what to do instead")
 
 
 def corrects(words: str, *, plainly: bool = False) -> bool:
-    """Return whether the words correct a call: they contain a wish, an order or a proposal.
+    """Return whether the words correct a call, that is, contain a request, an instruction or a proposal.
 
-    With `plainly`, the first sentence must turn down what was done. After a stop, most words are a new task.
+    With `plainly`, the first sentence must reject what was done. After a stop, most messages are a new task.
     """
     if len(words) > _MAX_LENGTH or _ACCEPTS.search(words) or _ACCEPTS.search(_without_filler(words)):
         return False
@@ -152,7 +153,7 @@ def corrects(words: str, *, plainly: bool = False) -> bool:
 
 
 def convention_in(words: str) -> str:
-    """Return the first sentence that may hold for the whole project, or "" if there is none."""
+    """Return the first sentence that may apply to the whole project, or "" if there is none."""
     if not corrects(words):
         return ""
     rules = (
@@ -164,9 +165,9 @@ def convention_in(words: str) -> str:
 
 
 def call_kind(call: ToolCall) -> str:
-    """Return what kind of call a user rule is about: a program with its subcommand, or a tool; "" for file tools.
+    """Return the kind of call that a user rule is about: a program with its subcommand, or a tool; "" for file tools.
 
-    Two refused edits seldom have more in common than the tool, so a rule from one says nothing about the other.
+    Two refused edits seldom have more in common than the tool, so a rule from one does not apply to the other.
     """
     channel = channel_of(call.name)
     if channel != "shell":

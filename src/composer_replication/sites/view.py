@@ -1,7 +1,8 @@
-"""Clean the text of a tool result for the rules, and map positions of the cleaned text back to the original.
+"""Clean the text of a tool result for the rules, and map positions in the cleaned text back to the original.
 
-Terminal codes are removed, every line ends in a newline, and of a long result only the beginning and the end are kept.
-Evidence of an error site is a span of the original text, so `CleanedText` remembers where each piece came from.
+Terminal codes are removed, all line endings become newlines, and only the beginning and the end of a long result are
+kept. The evidence for an error site is a span in the original text, so `CleanedText` records where each piece came
+from.
 """
 
 from __future__ import annotations
@@ -15,20 +16,20 @@ from functools import cached_property
 
 import orjson
 
-# Of a very long result only the beginning and the end are read: what was run, and how it ended.
+# Only the beginning and the end of a very long result are read: what was run, and how it ended.
 _HEAD = _TAIL = 24 * 1024
 _GAP = "\n"
-# Colors, cursor movements, window titles; and carriage returns, which end a line or restart it.
+# Colors, cursor movements and window titles; also carriage returns, which end a line or restart it.
 # "\x1b[31m"; "\x1b]0;title\x07"; "\r\n"; not "plain"
 _CODES = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]?[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])|\r(?:\n)?|\x00"
 )
-# With these a harness marks a result as its own message: "<tool_use_error>"; "<error>"; not "Error: "
+# A harness marks a result as its own message with these tags: "<tool_use_error>"; "<error>"; not "Error: "
 _TAG = re.compile(
     r"\s*(?:<tool_use_error>|<error(?:_details)?>"
     r"|The tool execution failed with the following error:\s*(?:<error>)?)\s*"
 )
-# The label in front of a message. Code -32602 is left for the rule about wrong arguments.
+# The label before a message. Code -32602 is left to the rule for wrong arguments.
 # "MCP error -32001: "; "Error executing tool grep: "; `Exit code 1\nFailed to find context`; "Error: "
 _LABEL = re.compile(
     r"\s*(?:#{1,4} Error\n)?(?:Exit code \d{1,3}\n(?=apply_patch"
@@ -37,33 +38,33 @@ _LABEL = re.compile(
     r"(?: -?(?!32602)\d{3,6})?:\s+){0,2}",
     re.IGNORECASE,
 )
-# What an envelope puts in front of the first line of a stream.
+# What an envelope adds before the first line of a stream.
 # "Stderr: bad option"; "<output>"; not "Stderr: "
 _STREAM = re.compile(r"(?:Output|Stdout|Stderr|STDERR|stderr|Error): (?=\S)|<output>")
-# No error message is longer; the limits bound the time that patterns take on hostile output.
+# No error message is longer. The limits bound the time that patterns take on hostile output.
 _MAX_LINE = 1000
 _MAX_LINES = 40
-# Output with more terminal codes is a progress bar or a game; its beginning is enough.
+# Output with more terminal codes comes from a progress bar or a game, so its beginning is enough.
 _MAX_CODES = 4_000
-# Codex returns the output of a command as JSON.
+# Codex returns a command's output as JSON.
 # `{"output": "ok", "metadata": {"exit_code": 0}}`; not `{"result": "ok"}`
 _ENVELOPE = re.compile(r'\s*\{\s*"(?:output|stdout)"\s*:')
 
 
 @dataclass(frozen=True)
 class CleanedText:
-    """The text of a result as the rules read it, with a map back to the original text."""
+    """The text of a result as seen by the rules, with a map back to the original text."""
 
     text: str
     pieces: tuple[tuple[int, int], ...]
     """(start in `text`, start in the original) of each piece that was copied unchanged, in order."""
     is_cut: bool
     envelope: str = ""
-    """The original, if it was JSON and `text` is the output inside it: `pieces` then count within that output."""
+    """The original, if it was JSON and `text` is the output inside it. `pieces` then has positions in that output."""
 
     @staticmethod
     def of(original: str) -> CleanedText:
-        """Clean a result, and unwrap it if it is a JSON envelope."""
+        """Clean a result, after unwrapping it if it is a JSON envelope."""
         inner = _unwrapped(original)
         if inner is not None:
             return replace(CleanedText.of(inner), envelope=original)
@@ -77,12 +78,12 @@ class CleanedText:
 
     @cached_property
     def lowered(self) -> str:
-        """The text in lower case, for quick searches. Its positions may be off: "İ" becomes two characters."""
+        """The text in lower case, for fast searches. Its positions may be shifted: "İ" becomes two characters."""
         return self.text.lower()
 
     @cached_property
     def start(self) -> int:
-        """The position at which the message begins, after the harness's tag and a label such as "Error: "."""
+        """The position where the message begins, after the harness's tag and a label such as "Error: "."""
         tag = _TAG.match(self.text)
         label = _LABEL.match(self.text, tag.end() if tag else 0)
         return label.end() if label else 0
@@ -118,9 +119,9 @@ class CleanedText:
         return self.text.rstrip().rpartition("\n")[2][:_MAX_LINE]
 
     def lines_with(self, needles: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-        """Yield (start, line) of the lines with one of these words, in order; at most `_MAX_LINES` lines per word."""
+        """Yield (start, line) for the lines with one of these words, in order, at most `_MAX_LINES` lines per word."""
         text = self.text
-        # If lower case changes the length of the text, positions in it are useless; then the case has to match.
+        # If lower case changes the length of the text, positions in it would be wrong, so the search is case-sensitive.
         lowered = self.lowered if len(self.lowered) == len(text) else text
         starts: set[int] = set()
         for needle in needles:
@@ -153,7 +154,7 @@ class CleanedText:
     def to_original(self, start: int, end: int) -> tuple[int, int]:
         """Map a span of this text to a span of the original."""
         if self.envelope:
-            # The original is JSON, so the span is in it as an escaped string; if not, the whole of it is the evidence.
+            # The original is JSON, in which the span is escaped. If it is not found, the whole original is the evidence.
             quoted = json.dumps(self.text[start:end], ensure_ascii=False)[1:-1]
             position = self.envelope.find(quoted)
             return (position, position + len(quoted)) if position >= 0 else (0, len(self.envelope))
@@ -161,7 +162,7 @@ class CleanedText:
         return begin, self._original_position(end - 1) + 1 if end > start else begin
 
     def from_original(self, position: int) -> int:
-        """Map a position of the original to this text; 0 if it cannot be determined."""
+        """Map a position in the original to this text. Returns 0 if it cannot be determined."""
         if self.envelope:
             quoted = self.envelope[position : position + 40].partition("\\")[0]
             return max(0, self.text.find(quoted))
@@ -169,7 +170,7 @@ class CleanedText:
         return next((start + position - original for start, original in starts if original <= position), 0)
 
     def _original_position(self, position: int) -> int:
-        # The second element of the key sorts after every real one, so a piece that starts here counts.
+        # The second element of the key sorts after all real ones, so a piece that starts here is included.
         start, original_start = self.pieces[max(0, bisect_right(self.pieces, (position, 1 << 62)) - 1)]
         return original_start + position - start
 
@@ -193,7 +194,7 @@ def _nth_line_start(text: str, number: int) -> int:
 
 
 def _unwrapped(original: str) -> str | None:
-    """Return the output inside a JSON envelope, after a line with the exit code; None if there is no envelope."""
+    """Return the output inside a JSON envelope, after a line with the exit code, or None if there is no envelope."""
     if not _ENVELOPE.match(original) or len(original) > _HEAD + _TAIL:
         return None
     try:
@@ -211,7 +212,7 @@ def _unwrapped(original: str) -> str | None:
 
 
 def _cleaned(original: str, offset: int, *, is_cut: bool) -> CleanedText:
-    """Remove terminal codes. `offset` is where `original` begins in the whole result."""
+    """Remove terminal codes. `offset` is the position where `original` begins in the full result."""
     num_codes = sum(map(original.count, "\x1b\r\x00"))
     if not num_codes:
         return CleanedText(original, ((0, offset),), is_cut)
