@@ -190,9 +190,7 @@ class _ToolResult:
         return verdict or (self._first_match((*READS, *MISUSES)) if is_message else None)
 
     def _shell_verdict(self) -> Verdict | None:
-        """Return a verdict on a shell command's output, trying the groups in the order given in the
-        module docstring.
-        """
+        """Return a verdict on a shell command's output, trying the groups in the order of the module docstring."""
         # Fast path for most successful results, before any pattern is tried.
         if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_FAILURE_WORDS):
             return None
@@ -253,9 +251,7 @@ class _ToolResult:
         return verdict
 
     def _reader_verdict(self) -> Verdict | None:
-        """Return a verdict on a command such as `cat` that prints text: only messages that begin
-        with its name count.
-        """
+        """Return a verdict on a command such as `cat`: only messages that begin with its name count."""
         is_own = self.command.is_own
         # A message before the end concerns one of several files, such as an unreadable one; the others were shown.
         has_succeeded = not self._failed and not is_own(self.view.last_line)
@@ -530,8 +526,7 @@ def _revise_blame(
 def _find_excuses(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Iterator[str]:
-    """Yield the reasons to excuse a failure that looks like the model's: the session suggested that the call would
-    work.
+    """Yield the reasons to excuse the model for a failure: what the session had shown suggested a working call.
 
     If a path was shown earlier and is missing now, the model did not make it up. If a tool or command worked before, it
     exists. If text was copied from the file as last read, it was copied correctly. In these cases the actual cause

@@ -41,7 +41,7 @@ class FailureRule:
     kind: str
     pattern: re.Pattern[str]
     needles: tuple[str, ...]
-    """Lower-case words. Every match contains at least one of them, so searching for them first makes most rules cheap."""
+    """Lower-case words. Every match contains at least one, so searching for them first makes most rules cheap."""
     channels: tuple[Channel, ...] = ("shell", "file", "other")
     where: Where = "line"
     """Where the pattern is tried: on every line with a needle, at the start of the message, or near the end."""

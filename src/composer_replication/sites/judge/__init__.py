@@ -1,11 +1,11 @@
-"""Predict before a call runs whether it fails, and how. Each verdict names its rule.
+"""Predict whether and how a call will fail, before it runs. Each verdict names its rule.
 
-The judge knows what the session has shown so far and, optionally, earlier sessions of the project and a checkout. The
-effect of most shell commands is unknown, and the verdict says so. A verdict never uses what comes after the call.
+The judge knows what the session has shown so far and, optionally, earlier sessions in the project and a checkout. The
+effect of most shell commands is unknown, and the verdict says so. A verdict never uses information from after the call.
 
-checkout  what a project's files were at a date: from git's objects, and from earlier sessions
+checkout  the files of a project at a given date, from git objects and from earlier sessions
 judge     the verdict on one call
-walk      the verdicts on all calls of a conversation, and how often they were right
+walk      the verdicts on all calls in a conversation, and their accuracy
 """
 
 from composer_replication.sites.judge.checkout import (

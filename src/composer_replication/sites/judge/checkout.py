@@ -1,10 +1,10 @@
-"""Find out which files a project had at a date: from a git repository, and from earlier sessions.
+"""Determine which files a project had at a given date, from a git repository and from earlier sessions.
 
-`Repository` and `Checkout` read git objects; nothing is checked out, and no code of the repository runs. Only plumbing
-commands are used, which know no hook, filter or pager. Settings of the repository that could start a program (a file
-system monitor, a fetch of missing objects, a signature check) are overridden.
+`Repository` and `Checkout` read git objects; nothing is checked out, and no code from the repository runs. Only
+plumbing commands are used, which ignore hooks, filters and pagers. Repository settings that could start a program (a
+file system monitor, a fetch of missing objects, a signature check) are overridden.
 
-`EarlierSessions` and `PathKnowledge` collect what other sessions of the same project have shown.
+`EarlierSessions` and `PathKnowledge` collect what other sessions in the same project have shown.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shown_paths import PathStatus, with_parents
 from composer_replication.types import Conversation
 
-# Settings of a repository that could start a program or the network, overridden on every call.
+# Repository settings that could start a program or use the network, overridden on every call.
 _SETTINGS = (
     "core.fsmonitor=false",
     "core.hooksPath=/dev/null",
@@ -37,7 +37,7 @@ _SETTINGS = (
     "log.showSignature=false",
     "protocol.allow=never",
 )
-# Replaces all GIT_… variables of the environment. LC_ALL: git's messages are not translated.
+# Replaces all GIT_… variables in the environment. LC_ALL keeps git's messages untranslated.
 _ENVIRONMENT = {
     "GIT_CONFIG_NOSYSTEM": "1",
     "GIT_CONFIG_GLOBAL": os.devnull,
@@ -50,13 +50,13 @@ _ENVIRONMENT = {
 }
 _TIMEOUT_S = 120
 _MAX_TEXT = 4_000_000  # bytes of one file
-_MAX_TEXTS = 64_000_000  # bytes of all versions of one file
-_MAX_VERSIONS = 300  # of one file
+_MAX_TEXTS = 64_000_000  # bytes for all versions of one file
+_MAX_VERSIONS = 300  # per file
 _GRACE_S = 7 * 24 * 3600  # a work tree may be some days older than the commit that removed a file
 
 
 class Repository:
-    """A git repository that is only read. Answers are cached."""
+    """A git repository, accessed read-only. Answers are cached."""
 
     def __init__(self, path: str | os.PathLike[str]) -> None:
         self.path = Path(path)
@@ -65,7 +65,7 @@ class Repository:
             raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
-        """Return the files at a time: on the branch, even if it was merged and deleted, or on the default branch."""
+        """Return the files at a time: on the branch, even if it was deleted after a merge, or on the default branch."""
         seconds = _seconds_of(when)
         return None if seconds is None else self._at_seconds(seconds, branch)
 
@@ -74,7 +74,7 @@ class Repository:
         return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
 
     def before(self, conversation: Conversation) -> Checkout | None:
-        """Return the files when a conversation began, on the branch in its log. None for a log without times."""
+        """Return the files when a conversation began, on the branch in its log, or None if the log has no times."""
         when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         branch = conversation.extra.get("git_branch")
         return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
@@ -84,11 +84,11 @@ class Repository:
     def _commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
         """Return the commit, and whether it is on the requested branch."""
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
-        # Branch names are reused. A branch merged before this time is another one; the next merge after it counts.
+        # Branch names are reused: a branch merged before this time is a different one, so the next merge counts.
         merged = (tip for when, tip in (self._merged_branches.get(branch, []) if branch else ()) if when > seconds)
         names += islice(merged, 1)
         for index, name in enumerate((*names, "HEAD", "refs/heads/main", "refs/heads/master")):
-            # Only first parents: the commits of another branch may be older than this time, but merged later.
+            # First parents only: commits on another branch may be older than this time but merged later.
             commit = self._git(
                 "rev-list", "-1", "--first-parent", f"--before={seconds}", "--end-of-options", name, "--"
             )
@@ -102,23 +102,23 @@ class Repository:
 
     @lru_cache(maxsize=16)  # noqa: B019
     def listing(self, commit: str) -> frozenset[str]:
-        """Return all paths of a commit."""
+        """Return all paths in a commit."""
         out = self._git("ls-tree", "-r", "-z", "--name-only", "--full-tree", commit) or b""
         return frozenset(name.decode("utf-8", "replace") for name in out.split(b"\0") if name)
 
     @lru_cache(maxsize=32)  # noqa: B019
     def text(self, commit: str, path: str) -> str | None:
-        """Return a file of a commit with Unix line ends, or None if it is missing or too large."""
-        # The size comes first, so that a huge file is never loaded.
+        """Return a file in a commit with Unix line endings, or None if it is missing or too large."""
+        # The size is checked first, so that a huge file is never loaded.
         size = self._git("cat-file", "-s", f"{commit}:{path}")
         out = self._git("cat-file", "blob", f"{commit}:{path}") if size and int(size) <= _MAX_TEXT else None
         return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
     def history(self) -> FileHistory | None:
-        """What every commit of every branch has changed, or None if git fails."""
+        """The changes made by every commit on every branch, or None if git fails."""
         times = self._git("rev-list", "--all", "--timestamp")
-        # One diff-tree process reads all commits from its input, instead of one process for each.
+        # A single diff-tree process reads all commits from stdin, instead of one process per commit.
         commits = b"\n".join(line.split(b" ")[-1] for line in (times or b"").split(b"\n"))
         changes = times and self._git(
             "diff-tree", "--stdin", "--root", "-r", "-z", "-c", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff",
@@ -126,7 +126,7 @@ class Repository:
         )  # fmt: skip
         return FileHistory(times, changes) if times and changes else None
 
-    # A session needs only one set of ancestors, and each is as long as the history.
+    # A session needs only one set of ancestors, and each set is as large as the history.
     @lru_cache(maxsize=2)  # noqa: B019
     def ancestors(self, commit: str) -> frozenset[str]:
         """Return a commit and all its ancestors."""
@@ -134,7 +134,7 @@ class Repository:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions(self, path: str) -> tuple[str, ...]:
-        """Return every version of a file in any commit, or nothing if one cannot be read or they are too many."""
+        """Return every version of a file in any commit; empty if a version cannot be read or there are too many."""
         blobs = self.history.versions.get(path, []) if self.history else []
         blob_lines = "\n".join(blobs).encode()
         if not 0 < len(blobs) <= _MAX_VERSIONS or not self._are_readable(blob_lines, len(blobs)):
@@ -143,7 +143,7 @@ class Repository:
         return texts if len(texts) == len(blobs) else ()
 
     def _are_readable(self, names: bytes, count: int) -> bool:
-        """Return whether all objects exist and are small enough."""
+        """Return whether all objects exist and are small enough to read."""
         # A missing object has no size: its line is "<name> missing".
         lines = [line.split() for line in (self._git("cat-file", "--batch-check", stdin=names) or b"").splitlines()]
         sizes = [int(line[2]) for line in lines if len(line) == 3 and line[1] == b"blob"]
@@ -151,32 +151,36 @@ class Repository:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions_without_blanks(self, path: str) -> str:
-        """Return every version of a file without blanks and line breaks, joined by a character that is in none."""
+        """Return every version of a file without whitespace, joined by a character that occurs in none of them."""
         return "\0".join(without_blanks(text) for text in self.versions(path))
 
     def _git(self, *words: str, stdin: bytes | None = None) -> bytes | None:
-        """Return the output of a git command, or None if it fails or takes too long."""
+        """Return the output of a git command, or None if it fails or times out."""
         settings = [word for setting in _SETTINGS for word in ("-c", setting)]
         command = ["git", "--no-pager", "--no-replace-objects", *settings, *words]
         environment = {name: value for name, value in os.environ.items() if not name.startswith("GIT_")} | _ENVIRONMENT
         try:
-            process = subprocess.run(  # noqa: S603  # the words are ours; the repository names a folder
+            process = subprocess.run(  # noqa: S603  # the arguments are ours; the repository is only a folder name
                 command, cwd=self.path, env=environment, input=stdin or b"", capture_output=True, timeout=_TIMEOUT_S,
                 check=False,
             )  # fmt: skip
-        except (OSError, ValueError, subprocess.TimeoutExpired):  # ValueError: a name that no command can hold
+        except (
+            OSError,
+            ValueError,
+            subprocess.TimeoutExpired,
+        ):  # ValueError: a name that cannot be passed as an argument
             return None
         return process.stdout if process.returncode == 0 else None
 
 
 class Checkout:
-    """A project's files at one time, by path relative to its root."""
+    """A project's files at a given time, by path relative to its root."""
 
     def __init__(self, repository: Repository, commit: str, *, seconds: int = 0, is_branch: bool = True) -> None:
-        """Make the checkout of a commit.
+        """Initialize the checkout of a commit.
 
         Args:
-            repository: Where the commit is.
+            repository: The repository that contains the commit.
             commit: The commit id.
             seconds: The requested time, in seconds since the epoch. 0: unknown, so no path counts as removed.
             is_branch: Whether the commit is on the requested branch. If not, no path counts as removed.
@@ -190,15 +194,15 @@ class Checkout:
 
     @cached_property
     def folders(self) -> frozenset[str]:
-        """All folders, relative to the root, without the root itself."""
+        """All folders, relative to the root, excluding the root."""
         return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
 
     def exists(self, relative: str) -> bool | None:
         """Return whether a path existed in the session's work tree, or None if that is uncertain.
 
-        A path that this commit does not have may still have existed if
+        A path that is missing from this commit may still have existed if
 
-        - a commit that is no ancestor adds it: it may have been in the work tree before, or on another branch;
+        - a commit that is not an ancestor adds it: it may have been in the work tree earlier, or on another branch;
         - it was removed in the last days: the work tree may be older;
         - it was removed and the session's branch is unknown: the branch may have started before the removal.
         """
@@ -221,39 +225,39 @@ class Checkout:
         return self._repository.text(self.commit, relative) if relative in self.files else None
 
     def is_trunks(self, relative: str, text: str) -> bool:
-        """Return whether the default branch has this text in the file at this time, so that it is no one's new work."""
+        """Return whether the default branch has this text in the file at this time, so it is not a new change."""
         trunk = self._repository._at_seconds(self._seconds)
         return text in ((trunk and trunk.text(relative)) or "")
 
     def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
-        """Return whether any version of a file, also a later one, has this text. None if no commit has the file."""
+        """Return whether any version of a file, even a later one, has this text. None if no commit has the file."""
         if but_for_blanks:
             versions_without_blanks = self._repository.versions_without_blanks(relative)
             return without_blanks(text) in versions_without_blanks if versions_without_blanks else None
         versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
-        needle = plain.rstrip("\n") or plain  # an edit is also tried without its last newline
+        needle = plain.rstrip("\n") or plain  # an edit is also tried without its final newline
         return any(needle in version for version in versions) if versions else None
 
 
 def without_blanks(text: str) -> str:
-    """Return the text without blanks and line breaks: what formatters do not change."""
+    """Return the text without whitespace, so that it is unaffected by formatters."""
     return "".join(text.split())
 
 
 def _texts(out: bytes) -> Iterator[str]:
-    """Yield the texts in the output of `cat-file --batch`, where each follows its name and size."""
+    """Yield the texts in the output of `cat-file --batch`, in which a header with name and size precedes each text."""
     position = 0
     while (end := out.find(b"\n", position)) >= 0:
         words = out[position:end].split()
         position = end + 1
-        size = int(words[2]) if len(words) == 3 else -1  # a missing object has no size, and no line of its own
+        size = int(words[2]) if len(words) == 3 else -1  # a missing object has no size, and no content line
         if 0 <= size <= _MAX_TEXT and words[1] == b"blob":
             yield out[position : position + size].decode("utf-8", "replace").replace("\r\n", "\n")
         position += size + 1
 
 
 def _seconds_of(when: str) -> int | None:
-    """Return an ISO time in seconds since the epoch, or None if it is malformed."""
+    """Convert an ISO time to seconds since the epoch. None if the time is malformed."""
     try:
         return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
     except (ValueError, OverflowError):
@@ -261,21 +265,21 @@ def _seconds_of(when: str) -> int | None:
 
 
 # "Merge pull request #7 from ann/fix-cart" -> "fix-cart", "Merge branch 'fix-cart' into main" -> "fix-cart"; not
-# "Fix the cart (#7)" of a squashed pull request, which does not name its branch
+# "Fix the cart (#7)" from a squashed pull request, which does not name its branch
 _MERGE_SUBJECT = re.compile(
     r"Merge pull request #\d+ from [^\s/]+/(\S+)|Merge (?:remote-tracking )?branch '(?:origin/)?([^']+)'"
 )
 
 
 class FileHistory:
-    """What all commits of a repository have done to its files. `versions` are the objects of each path, newest first.
+    """The changes to files by all commits in a repository. `versions` are the objects of each path, newest first.
 
-    A path that no commit has added never existed. A path that a checkout does not have, although only its ancestors
-    have added it, was removed or was dropped by a merge.
+    A path that was never added by any commit never existed. A path that is missing from a checkout, although only its
+    ancestors have added it, was removed or was dropped by a merge.
     """
 
     def __init__(self, times: bytes, changes: bytes) -> None:
-        """Read the output of `rev-list --timestamp` and of `diff-tree --stdin -z -c --raw`."""
+        """Parse the output of `rev-list --timestamp` and of `diff-tree --stdin -z -c --raw`."""
         self.versions: dict[str, list[str]] = {}
         self._added: dict[str, list[str]] = defaultdict(list)
         self._added_at: dict[str, int] = {}
@@ -296,7 +300,7 @@ class FileHistory:
         self._paths = sorted(self._added)
 
     def added_on_other_branch(self, path: str, ancestors: Collection[str]) -> bool:
-        """Return whether a commit that is no ancestor of the checkout has added the path or something in it."""
+        """Return whether a commit that is not an ancestor of the checkout has added the path or a file inside it."""
         return any(
             commit not in ancestors for added_path in self._at_or_below(path) for commit in self._added[added_path]
         )
@@ -307,16 +311,16 @@ class FileHistory:
         for added_path in self._at_or_below(path):
             when = self._removed.get(added_path, 0)
             if when <= self._added_at[added_path]:
-                return None  # a merge that drops a file is not listed as its removal
+                return None  # a file dropped by a merge is not listed as removed there
             last = max(last, when)
         return last
 
     def _at_or_below(self, path: str) -> Iterator[str]:
-        """Yield the path if it was ever a file, and every file that was ever in it."""
+        """Yield the path if it was ever a file, and every file that was ever inside it."""
         if path in self._added:
             yield path
         start = f"{path}/"
-        # The paths are sorted, so everything below a folder is one range.
+        # The paths are sorted, so everything below a folder is a contiguous range.
         for index in range(bisect_left(self._paths, start), len(self._paths)):
             if not self._paths[index].startswith(start):
                 return
@@ -324,7 +328,7 @@ class FileHistory:
 
 
 def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
-    """Return for each branch when it was merged and its last commit, the earliest merge first.
+    """Return each branch's merges as (time, last commit), the earliest merge first.
 
     `merges` is the output of `rev-list --merges --format=%P%x09%ct%x09%s`.
     """
@@ -339,7 +343,7 @@ def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
 
 
 def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
-    """Yield commit, status letters, resulting object and path of each change. A merge has a letter for each parent."""
+    """Yield commit, status letters, resulting object and path for each change. A merge has one letter per parent."""
     # With -z, fields end in NUL: a commit id, then ":<modes> <objects> <status>" and the path for each change.
     commit, entry = "", None
     for field in changes.split(b"\0"):
@@ -358,10 +362,10 @@ def _decoded(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
-# Two folders belong to the same project if they share so many files, and this fraction of the smaller one's files.
+# Two folders belong to the same project if they share at least this many files, and this fraction of the smaller set.
 _MIN_SHARED = 3
 _MIN_SHARE = 0.3
-_MIN_SIBLINGS = 4  # known files of a folder, before a file that no session has seen counts as missing there
+_MIN_SIBLINGS = 4  # known files in a folder before an unseen file counts as missing there
 _MAX_COMPARED = 500
 Event = tuple[int, str, bool]
 """Time in seconds, the session's folder, and whether the path existed."""
@@ -369,24 +373,26 @@ _Entry = TypeVar("_Entry", bound=tuple[Any, ...])
 
 
 class EarlierSessions:
-    """What sessions have shown about the paths of their projects.
+    """What sessions have shown about the paths in their projects.
 
-    Add sessions in any order, call `sort`, then ask what was known before a session began. Sessions belong to the same
-    project if they worked in the same folder, or in folders with the same files, such as clones and worktrees. Paths
-    are relative to the session's folder.
+    Add sessions in any order, call `sort`, then query what was known before a session began. Sessions belong to the
+    same project if they worked in the same folder, or in folders with the same files, such as clones and worktrees.
+    Paths are relative to the session's folder.
     """
 
     def __init__(self) -> None:
-        # By path relative to the session's folder; each entry begins with its time.
+        # By path relative to the session's folder. Each entry begins with its time.
         self._events: dict[str, list[Event]] = defaultdict(list)
         # folder -> name of a file in it -> (time, session's folder)
         self._names_in_folder: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
         self._roots: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
-        self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # (tool, name) -> calls of it
-        self._read: dict[str, frozenset[str]] = {}  # conversation -> the files that it has read or written
-        self._first_mentioned: dict[str, int] = {}  # the last two parts of a path -> when it was first mentioned
+        self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # (tool, name) -> its calls
+        self._read: dict[str, frozenset[str]] = {}  # conversation -> the files it has read or written
+        self._first_mentioned: dict[
+            str, int
+        ] = {}  # the last two components of a path -> when they were first mentioned
 
     def add(self, conversation: Conversation, state: SessionState) -> None:
         """Add what a conversation has shown by its end. A conversation without times is ignored."""
@@ -418,7 +424,7 @@ class EarlierSessions:
                 self._texts[relative].append((when, root, text))
 
     def before(self, conversation: Conversation) -> PathKnowledge | None:
-        """Return what was known when this conversation began, or None if that time or its folder is unknown."""
+        """Return what was known when this conversation began, or None if its start time or folder is unknown."""
         first = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         when = None if first is None else _seconds_of(first)
         if when is None or conversation.cwd is None:
@@ -437,23 +443,25 @@ class EarlierSessions:
 
 
 class PathKnowledge:
-    """What the earlier sessions of one project knew at one time."""
+    """What the earlier sessions in a project knew at a given time."""
 
     def __init__(
         self, sessions: EarlierSessions, root: str, when: int, *, read_before: frozenset[str] | None = None
     ) -> None:
         self._sessions, self._root, self._when = sessions, root, when
-        self.read_before = read_before  # files read in the part before this session's summary; None: it has no log
-        self._project_roots: frozenset[str] | None = None  # folders of the same project, once they are known
+        self.read_before = (
+            read_before  # files read in the part before this session's summary; None if that part has no log
+        )
+        self._project_roots: frozenset[str] | None = None  # folders of the same project, once determined
 
     def standing(self, relative: str, shown: Iterable[str]) -> PathStatus | None:
-        """Return whether a path exists, or None if unknown. `shown` are files of this session, to find its project."""
+        """Return whether a path exists, or None if unknown. `shown` are files that identify the session's project."""
         roots = self._roots_of_project(shown)
         if not roots:
             return None
         for path in with_parents(relative):
             events = [event for event in self._before_start(self._sessions._events.get(path, [])) if event[1] in roots]
-            # The last session that knew decides. If the path was first mentioned after that, it may have been created.
+            # The last session that knew decides. If the path was first mentioned later, it may have been created.
             if events and not events[-1][2]:
                 is_new = events[-1][0] < self._sessions._first_mentioned.get(_last_two_parts(path), 0) < self._when
                 return None if is_new else PathStatus(False, "missing_in_earlier_session")
@@ -464,10 +472,10 @@ class PathKnowledge:
         return self._status_by_folder(relative, roots)
 
     def _status_by_folder(self, relative: str, roots: frozenset[str]) -> PathStatus | None:
-        """Return that a path is missing if no session ever mentioned it and its folder is well known, otherwise None.
+        """Return `missing` if no session ever mentioned the path and its folder is well known, otherwise None.
 
-        People put all kinds of files at the root. There, a path is only missing if the same name with another ending
-        exists.
+        At the root, where people put all kinds of files, a path counts as missing only if the same name with another
+        extension exists.
         """
         folder = relative.rpartition("/")[0]
         if self._was_mentioned(relative):
@@ -478,7 +486,7 @@ class PathKnowledge:
         return PathStatus(False, "in_no_earlier_session") if is_known else None
 
     def _has_namesake(self, name: str, roots: frozenset[str]) -> bool:
-        """Return whether a file at the root has the same name with another ending."""
+        """Return whether a file at the root has the same name with another extension."""
         stem = name.rpartition(".")[0]
         namesakes = [
             root_name
@@ -494,7 +502,7 @@ class PathKnowledge:
         return self._sessions._first_mentioned.get(_last_two_parts(relative), self._when) < self._when
 
     def text(self, relative: str, shown: Iterable[str]) -> str | None:
-        """Return the file as the last session that knew all of it did, or None."""
+        """Return the file as known to the last session that knew all of it, or None."""
         roots = self._roots_of_project(shown)
         texts = [
             version for version in self._before_start(self._sessions._texts.get(relative, [])) if version[1] in roots
@@ -502,12 +510,12 @@ class PathKnowledge:
         return texts[-1][2] if texts else None
 
     def is_too_large(self, relative: str, shown: Iterable[str]) -> bool:
-        """Return whether a session found the file too large to be shown at once."""
+        """Return whether a session found the file too large to be shown in one call."""
         roots = self._roots_of_project(shown)
         return any(root in roots for _, root in self._before_start(self._sessions._too_large.get(relative, [])))
 
     def has_name(self, name: tuple[str, str], shown: Iterable[str]) -> bool | None:
-        """Return whether an agent or skill existed the last time it was called, or None if it never was."""
+        """Return whether an agent or skill existed when it was last called, or None if it was never called."""
         roots = self._roots_of_project(shown) or {self._root}
         events = [
             event for event in self._before_start(self._sessions._agents_and_skills.get(name, [])) if event[1] in roots
@@ -518,15 +526,15 @@ class PathKnowledge:
         return sum(self._is_file_in(folder, name, roots) for name in self._sessions._names_in_folder.get(folder, {}))
 
     def _roots_of_project(self, shown_files: Iterable[str]) -> frozenset[str]:
-        """Return the folders in which sessions worked on the same project, the session's own included."""
+        """Return the folders in which sessions worked on the same project, including this session's folder."""
         if self._project_roots is None:
-            # Only files in folders count: README.md or setup.py is at the root of many projects.
+            # Only files in subfolders count: README.md or setup.py is at the root of many projects.
             session_files = [relative for _, relative in self._before_start(self._sessions._roots.get(self._root, []))]
             files = {
                 path for path in (*session_files[-_MAX_COMPARED:], *islice(shown_files, _MAX_COMPARED)) if "/" in path
             }
             if not session_files and len(files) < _MIN_SHARED:
-                return frozenset()  # too few files to recognize the project; more may be shown later
+                return frozenset()  # too few files to identify the project; more may be shown later
             events = (self._before_start(self._sessions._events.get(path, [])) for path in files)
             shared = Counter(
                 root for path_events in events for root in {root for _, root, exists in path_events if exists}
@@ -548,7 +556,7 @@ class PathKnowledge:
 
 
 def _previous_part_id(conversation_id: str) -> str:
-    """Return the id of the part of a session before this one. Parts are separated by summaries and numbered from 0."""
+    """Return the id of the preceding part of a session. Parts are separated by summaries and numbered from 0."""
     session, _, number = conversation_id.rpartition("#")
     return f"{session}#{int(number) - 1}" if number.isdecimal() else ""
 
@@ -558,6 +566,6 @@ def _last_two_parts(path: str) -> str:
 
 
 def _last_time(conversation: Conversation) -> int | None:
-    """Return the last time of a conversation in seconds, or None. Time strings in different zones do not sort."""
+    """Return the latest time in a conversation in seconds, or None. Time strings in different zones do not sort."""
     times = (_seconds_of(turn.timestamp) for turn in conversation.turns if turn.timestamp)
     return max((time for time in times if time is not None), default=None)

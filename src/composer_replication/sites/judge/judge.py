@@ -1,8 +1,8 @@
-"""Predict whether one call fails, from what is known when it is made.
+"""Predict whether a call will fail, using what is known before it runs.
 
 `Judge.verdict` checks a call against the agent's schemas, earlier attempts, and the rules for file tools, shell
 commands, agents and skills. Each verdict names its rule. `Knowledge` combines the sources: the session so far, earlier
-sessions of the project, and a checkout.
+sessions in the project, and a checkout.
 """
 
 from __future__ import annotations
@@ -33,15 +33,15 @@ from composer_replication.sites.rule import USUAL_BLAME
 from composer_replication.types import ToolCall
 
 Says = Literal["ok", "fails", "risky", "unknown"]
-"""The call works, fails, may well fail, or the judge does not know."""
+"""The call works, fails, may well fail, or its outcome is unknown."""
 
 
 @dataclass(frozen=True, slots=True)
 class Judgement:
-    """The verdict on one call, and the rule that decided it. Almost every shell command is `unknown`.
+    """The verdict on one call, and the rule that produced it. Almost every shell command is `unknown`.
 
-    `kind` is the kind of the predicted failure (`sites.KINDS`), or of the failure that the rule is about. `why` is an
-    explanation for people.
+    `kind` is the kind of the predicted failure (`sites.KINDS`), or of the failure that the rule is about. `why` is a
+    human-readable explanation.
     """
 
     says: Says
@@ -54,7 +54,7 @@ UNKNOWN = Judgement("unknown", "no_rule")
 
 
 class Judge:
-    """Predicts the outcome of calls in one session. Its state may grow between two predictions."""
+    """Predicts the outcome of calls in a session. Its state may grow between predictions."""
 
     def __init__(
         self, state: SessionState, *, project: PathKnowledge | None = None, checkout: Checkout | None = None
@@ -63,13 +63,13 @@ class Judge:
         self._knowledge = Knowledge(state, project, checkout)
 
     def verdict(self, call: ToolCall) -> Judgement:
-        """Return the predicted outcome of this call if it were made now."""
+        """Return the predicted outcome of this call if it were run now."""
         if call.raw_arguments is not None:
             return Judgement("fails", "arguments_no_json", "input_validation", "the arguments are not a JSON object")
         violation = _schema_violation(call.name, frozenset(call.arguments))
         if violation is not None:
             return Judgement("fails", "schema", "input_validation", violation)
-        # Edits are excluded: what is known about the file predicts them better than the last attempt.
+        # Edits are excluded: knowledge about the file predicts their outcome better than the last attempt.
         failure = self.state.attempts.last(call)
         if failure is not None and failure.is_unchanged and _is_repeatable(failure.kind) and not is_edit(call.name):
             return Judgement(
@@ -94,12 +94,12 @@ class Judge:
 
 
 def _is_repeatable(kind: str) -> bool:
-    """Return whether the same call fails again. Not so for failing tests, the network or a user's refusal."""
+    """Return whether the same call will fail again, unlike failing tests, network errors or a user's refusal."""
     return USUAL_BLAME.get(kind) in ("model", "unknown")
 
 
 UNKNOWN_COMMAND = Judgement("unknown", "shell", why="the effect of a command cannot be predicted")
-# Programs that fail if a file among their operands is missing.
+# Programs that fail if an operand is a missing file.
 _READERS = word_set("cat head tail wc less nl stat file diff chmod open du tac xxd shellcheck gofmt")
 _READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")  # the first operand is a pattern
 _INTERPRETERS = word_set("source . bash sh zsh python python3 node ruby perl")  # only the first operand is a file
@@ -109,9 +109,9 @@ _MAX_COMMAND = 20_000
 
 
 def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
-    """Judge a command by its steps that certainly run: it fails if one certainly fails, otherwise it is unknown.
+    """Judge a command by the steps that are certain to run: it fails if one of them does, otherwise it is unknown.
 
-    Only a missing folder, file or program is predicted.
+    Only missing folders, files and programs are predicted.
     """
     cwd, tested = knowledge.paths.shell.path, set[str]()
     for step in _unconditional_steps(command):
@@ -132,21 +132,23 @@ def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
             return Judgement("fails", "from_another_folder", "shell_path_missing", "the shell is in another folder")
         elif step.is_shown and any(_is_missing(word, cwd, knowledge) for word in step.files if word not in tested):
             return Judgement("fails", "file_missing", "shell_path_missing", "the file does not exist")
-        tested.update(operands)  # `test -f a && cat a`: a file that an earlier step checks is no surprise
+        tested.update(
+            operands
+        )  # `test -f a && cat a`: a file checked by an earlier step may be missing without failure
     return UNKNOWN_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
 class _Step:
-    """One program of a command, without its folder, and its literal operands."""
+    """One program in a command, with its folder removed, and its literal operands."""
 
     name: str
     operands: tuple[str, ...]
-    is_shown: bool  # its error message is visible, and its failure is that of the whole command
+    is_shown: bool  # its error message is visible, and its failure makes the whole command fail
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The operands that are files and are read."""
+        """The operands that are files to be read."""
         paths = tuple(word for word in self.operands if re.search(r"[/.]", word) and _PATH.fullmatch(word))
         if self.name in _READERS:
             return paths
@@ -156,7 +158,7 @@ class _Step:
 
 
 def _unconditional_steps(command: str) -> Iterator[_Step]:
-    """Yield the steps at the start of a script that certainly run as long as the steps before them succeed."""
+    """Yield the first steps of a script, as long as they are certain to run if the steps before them succeed."""
     if len(command) > _MAX_COMMAND:
         return
     try:
@@ -170,7 +172,7 @@ def _unconditional_steps(command: str) -> Iterator[_Step]:
 
 
 def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_Step]:
-    """Yield the steps of a chain, up to the first one that may not run or that has no fixed program."""
+    """Yield the steps in a chain, up to the first one that may not run or whose program is not fixed."""
     for pipeline in chain.pipelines:
         first = pipeline.commands[0]
         if not isinstance(first, Simple) or pipeline.is_negated:
@@ -190,12 +192,12 @@ def _is_missing(word: str, cwd: str, knowledge: Knowledge) -> bool:
     return knowledge.status(knowledge.paths.absolute(word, cwd)).exists is False or knowledge.is_from_root(word, cwd)
 
 
-_MIN_LENGTH = 24  # characters; shorter texts may be the same without blanks by chance
+_MIN_LENGTH = 24  # characters; shorter texts may coincide by chance once blanks are removed
 _TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
 
 
 def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
-    """Judge a call of a file tool by its path and, for an edit, by whether the file was read and contains the text."""
+    """Judge a call to a file tool by its path and, for an edit, by whether the file was read and contains the text."""
     argument = path_argument(call.arguments)
     if not argument:
         return Judgement("unknown", "no_path")
@@ -230,7 +232,7 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
         return _judge_edit_of_read_file(call, replaces, path, knowledge)
     if writes and knowledge.texts.has_plan and PLANS in path:
         return Judgement("fails", "plan_is_there", "edit_not_read", "the session's plan is in this file")
-    # Writing a whole file, or replacing an empty text, creates the file if it is missing.
+    # Writing a whole file, or replacing an empty text, creates a missing file.
     if writes or (replaces and not replaces[0].old):
         if not status.exists:
             return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
@@ -246,7 +248,7 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
 
 
 def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: Knowledge) -> Judgement:
-    """Judge an edit of a file that was read. A command may have changed the file since, so that it counts as unread."""
+    """Judge an edit of a file that was read. If a command has changed the file since, it may count as unread."""
     rule, kind = "changed_and_too_large", "edit_not_read"
     change = knowledge.change_without_reread(path) if call.name in READ_FIRST else ""
     if change == "surely":
@@ -273,13 +275,13 @@ def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
 
 
 def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, knowledge: Knowledge) -> Judgement:
-    """Judge an edit whose old text is not in what is known about the file."""
+    """Judge an edit whose old text does not occur in the known content of the file."""
     why, old = "the text is not in the file", edit.old.replace("\r\n", "\n")
     if text.is_whole and not text.doubt:
         return Judgement("fails", f"no_match{source}", "edit_no_match", why)
     if text.is_whole and text.doubt < 2:
-        # A person may have changed the file. What people write is mostly committed, so a text that is in no commit is
-        # not in the file, unless they said that they changed something.
+        # A person may have changed the file. Most such changes are committed, so a text that is in no commit is not in
+        # the file, unless the user mentioned a change.
         is_sure = not text.may_be_reworked and knowledge.was_never_committed(path, old)
         rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
         return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
@@ -299,21 +301,22 @@ def _differs_in_blanks(text: FileText, old: str) -> bool:
 
 def _num_matches(text: FileText, old: str) -> int:
     plain = old.replace("\r\n", "\n")
-    # An edit is also tried without its last newline.
+    # An edit is also tried without its final newline.
     return text.count(plain) or (text.count(plain.rstrip("\n")) if plain.rstrip("\n") else 0)
 
 
-# A checkout is of the session's project if it has this fraction of the files shown, given at least so many.
+# A checkout belongs to the session's project if it has this fraction of the files shown, given at least this many.
 _MIN_SHOWN, _MIN_SHARE = 3, 0.5
 _MAX_SHOWN = 50
-# Claude Code's reader refuses a file of more than 25,000 tokens. Words, digits and runs of signs, the pieces below, are
-# about 0.78 of the tokens of program text. Files with very short lines were not measured, so they are not judged.
+# Claude Code's reader refuses files with more than 25,000 tokens. In program text, the number of pieces (words, digits
+# and runs of symbols) is about 0.78 times the number of tokens. Files with very short lines were not measured, so they
+# are not judged.
 _MAX_PIECES = 19_500
 _MIN_PIECES_PER_LINE = 5
 # "x1 = foo()\n" -> "x", "1", "=", "foo", "()", "\n"
 _PIECE = re.compile(r"[A-Za-z]+|\d|[^\sA-Za-z\d]+|\n+")
-# How far the session has mentioned a path -> which sources are trusted if they say that it does not exist. The more of
-# the path was mentioned, the more likely it was created since.
+# How fully the session has mentioned a path -> the sources to trust if they report that the path does not exist. The
+# more of the path was mentioned, the more likely it was created in the meantime.
 _TRUSTED_SOURCES = {
     "only_its_name": ("not_in_checkout", "missing_in_earlier_session"),
     "unseen": ("not_in_checkout", "missing_in_earlier_session", "in_no_earlier_session"),
@@ -323,30 +326,30 @@ _RELATIVE_PATH = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
 
 
 class Knowledge:
-    """All that a verdict may use: the session so far, earlier sessions of the project, a checkout."""
+    """Everything that a verdict may use: the session so far, earlier sessions in the project, a checkout."""
 
     def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
         self.state, self._project, self._checkout = state, project, checkout
-        self._reported_missing: dict[str, set[str]] = {}  # source -> paths that it called missing in a verdict
+        self._reported_missing: dict[str, set[str]] = {}  # source -> paths that it reported missing in a verdict
 
     @property
     def paths(self) -> KnownPaths:
-        """The paths of the session."""
+        """The paths known to the session."""
         return self.state.paths
 
     @property
     def texts(self) -> FileTexts:
-        """The texts of the session's files."""
+        """The file contents known to the session."""
         return self.state.texts
 
     def status(self, path: str) -> PathStatus:
-        """Return whether a path exists: from the session if it knows, otherwise from the other sources."""
+        """Return whether a path exists, from the session if it knows, otherwise from the other sources."""
         status, relative = self.paths.status(path), self.paths.relative(path)
         if status.exists is not None or relative is None:
             return status
         by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
         answers = [answer for answer in (self._in_checkout(relative), by_project) if answer is not None]
-        # One source that has seen the path outweighs all that have not.
+        # A single source that has seen the path outweighs all that have not.
         if any(answer.exists for answer in answers):
             return next(answer for answer in answers if answer.exists)
         is_another_file = self._checkout is not None and _is_another_file(relative, status.why, self._checkout.files)
@@ -357,11 +360,11 @@ class Knowledge:
         return answers[0]
 
     def note_missing(self, path: str, status: PathStatus) -> None:
-        """Record that a verdict used another source. If the path turns up later, that source is no longer trusted."""
+        """Record that a verdict relied on another source, which is no longer trusted if the path turns up later."""
         self._reported_missing.setdefault(status.why, set()).add(path)
 
     def _is_outdated(self, answer: PathStatus) -> bool:
-        """Return whether the session has shown a path since that this source called missing."""
+        """Return whether the session has since shown a path that this source reported missing."""
         missing_paths = self._reported_missing.get(answer.why, ())
         return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
@@ -371,13 +374,13 @@ class Knowledge:
         exists = self._checkout.exists(relative)
         if relative in self._checkout.folders:
             return PathStatus(True, "folder")
-        # A missing file that nobody would commit may still exist in the work tree.
+        # A missing file that is not normally committed may still exist in the work tree.
         if exists is None or (not exists and not _is_committed(relative, self._checkout.files)):
             return None
         return PathStatus(exists, "in_checkout" if exists else "not_in_checkout")
 
     def _is_of_this_project(self, relative: str, checkout: Checkout) -> bool:
-        """Return whether the checkout is of the session's project, judging by its files or the folder of the path."""
+        """Return whether the checkout belongs to the session's project, judging by its files or the path's folder."""
         shown_paths = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
         if len(shown_paths) >= _MIN_SHOWN:
             return sum(path in checkout.files for path in shown_paths) >= _MIN_SHARE * len(shown_paths)
@@ -385,17 +388,17 @@ class Knowledge:
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
 
     def has_name(self, name: tuple[str, str]) -> bool | None:
-        """Return whether an agent or skill exists: from the session, the agent's own list, or earlier sessions."""
+        """Return whether an agent or skill exists, from the session, the agent's own list, or earlier sessions."""
         attempts = self.state.attempts
         if name in attempts.names:
             return attempts.names[name]
-        # The list of agents is complete, unlike that of skills: an error message prints all of them.
+        # Unlike the list of skills, the list of agents is complete: an error message prints all of them.
         if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
             return name[1] in AGENTS | (attempts.agents or frozenset())
         return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
     def is_built_in_command(self, name: str) -> bool:
-        """Return whether the agent has a built-in command of this name, and the project no skill or command."""
+        """Return whether this is a built-in command of the agent, and the project has no such skill or command."""
         definitions = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
         return name in BUILT_IN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
 
@@ -414,9 +417,9 @@ class Knowledge:
         return parent == cwd or not self.paths.status(parent).exists
 
     def text(self, path: str) -> tuple[FileText | None, str]:
-        """Return what is known about a file, and its source as the suffix of a rule ("" for the session).
+        """Return what is known about a file, and its source as a suffix for the rule name ("" for the session).
 
-        A file that the session knows in part is completed from a checkout or an earlier session, if that agrees with
+        If the session knows only part of a file, the rest comes from a checkout or an earlier session that agrees with
         the known lines.
         """
         file_text = self.texts.get(path)
@@ -432,17 +435,17 @@ class Knowledge:
         return file_text, ""
 
     def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
-        """Return whether the file is committed, but no commit of any time has this text in it."""
+        """Return whether the file is committed, but this text is in no commit, earlier or later."""
         relative = self.paths.relative(path)
         if relative is None or self._checkout is None or not self._is_of_this_project(relative, self._checkout):
             return False
         return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
 
     def is_untouched(self, path: str, text: str) -> bool:
-        """Return whether a session that continues after a summary has probably not read this file before it.
+        """Return whether a session that continues after a summary has probably not read this file before the summary.
 
-        That is so if its earlier part is known and did not read the file, or if the text is the same on the default
-        branch: the files that a session has read are mostly those that it has changed.
+        That is so if the earlier part is known and did not read the file, or if the text is the same on the default
+        branch: a session mostly reads the files that it changes.
         """
         relative = self.paths.relative(path)
         if not self.texts.is_continued or self.texts.was_mentioned(path):
@@ -466,19 +469,19 @@ class Knowledge:
         ]
 
     def is_too_large(self, path: str) -> bool:
-        """Return whether a file is too large to be shown at once, from this session, an earlier one or the checkout."""
+        """Return whether a file is too large to be shown in one call, judging by any session or the checkout."""
         if path in self.paths.too_large:
             return True
         relative = self.paths.relative(path)
-        if relative is None or self.texts.was_read_in_full(path):  # shown at once, so it is not too large
+        if relative is None or self.texts.was_read_in_full(path):  # shown in one call, so it is not too large
             return False
         was_refused = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
         return was_refused or self._is_large_in_checkout(relative)
 
     def change_without_reread(self, path: str) -> Change:
-        """Return whether a command has changed a file since it was read, if the file is too large to be read again.
+        """Return how a command has changed a file since it was read, if the file is too large to be read again.
 
-        Claude Code rereads a changed file by itself. If it cannot, the file counts as unread.
+        Claude Code rereads a changed file automatically. If it cannot, the file counts as unread.
         """
         relative = self.paths.relative(path)
         change = "" if relative is None else self.texts.change_by_command(path)
@@ -495,7 +498,7 @@ class Knowledge:
 
 
 def _is_committed(relative: str, files: Collection[str]) -> bool:
-    """Return whether a file of this path would be committed: not in a hidden folder, no private notes at the root."""
+    """Return whether such a file is normally committed: not in a hidden folder, no private notes at the root."""
     folder, _, name = relative.rpartition("/")
     if folder:
         return not any(part.startswith(".") for part in folder.split("/"))
@@ -504,7 +507,7 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
 
 
 def _is_another_file(relative: str, why: str, files: Collection[str]) -> bool:
-    """Return whether a mention may mean another file with the same ending: people leave out the beginning of paths."""
+    """Return whether a mention may refer to another file, since people omit the beginning of paths."""
     if why not in ("its_end_named", "named") or "/" not in relative:
         return False
     end = "/" + (relative if why == "named" else "/".join(relative.split("/")[-2:]))
@@ -512,7 +515,7 @@ def _is_another_file(relative: str, why: str, files: Collection[str]) -> bool:
 
 
 def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
-    """Return the text after successful edits, or None if one of them does not fit, so that the text is another one."""
+    """Return the text after successful edits, or None if an edit does not apply, so that the text cannot be right."""
     for edit in edits:
         count = text.count(edit.old) if edit.old else 0
         if not count or (count > 1 and not edit.everywhere):
@@ -528,7 +531,7 @@ class Parameters(NamedTuple):
     optional: frozenset[str] = frozenset()
 
 
-# The parameters of Claude Code's tools, as it documents them: logs have no schemas. Only tools that refuse unknown
+# The documented parameters of Claude Code's tools, since logs contain no schemas. Only tools that reject unknown
 # parameters are listed.
 PARAMETERS = {
     "Read": Parameters(word_set("file_path"), word_set("offset limit pages")),
@@ -545,21 +548,21 @@ PARAMETERS = {
     ),
 }
 READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
-"""The tools that refuse a file that was not read before. Other agents' editors accept any file."""
+"""The tools that refuse a file that was not read first. Other agents' editors accept any file."""
 PLANS = "/.claude/plans/"
-"""The folder where Claude Code stores plans. A session that carries out a plan has the same file."""
+"""The folder where Claude Code stores plans. A session that carries out a plan has the same plan file."""
 AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
-# The built-in commands of Claude Code. Its Skill tool refuses these names, unless a skill of that name exists.
+# The built-in commands of Claude Code. Its Skill tool refuses these names, unless a skill with that name exists.
 BUILT_IN_COMMANDS = word_set(
     "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
     " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
 )
 NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
-"""The built-in commands that are never skills. A skill with one of the other names may be in a home or a plug-in."""
+"""The built-in commands that are never skills. The other names may belong to skills in a home folder or a plug-in."""
 
 
 def _schema_violation(tool: str, arguments: frozenset[str]) -> str | None:
-    """Return which parameters are missing or unknown, or None if there are none or the tool is not listed."""
+    """Return which parameters are missing or unknown, or None if there are none or the tool has no schema here."""
     parameters = PARAMETERS.get(tool)
     if parameters is None:
         return None

@@ -1,4 +1,4 @@
-"""Judge every call of a conversation in order, and score the verdicts against what really happened.
+"""Judge every call in a conversation in order, and compare the verdicts with the actual outcomes.
 
 score = Score(judged_calls(conversation))
 score.precision, score.share_predicted
@@ -28,10 +28,10 @@ _RESUMED_REPLY = "No response requested."  # what Claude Code writes when a sess
 
 @dataclass(frozen=True, slots=True)
 class JudgedCall:
-    """A call, the verdict before it ran, and its result. `site` is None if it succeeded, `result` if it has none.
+    """A call with its verdict and outcome. `site` is None if the call succeeded, `result` if it was not answered.
 
-    `judge` and its `state` belong to this moment only until the iterator is advanced. At the first call of a turn they
-    know exactly what the model had been shown when it decided.
+    `judge` and its `state` are valid only until the iterator is advanced. At the first call in a turn, they know
+    exactly what the model had been shown when it made its decision.
     """
 
     turn: Turn
@@ -49,12 +49,12 @@ def judged_calls(
     project: PathKnowledge | None = None,
     checkout: Checkout | None = None,
 ) -> Iterator[JudgedCall]:
-    """Yield every call with its verdict, based only on what came before it.
+    """Yield every call with its verdict, based only on what came before the call.
 
     Args:
-        conversation: Whose calls to judge. The calls of one turn count as run one after the other, as agents do.
+        conversation: The conversation to judge. The calls in a turn are treated as sequential, as agents run them.
         sites: The failed calls by call id, if they are already classified.
-        project: What earlier sessions of the project have shown.
+        project: What earlier sessions in the project have shown.
         checkout: The project's files when the conversation began.
     """
     failures = sites if sites is not None else {site.call_id: site for site in find_error_sites(conversation)}
@@ -66,7 +66,7 @@ def judged_calls(
 
 
 def state_at_end(conversation: Conversation) -> SessionState:
-    """Return what a whole conversation has shown. Calls count as failed if the log says so."""
+    """Return what a whole conversation has shown. A call counts as failed if the log marks it as failed."""
     state = SessionState(conversation.cwd)
     for _ in _calls(conversation, {}, state):
         pass
@@ -74,7 +74,7 @@ def state_at_end(conversation: Conversation) -> SessionState:
 
 
 def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
-    """Return what conversations have shown by their ends, for judging later ones."""
+    """Return what conversations have shown by their ends, for judging later conversations."""
     sessions = EarlierSessions()
     for conversation in conversations:
         sessions.add(conversation, state_at_end(conversation))
@@ -85,7 +85,7 @@ def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
 def _calls(
     conversation: Conversation, failures: Mapping[str, ErrorSite], state: SessionState
 ) -> Iterator[tuple[Turn, ToolCall, ToolResult | None, ErrorSite | None]]:
-    """Yield every call with its result and error site. The state learns of it only when the iterator is advanced."""
+    """Yield every call with its result and error site. The state is updated only when the iterator is advanced."""
     results = {result.call_id: result for turn in conversation.turns for result in turn.results}
     for turn in conversation.turns:
         for call in turn.calls:
@@ -96,19 +96,19 @@ def _calls(
                 state.add(call, result.text, failed=failed, kind=site.kind if site else "")
         if turn.role != "assistant":
             state.add_message(turn.text)
-        # The log does not show that the agent was left, only that the session was resumed. It counts as an exit.
+        # The log does not show that the agent was exited, only that the session was resumed, which counts as an exit.
         elif turn.text.strip() == _RESUMED_REPLY:
             state.add_message(AGENT_EXIT)
 
 
-# The judge cannot foresee what the user or the harness refuses, or whether a test passes. Such failures are not scored.
+# The judge cannot foresee refusals by the user or the harness, or whether a test passes. Such failures are not scored.
 _BLAMES_LEFT_OUT = frozenset({"user", "harness", "task"})
 _ORDER: tuple[Says, ...] = ("fails", "risky", "ok", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
 class RuleScore:
-    """How often one rule decided (`said`), how often the call then failed, and how often with the predicted kind."""
+    """How often a rule decided (`said`), how often the call then failed, and how often with the predicted kind."""
 
     says: Says
     rule: str
@@ -133,9 +133,9 @@ class KindScore:
 
 
 class Score:
-    """How often the judge was right: by rule, by kind of failure, and in total.
+    """The accuracy of the judge: by rule, by kind of failure, and in total.
 
-    Only the verdict `fails` is a prediction. It is right if the call failed, whatever the kind.
+    Only the verdict `fails` is a prediction. It counts as right if the call failed, whatever the kind.
     """
 
     def __init__(self, calls: Iterable[JudgedCall] = ()) -> None:
@@ -179,28 +179,28 @@ class Score:
 
     @property
     def num_false(self) -> int:
-        """The number of good calls that were predicted to fail."""
+        """The number of successful calls that were predicted to fail."""
         return sum(row.said - row.failed for row in self.rules if row.says == "fails")
 
     @property
     def precision(self) -> float | None:
-        """The fraction of predictions that were right, or None without predictions."""
+        """The fraction of predictions that were right, or None if there were no predictions."""
         num_predictions = self.num_predicted + self.num_false
         return self.num_predicted / num_predictions if num_predictions else None
 
     @property
     def share_predicted(self) -> float | None:
-        """The fraction of failures that were predicted (recall), or None without failures."""
+        """The fraction of failures that were predicted (recall), or None if there were no failures."""
         return self.num_predicted / self.num_failures if self.num_failures else None
 
     @property
     def false_per_thousand(self) -> float | None:
-        """The number of false predictions per 1,000 good calls, or None without good calls."""
+        """The number of false predictions per 1,000 successful calls, or None if there were no successful calls."""
         return 1000 * self.num_false / self.num_good if self.num_good else None
 
     @property
     def rules(self) -> list[RuleScore]:
-        """The scores by rule: `fails` first, then `risky`, `ok` and `unknown`, each with the most frequent first."""
+        """The scores by rule: `fails` first, then `risky`, `ok` and `unknown`, the most frequent first within each."""
         rows = [
             RuleScore(*key, count, self._num_failed_by_verdict[key], self._num_of_kind_by_verdict[key])
             for key, count in self._num_calls_by_verdict.items()

@@ -1,7 +1,7 @@
-"""Rules for tools that read, search and change files, for other tools, and for work that failed in a shell.
+"""Rules for tools that read, search and change files, for other tools, and for failed work in a shell.
 
-Messages of tools are searched only at the start of the result, since a file may contain any text further down. Failed
-tests, checks, builds and programs are searched in every line of a shell's output.
+Messages from tools are searched only at the start of the result, since a file may contain any text further down. A
+shell's output is searched line by line for failed tests, checks, builds and programs.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ EDITS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.96,
     ),
-    # apply_patch, also when a shell runs it: "Failed to read file to update a.py: No such file or directory"
+    # apply_patch, also when run by a shell: "Failed to read file to update a.py: No such file or directory"
     rule(
         "file_not_found",
         r".{0,80}Failed to read (?:the )?file to update",
@@ -92,7 +92,7 @@ EDITS: tuple[FailureRule, ...] = (
         confidence=0.96,
     ),
 )
-# The tool itself is broken, whatever it was asked to do.
+# The tool itself is broken, whatever it was called with.
 TOOL_FAULTS: tuple[FailureRule, ...] = (
     # "Error: spawn /usr/bin/rg ENOENT"; "The kernel died"
     rule(
@@ -113,7 +113,7 @@ TOOL_FAULTS: tuple[FailureRule, ...] = (
         where="start",
     ),
 )
-# Patches that a shell command applied.
+# Patches applied by a shell command.
 PATCHES: tuple[FailureRule, ...] = (
     # "apply_patch verification failed: Failed to find expected lines in a.py"; "Hunk #1 FAILED at 3."
     rule(
@@ -127,7 +127,7 @@ PATCHES: tuple[FailureRule, ...] = (
             word in command.text for word in ("apply_patch", "git apply", "patch ", "git am")
         ),
     ),
-    # Functions for files that are called in a cell of Python: "ERROR: File src/a.py not found" -> "src/a.py"
+    # File functions called in a Python cell: "ERROR: File src/a.py not found" -> "src/a.py"
     rule(
         "file_not_found",
         r"^(?:\[?ERROR: )?File (\S{1,300}?) (?:not found|does not exist)",
@@ -138,7 +138,7 @@ PATCHES: tuple[FailureRule, ...] = (
             match[1] in command.text and ("ERROR" in match[0] or any(map(command.calls, AGENT_COMMANDS)))
         ),
     ),
-    # The same functions, on a replacement: "ERROR: No match found"; not "No match found"
+    # The same functions, failing to replace text: "ERROR: No match found"; not "No match found"
     rule(
         "edit_no_match",
         r"^\[?ERROR: .{0,80}(?:No match found|to_replace|did not appear)",
@@ -211,7 +211,7 @@ READS: tuple[FailureRule, ...] = (
         confidence=0.94,
     ),
 )
-# Tools that are neither shells nor file tools. Their texts are too diverse to blame the model.
+# Tools that are neither shells nor file tools. Their messages are too diverse to blame the model.
 OTHER_TOOLS: tuple[FailureRule, ...] = (
     # "MCP server github is not connected"
     rule(
@@ -223,7 +223,7 @@ OTHER_TOOLS: tuple[FailureRule, ...] = (
         where="start",
         blame="harness",
     ),
-    # A language server's answer: `[{"severity": 1, "message": "unused import"}]`
+    # A diagnostic from a language server: `[{"severity": 1, "message": "unused import"}]`
     rule(
         "lint_or_typecheck",
         r".{0,200}\"(?:diagnostics|severity)\"\s*:",
@@ -253,7 +253,7 @@ OTHER_TOOLS: tuple[FailureRule, ...] = (
 # ---- The work itself: failed tests, linters, compilers and programs, anywhere in a shell's output --------------------
 
 TESTS: tuple[FailureRule, ...] = (
-    # The test runner's own lines: "FAILED tests/test_a.py::test_b"; "--- FAIL: TestParse (0.00s)"; "not ok 3 parses";
+    # Lines printed by test runners: "FAILED tests/test_a.py::test_b"; "--- FAIL: TestParse (0.00s)"; "not ok 3 parses";
     # not "0 failed"
     rule(
         "test_failure",
@@ -332,7 +332,7 @@ BUILDS: tuple[FailureRule, ...] = (
 
 
 def _is_foreign_package(match: re.Match[str], command: Command) -> bool:
-    """Whether a missing module is a package from elsewhere: the project's modules occur in paths and commands."""
+    """Whether a missing module is an external package: modules of the project appear in paths and commands."""
     name = next((group for group in match.groups() if group), "").strip("'\"").partition(".")[0]
     if not name:
         return True
@@ -341,7 +341,7 @@ def _is_foreign_package(match: re.Match[str], command: Command) -> bool:
     return project_path.search(command.text) is None and project_path.search(match.string[: match.start()]) is None
 
 
-# The run could not start because a package is not installed: that is the machine, not the work.
+# The run could not start because a package is not installed, so the machine is the cause, not the work.
 NOT_INSTALLED: tuple[FailureRule, ...] = (
     # "/usr/bin/python3: No module named pytest" -> "pytest"; not "ModuleNotFoundError: No module named 'pytest'"
     rule(
@@ -378,7 +378,7 @@ NOT_INSTALLED: tuple[FailureRule, ...] = (
     ),
 )
 PROGRAMS: tuple[FailureRule, ...] = (
-    # Checkers are named in what failed. One that found nothing is named too, so this alone shows no failure.
+    # Checkers named in a failure. A successful checker is named too, so this alone does not prove a failure.
     # "error Command failed: eslint ."
     rule(
         "lint_or_typecheck",

@@ -1,12 +1,12 @@
-"""Rules for the harness's messages: calls that it refused, and calls that it could not make.
+"""Rules for messages from the harness: calls that it refused, and calls that it could not run.
 
 A refusal is the whole result, so it is searched only at the start. A program may print the same words about something
-else, but rarely as the first thing.
+else, but rarely at the start of its output.
 
-That the call itself was wrong (no such tool, wrong arguments) is believed depending on the tool. Sentences that only a
-harness writes count for every tool. File tools may also complain about their parameters. A server's tool also reports
-what failed on its own side, so there the message has to be about the arguments. For a shell only the harness's
-sentences count, since programs print anything.
+Whether a message proves that the call itself was wrong (no such tool, wrong arguments) depends on the tool. Sentences
+that only a harness writes count for every tool. File tools may also complain about their parameters. A tool on an MCP
+server also reports failures of the server, so its message has to be about the arguments. For a shell, only sentences
+from a harness count, since programs print arbitrary text.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ REFUSALS: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.98,
     ),
-    # An interruption after the output so far: "12 passed\n[Request interrupted by user for tool use]"
+    # An interruption after partial output: "12 passed\n[Request interrupted by user for tool use]"
     rule(
         "user_interrupt",
         r"^\[Request interrupted by user(?: for tool use)?\]\s*\Z|^(?:aborted"
@@ -97,7 +97,7 @@ _TOOL = rf"{_QUOTE}(?P<thing>[\w.:-]{{1,100}}){_QUOTE}"
 
 def _names_the_tool(match: re.Match[str], command: Command) -> bool:
     tool = (match["thing"] or match["other"] or match["third"] or "").rstrip(".:-")
-    # The message may contain the full name of a server's tool: "mcp__github__search" for "search".
+    # The message may contain the full name of an MCP tool: "mcp__github__search" for "search".
     return re.split(r"__|::|/", tool)[-1].lower() in command.words or tool in command.words
 
 
@@ -122,7 +122,7 @@ TOOL_NAME: tuple[FailureRule, ...] = (
     ),
 )
 
-# Sentences about arguments that only a harness writes, for any tool.
+# Sentences about arguments that only a harness writes, whatever the tool.
 HARNESS_SENTENCES: tuple[FailureRule, ...] = (
     # "InputValidationError: Edit failed"; "failed to parse function arguments: missing field `command`"
     rule(
@@ -139,7 +139,7 @@ HARNESS_SENTENCES: tuple[FailureRule, ...] = (
 
 
 def _is_about_arguments(match: re.Match[str], _: Command) -> bool:
-    """Whether the message is about the call's arguments, not about what failed on the server's side."""
+    """Whether the message is about the arguments of the call, rather than a failure on the server."""
     text = match.string[:400]
     return _SERVER_SIDE.search(text) is None and _ENVIRONMENT_VARIABLE.search(text) is None
 
@@ -150,11 +150,11 @@ def _names_a_parameter(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_this_function(match: re.Match[str], command: Command) -> bool:
-    """Whether the function in the message is the tool itself, not one that it calls."""
+    """Whether the function in the message is the tool itself, rather than a function that the tool calls."""
     return match["thing"] is None or (match["thing"] in command.words and _is_about_arguments(match, command))
 
 
-# These words show that a message is not about arguments.
+# Words which show that a message is not about the arguments.
 # "structured content does not match"; "API_KEY is not set"; not "missing required parameter 'query'"
 _SERVER_SIDE = re.compile(
     r"structured content|output schema|Response\b|environment|__init__|config|DOCTYPE|\benv\b|API[_ ]KEY|/etc/"
@@ -249,7 +249,7 @@ FILE_ARGUMENTS: tuple[FailureRule, ...] = (
     ),
 )
 
-# A value that the tool does not offer.
+# A value that the tool does not accept.
 MISUSES: tuple[FailureRule, ...] = (
     # "Unknown skill: deploy"; "Task abc123 is not running"; not "the skill works"
     rule(

@@ -1,7 +1,7 @@
-"""Rules for shell commands that failed because of the machine or the network, and for the model's slips.
+"""Rules for shell commands that failed because of the machine or the network, and for slips by the model.
 
-A slip names something that does not exist: a program, a path, a branch. It counts as the model's only if the message is
-about something in the command itself. A script that cannot find its own files was not typed wrong.
+A slip names something that does not exist: a program, a path, a branch. It counts as the model's error only if the
+message concerns something in the command itself. If a script cannot find its files, the command was not mistyped.
 """
 
 from __future__ import annotations
@@ -18,14 +18,14 @@ from composer_replication.sites.actions.shell_command import (
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 
-# Shells answer in the user's language: in English, German, French, Spanish, Portuguese, Italian, Russian, Chinese,
+# Shells print messages in the user's language: English, German, French, Spanish, Portuguese, Italian, Russian, Chinese,
 # Japanese or Korean.
 _NO_COMMAND = (
     r"(?:command not found|not found|Befehl nicht gefunden|Kommando nicht gefunden|commande introuvable"
     r"|orden no encontrada|comando não encontrado|comando non trovato|команда не найдена|未找到命令|找不到命令"
     r"|コマンドが見つかりません|명령어를 찾을 수 없음)"
 )
-# Without "not found", which in front of a name is also a message about files.
+# Without "not found", which before a name may also be a message about files.
 _NO_COMMAND_IN_FRONT = _NO_COMMAND.replace("|not found", "")
 _NO_COMMAND_WORDS = (
     *("not found", "nicht gefunden", "introuvable", "no encontrada", "não encontrado", "non trovato", "не найдена"),
@@ -131,7 +131,7 @@ MACHINE: tuple[FailureRule, ...] = (
         confidence=0.7,
         accept=lambda match, command: not _is_slip(match, command),
     ),
-    # A script or a Makefile that calls a program: "/usr/bin/env: ‘node’: No such file or directory";
+    # A script or a Makefile that calls a missing program: "/usr/bin/env: ‘node’: No such file or directory";
     # "make: tsc: No such file or directory"
     rule(
         "cmd_not_found",
@@ -142,7 +142,7 @@ MACHINE: tuple[FailureRule, ...] = (
         blame="env",
     ),
 )
-# The harness withheld the output, whatever the command was.
+# The harness withheld the output, regardless of the command.
 WITHHELD: tuple[FailureRule, ...] = (
     # mini-swe-agent: "<returncode>0</returncode>\n<warning>\nThe output of your last command was too long."
     rule(
@@ -171,11 +171,11 @@ _NO_FILE_WORDS = (
 
 
 _IS_DIRECTORY = r"(?:Is a directory|Ist ein Verzeichnis|est un dossier|Es un directorio|是一个目录|ディレクトリです)"
-# Quotes of all languages: "rm: 'build/a': No such file or directory" -> "build/a"
+# Quotation marks in all languages: "rm: 'build/a': No such file or directory" -> "build/a"
 _QUOTED = re.compile(r"['\"`‘’“”«»「」]([^'\"`‘’“”«»「」]{1,300})['\"`‘’“”«»「」]")
 # mv on macOS: "mv: rename a.txt to b/a.txt: No such file or directory" -> "a.txt"
 _RENAME_SOURCE = re.compile(r"\brename (\S{1,300}) to ")
-# Commands that ask git a question or another machine for something: "git rev-parse HEAD~9"; not "git checkout main"
+# Commands that query git, or exchange data with another machine: "git rev-parse HEAD~9"; not "git checkout main"
 _GIT_QUERY = re.compile(r"\b(?:rev-parse|merge-base|show-ref|ls-remote|submodule|clone|fetch|pull|push|remote)\b")
 # At the start of a line: "bash: line 1: foo: command not found"; "/bin/sh: 1: foo: not found";
 # not "build: line 12: foo: not found"
@@ -211,17 +211,19 @@ def _is_slip(match: re.Match[str], command: Command) -> bool:
 
 
 def _similar_commands(name: str) -> list[str]:
-    """Return the well-known command that this name is a misspelling of, if there is one."""
+    """Return a list with the well-known command that this name is a misspelling of, or an empty list."""
     return difflib.get_close_matches(name, WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
 
 
 def _in_script(line: str) -> bool:
-    """Whether a script failed (`build.sh: line 12: foo: …`), not the command as typed (`bash: line 1: foo: …`)."""
+    """Whether a script failed (`build.sh: line 12: foo: …`), rather than the command as typed
+    (`bash: line 1: foo: …`).
+    """
     return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
 
 
 def _names_its_path(match: re.Match[str], command: Command) -> bool:
-    """Whether the shell, or a program of the command, complains about a path in the command."""
+    """Whether the message comes from the shell or a program in the command, and concerns a path in the command."""
     line = match.string
     if _in_script(line) or command.is_remote or _NOT_ABOUT_A_PATH.search(line) or not command.is_own(line):
         return False
@@ -230,16 +232,16 @@ def _names_its_path(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_about_git_command(match: re.Match[str], command: Command) -> bool:
-    """Whether git says this about the command itself. A script, a build or a hook may run other git commands."""
+    """Whether a git message is about the command itself. A script, a build or a hook may run other git commands."""
     is_summary = _SUMMARY.search(match[0]) is not None
     if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
         return False
-    # "nothing to commit" is the normal answer of `git status`.
+    # "nothing to commit" is the normal output of `git status`.
     return not (is_summary and "git status" in command.text)
 
 
 SLIPS: tuple[FailureRule, ...] = (
-    # As in MACHINE, and PowerShell: "The term 'grep' is not recognized as a name of a cmdlet" -> "grep"
+    # As in MACHINE, plus PowerShell: "The term 'grep' is not recognized as a name of a cmdlet" -> "grep"
     rule(
         "cmd_not_found",
         rf"^(?:.{{0,80}}: )?(?:line \d+: |\d+: )?([\w.+@/-]{{1,80}}): {_NO_COMMAND}\W?$"
@@ -320,7 +322,7 @@ SLIPS: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=_is_about_git_command,
     ),
-    # Whatever else git says that it cannot do, from a lone command that does not just ask.
+    # Any other refusal by git, from a single command that is not a query.
     # "fatal: cannot do that now"; not "fatal: unable to access 'https://example.invalid/'"
     rule(
         "git_state",

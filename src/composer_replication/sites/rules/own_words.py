@@ -1,7 +1,7 @@
-"""Rules for single programs: what each says when it was called wrongly, looked up by the programs of the command.
+"""Rules for usage errors in the wording of single programs, looked up by the programs in the command.
 
-A runner (`npx`, `make`, `go run`) runs code of the project, whose output is the work. The sentences below are the
-runner's own, so the code had not started yet. A name in the message must have been typed.
+A runner (`npx`, `make`, `go run`) runs code from the project, whose output belongs to the work. The sentences below
+are printed by the runner itself before that code starts. A name in the message must have been typed.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 from composer_replication.sites.rules.typed import captured_name
 
-# The arguments of these contain the name of another program.
+# Programs whose arguments contain the name of another program.
 _STARTERS = word_set("npx bunx npm pnpm yarn bun uv uvx poetry pipx pdm hatch rye mise asdf direnv dotenv bundle")
 _QUOTES = "'\"`\u2018\u2019"
-# Each block begins with the programs and the kind of failure. Each line below gives a word that every such message
-# contains, in lower case, and the pattern of the message after " ~ ". A `'` in a pattern matches any quote.
+# Each block starts with its programs and the kind of failure. Each line below contains a word that occurs in every such
+# message, in lower case, and the pattern of the message after " ~ ". A `'` in a pattern matches any quotation mark.
 # For example, under "git: shell_path_missing":
 # "fatal: pathspec ':(glob)src/*.rs' did not match any files" -> "src/*.rs";
 # not "fatal: pathspec 'src' did not match any files"
@@ -187,7 +187,7 @@ psql sqlite3: api_misuse
 
 
 def _is_typed(match: re.Match[str], command: Command) -> bool:
-    """Whether the name in the message, or the end of that path, was typed: programs print absolute paths."""
+    """Whether the name in the message, or the end of its path, was typed: programs print absolute paths."""
     name = captured_name(match)
     if not name or name in command.text or name.lstrip("-") in command.words:
         return True
@@ -196,12 +196,12 @@ def _is_typed(match: re.Match[str], command: Command) -> bool:
 
 
 def _any_quotes(pattern: str) -> str:
-    """Return the pattern with every `'` replaced by a class of all quotes, inside negated classes too."""
+    """Return the pattern with every `'` replaced by a class of all quotation marks, also inside negated classes."""
     return f"[^{_QUOTES}".join(part.replace("'", f"[{_QUOTES}]") for part in pattern.split("[^'"))
 
 
 def _rules_by_program() -> Mapping[str, tuple[FailureRule, ...]]:
-    """Return the rules of the table by program; each block becomes one rule."""
+    """Return the rules in the table by program. Each block becomes one rule."""
     by_program: dict[str, list[FailureRule]] = defaultdict(list)
     for block in re.split(r"\n(?=\w)", _TABLE.strip()):
         head, *rows = block.split("\n")
@@ -219,7 +219,7 @@ _RULES = _rules_by_program()
 
 
 def program_rules(command: Command) -> Iterator[FailureRule]:
-    """Yield the rules for the programs of this command."""
+    """Yield the rules for the programs in this command."""
     names = {name for name, _ in command.programs}
     if not names.isdisjoint(_STARTERS):
         names |= command.words & _RULES.keys()

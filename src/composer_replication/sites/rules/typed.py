@@ -1,8 +1,8 @@
-"""Check that a message about wrong use is about the command, and define the rules for shell syntax and for services.
+"""Check that a message about wrong use concerns the command, and define the rules for shell syntax and services.
 
-A message counts only if it is about something in the command and comes from a familiar program, one that every machine
-may have. A program of the project does not count: if an option is still missing, that is the work, and the run was
-meant to show it.
+A message counts only if it is about something in the command and comes from a familiar program, one that any machine
+may have. Programs of the project do not count: if an option does not exist yet, adding it is the work, and the run was
+meant to test that.
 """
 
 from __future__ import annotations
@@ -14,17 +14,17 @@ from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 
 _QUOTES = "'\"`‘’“”«»,;:)"
-# These run code of the project, or take options that plugins add.
+# Programs that run code from the project, or whose plugins add options.
 _RUNS_PROJECT_CODE = frozenset(
     (name, "run") for name in ("go", "cargo", "npm", "yarn", "bun", "pnpm", "uv", "poetry", "dotnet", "mix", "docker")
 ) | {("npm", "start"), ("npm", "exec"), ("deno", "run"), ("deno", "task")}
 _HAS_PLUGINS = word_set("pytest py.test npx rails mvn gradle java node ruby php make flask celery alembic task just")
-# If these do not name what they complain about, it is in a file, which is the work.
+# If these programs do not name the source of an error, it is in a file and thus part of the work.
 _READS_PROJECT_FILES = word_set(
     "terraform tofu helm kubectl ansible kustomize docker podman tsc eslint webpack vite cargo rustc javac swift dotnet"
     " bazel cmake ninja gcc g++ clang cc buf protoc sqlc alembic psql mysql sqlite3 mix elixir python python3"
 )
-# A run of tests, a build or a script prints messages of programs inside it.
+# Tests, builds and scripts print messages from the programs that they run.
 # "pytest -q"; "./deploy.sh"; not "git status"
 _RUNS_TESTS_OR_SCRIPTS = re.compile(
     r"\b(?:tests?|spec|check|lint|vet|make|jest|vitest|mocha|pytest|tox|rspec|ctest|bench|ci|e2e|pre-commit)\b|\.sh\b"
@@ -32,7 +32,7 @@ _RUNS_TESTS_OR_SCRIPTS = re.compile(
 
 # "git commit --help"; "tar -h"; not "ls -hl"
 _ASKS_FOR_HELP = re.compile(r"help|\s-[h?](?:\s|$)")
-# In zsh the variable path is PATH, so a loop over it hides all programs.
+# In zsh, the variable `path` is PATH, so a loop over it makes all programs unavailable.
 # "for path in src tests; do ls $path; done"; not "ls $path"
 _SETS_ZSH_PATH = re.compile(r"(?:^|[;&\n(]\s{0,8}|\b(?:local|export|for) )path(?:=| in )")
 
@@ -43,22 +43,22 @@ def _is_familiar_program(program: tuple[str, str]) -> bool:
 
 
 def runs_familiar_only(command: Command) -> bool:
-    """Whether the command runs familiar programs only, and none of the project."""
+    """Whether the command runs only familiar programs, and none from the project."""
     return bool(command.programs) and all(map(_is_familiar_program, command.programs))
 
 
 def is_from_familiar(match: re.Match[str], command: Command) -> bool:
-    """Whether the message comes from a familiar program: there are no others, or the line begins with its name."""
+    """Whether the message comes from a familiar program: no others are run, or the line begins with its name."""
     return runs_familiar_only(command) or _begins_with_familiar(match, command)
 
 
 def captured_name(match: re.Match[str]) -> str:
-    """Return the name that the rule captured, without quotes; empty if there is none."""
+    """Return the name that the rule captured, without quotes, or "" if it captured none."""
     return next((group for group in match.groups() if group), "").strip(_QUOTES)
 
 
 def is_argument(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured name is in the command, as an argument of familiar programs only."""
+    """Whether the captured name is in the command, as an argument to familiar programs only."""
     name = captured_name(match)
     if not name or name not in command.text:
         return False
@@ -67,14 +67,14 @@ def is_argument(match: re.Match[str], command: Command) -> bool:
 
 
 def is_option_without_dashes(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured option, which the message names without its dashes, was passed to familiar programs only."""
+    """Whether the captured option, which the message prints without dashes, was passed to familiar programs only."""
     option = captured_name(match).lstrip("-")
     programs = command.programs_with_argument(f"-{option}")
     return bool(option) and bool(programs) and all(map(_is_familiar_program, programs))
 
 
 def is_option_letter(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured letter is one of several after one dash, as in `ls -lqZ`."""
+    """Whether the captured letter is in a group of letters after a single dash, as in `ls -lqZ`."""
     letter = re.escape(next(group for group in match.groups() if group))
     # For the letter Z: "ls -lZ"; not "ls --Zero"
     is_typed = re.search(rf"\s-\w{{0,8}}{letter}", command.text) is not None
@@ -82,24 +82,24 @@ def is_option_letter(match: re.Match[str], command: Command) -> bool:
 
 
 def _begins_with_familiar(match: re.Match[str], command: Command) -> bool:
-    """Whether the line begins with the name of a familiar program that the command calls."""
+    """Whether the line begins with the name of a familiar program in the command."""
     name = match.string.partition(":")[0].strip().rpartition("/")[2]
     return name in FAMILIAR and name not in _HAS_PLUGINS and command.calls(name)
 
 
 def is_argument_or_script(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured name was typed, as an argument of a familiar program or as a script (`npm run NAME`)."""
+    """Whether the captured name was typed, as an argument to a familiar program or as a script (`npm run NAME`)."""
     name = captured_name(match)
     return is_argument(match, command) or ("script" in match[0].lower() and bool(name) and name in command.text)
 
 
 def is_about_command_line(_: re.Match[str], command: Command) -> bool:
-    """Whether the message is about the command line. Programs that read files may mean a file instead."""
+    """Whether the message is about the command line, rather than a file that a program read."""
     return runs_familiar_only(command) and not any(name in _READS_PROJECT_FILES for name, _first in command.programs)
 
 
 def is_typed_path(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured path was typed, and was looked up by a familiar program in the current folder."""
+    """Whether the captured path was typed and a familiar program looked it up in the current folder."""
     path = captured_name(match).removeprefix("./").rstrip("/.")
     words = {word.strip("'\"`").removeprefix("./").rstrip("/.") for word in command.text.split()}
     is_typed = any(len(word) > 1 and (path == word or path.endswith(f"/{word}")) for word in words)
@@ -107,7 +107,7 @@ def is_typed_path(match: re.Match[str], command: Command) -> bool:
 
 
 def shows_its_usage(match: re.Match[str], command: Command) -> bool:
-    """Whether the usage text is that of a familiar program of the command, which did not ask for help."""
+    """Whether the usage text comes from a familiar program in the command, and the command did not ask for help."""
     is_familiar_usage = any(_is_familiar_program(program) for program in command.programs if program[0] == match[1])
     return is_familiar_usage and _ASKS_FOR_HELP.search(command.text) is None
 
@@ -118,24 +118,24 @@ def is_typed_target(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_written_inline(_: re.Match[str], command: Command) -> bool:
-    """Whether the program is in the command: after an option such as `-c`, or in a here-document."""
+    """Whether the program text is in the command: after an option such as `-c`, or in a here-document."""
     # "python -c 'x = 1'"; "node <<EOF"; not "python app.py"
     return re.search(r"\s-(?:c|e|r|p|E|ne|pe|-eval|-command)\b|<<", command.text) is not None
 
 
 def is_local(_: re.Match[str], command: Command) -> bool:
-    """Whether the command runs on this machine: over ssh another shell reads it."""
+    """Whether the command runs on this machine. Over ssh, another shell interprets it."""
     return not command.is_remote
 
 
 def _is_unquoted(match: re.Match[str], command: Command) -> bool:
-    """Whether the word without a match was meant as text. For a plain file pattern, no match is an answer."""
+    """Whether the unmatched word was meant as text. For a plain file pattern, no match is a valid answer."""
     word = match[1] or match[2]
     return word in command.text and (word.startswith("-") or any(character in word for character in "?[=^(#~"))
 
 
 def _is_text_in_backticks(match: re.Match[str], command: Command) -> bool:
-    """Whether the missing command is text in backticks, a whole command in one variable, or hidden by a lost PATH."""
+    """Whether the missing command is text in backticks, a whole command in a variable, or hidden by a lost PATH."""
     missing_command, text = captured_name(match), command.text
     if missing_command.partition(" ")[0] in FAMILIAR and " " not in missing_command:
         return "not found: " in match[0] and _SETS_ZSH_PATH.search(text) is not None
@@ -145,7 +145,7 @@ def _is_text_in_backticks(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_replaced_pattern(_: re.Match[str], command: Command) -> bool:
-    """Whether a pattern of `find` has no quotes, so that the shell may replace it."""
+    """Whether a pattern for `find` is unquoted, so that the shell may expand it."""
     # "find . -name *.py"; not "find . -name '*.py'"
     return re.search(r"-(?:i?name|path)\s+[^'\"\s\\]*[*?]", command.text) is not None
 
@@ -155,7 +155,7 @@ def _runs_service_client(_: re.Match[str], command: Command) -> bool:
 
 
 def _names_remote_address(_: re.Match[str], command: Command) -> bool:
-    """Whether the command names an address outside this machine and the local network."""
+    """Whether the command contains an address outside this machine and the local network."""
     # "curl https://example.invalid/a"; not "curl http://localhost:8000"
     return (
         runs_familiar_only(command)
@@ -169,19 +169,19 @@ def is_direct_call(_: re.Match[str], command: Command) -> bool:
 
 
 def is_from_familiar_alone(match: re.Match[str], command: Command) -> bool:
-    """Whether the line begins with the name of a familiar program, and the command runs no others."""
+    """Whether the line begins with the name of a familiar program, and the command runs only familiar programs."""
     return _begins_with_familiar(match, command) and runs_familiar_only(command)
 
 
-# ---- What the shell, or a program that takes a script, could not parse ----------------------------------------------
+# ---- Syntax errors from the shell, or from a program that takes a script ---------------------------------------------
 
-# How a shell begins a message: "bash: line 3: ", "zsh:1: ", "(eval):1: ", "/bin/sh: 1: ".
+# The prefix of a shell's message: "bash: line 3: ", "zsh:1: ", "(eval):1: ", "/bin/sh: 1: ".
 _SHELL_PREFIX = (
     r"^(?:(?:/\S{0,40}/)?(?:bash|sh|zsh|dash|ksh|fish)(?:: eval)?|-?bash|\(eval\)|eval)(?:: -c)?(?::[\w\[]{1,20})?"
     r"(?:: line \d+|[: ]+\d+)?: "
 )
 SYNTAX: tuple[FailureRule, ...] = (
-    # bash, zsh, dash and fish on what they cannot read.
+    # Syntax errors in bash, zsh, dash and fish.
     # "bash: -c: line 1: syntax error near unexpected token `('"; "zsh: event not found: /usr";
     # not "syntax error in main.go"
     rule(
@@ -239,7 +239,7 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=_is_unquoted,
     ),
-    # Words in backticks, or in a variable, that the shell took for a command.
+    # Words in backticks, or in a variable, that the shell interpreted as a command.
     # "zsh: command not found: make test" -> "make test"; "bash: line 3: a.yaml: command not found" -> "a.yaml"
     rule(
         "shell_syntax",
@@ -251,7 +251,7 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=_is_text_in_backticks,
     ),
-    # A pattern without quotes, which the shell replaced by the names of files.
+    # An unquoted pattern that the shell expanded to file names.
     # "find: paths must precede expression: b.py"; "find: b.py: unknown primary or operator" -> "b.py"
     rule(
         "shell_syntax",
@@ -261,7 +261,7 @@ SYNTAX: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=_is_replaced_pattern,
     ),
-    # Programs that take a script of their own.
+    # Programs with a scripting language of their own.
     # "jq: error: syntax error, unexpected INVALID_CHARACTER"; "sed: -e expression #1, char 4: unknown command";
     # "rg: regex parse error:"; not "jq: error (at <stdin>:1): Cannot index number"
     rule(
@@ -285,7 +285,7 @@ SYNTAX: tuple[FailureRule, ...] = (
         channels="shell",
         confidence=0.85,
     ),
-    # Interpreters, on a program from the command line or from stdin.
+    # Interpreters, for a program on the command line or on stdin.
     # `  File "<string>", line 1`; "-e:1: syntax error"; not `  File "app.py", line 1`
     rule(
         "shell_syntax",
@@ -372,7 +372,7 @@ SERVICES: tuple[FailureRule, ...] = (
         confidence=0.7,
         accept=_names_remote_address,
     ),
-    # A jq filter that does not fit its input: "jq: error (at <stdin>:1): Cannot iterate over null (null)"
+    # A jq filter that does not match its input: "jq: error (at <stdin>:1): Cannot iterate over null (null)"
     rule(
         "usage_error",
         r"^jq: error \(at .{1,40}\): (?:Cannot (?:index|iterate)|.{0,200}(?:cannot be|has no keys"

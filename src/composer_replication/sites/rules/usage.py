@@ -1,7 +1,7 @@
-"""Rules for programs that were called wrongly: unknown options and names, wrong counts, the wrong folder.
+"""Rules for programs that were called incorrectly: unknown options and names, wrong argument counts, the wrong folder.
 
-They are tried before the rules for tests and builds, because a runner that was called wrongly did not run anything. The
-`accept` functions, which check that the message is about the command, are in `typed`.
+They are tried before the rules for tests and builds, because a runner that was called incorrectly did not run anything.
+The `accept` functions, which check that the message concerns the command, are in `typed`.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from composer_replication.sites.rules.typed import (
     shows_its_usage,
 )
 
-# Parts of the patterns: an opening quote, an option, "unknown" and its synonyms, what is unknown, and its name.
+# Building blocks for the patterns: an opening quote, an option, "unknown" and its synonyms, nouns for options, and a name.
 _Q = r"['\"`‘“«]?"
 _OPTION = r"--?\w[\w-]{0,60}"
 _WRONG = r"(?:unknown|unrecogni[sz]ed|illegal|invalid|bad|unsupported|unexpected|undefined|ambiguous|no such)"
@@ -30,7 +30,7 @@ _KINDS = r"(?:option|flag|switch|argument|parameter|primary or operator|predicat
 _NAME = rf"{_Q}([\w:./@-]{{1,80}})"
 
 OPTIONS: tuple[FailureRule, ...] = (
-    # An option that the program does not have: GNU and BSD tools, Go, cobra, clap, argparse, click, npm, PowerShell.
+    # An unknown option: GNU and BSD tools, Go, cobra, clap, argparse, click, npm, PowerShell.
     # "error: unknown option '--colour'" -> "--colour"; "flag provided but not defined: -verbose" -> "-verbose"
     rule(
         "usage_error",
@@ -49,7 +49,7 @@ OPTIONS: tuple[FailureRule, ...] = (
         confidence=0.85,
         accept=is_argument,
     ),
-    # Git names options without their dashes: "error: unknown option `colour'" -> "colour";
+    # Git prints options without their dashes: "error: unknown option `colour'" -> "colour";
     # not "error: unknown argument"
     rule(
         "usage_error",
@@ -73,7 +73,7 @@ OPTIONS: tuple[FailureRule, ...] = (
         confidence=0.85,
         accept=is_option_letter,
     ),
-    # An option without its value, or with a wrong one.
+    # An option without its value, or with an invalid value.
     # "error: argument --depth: expected one argument" -> "--depth"; "Invalid value for '--port': eighty" -> "--port"
     rule(
         "usage_error",
@@ -97,7 +97,7 @@ OPTIONS: tuple[FailureRule, ...] = (
 )
 
 NAMES: tuple[FailureRule, ...] = (
-    # A subcommand, task, target or other name that the program does not have.
+    # An unknown subcommand, task, target or other name.
     # "unknown command: 'statuss'" -> "statuss"; "npm ERR! missing script: biuld" -> "biuld"
     rule(
         "usage_error",
@@ -128,7 +128,7 @@ NAMES: tuple[FailureRule, ...] = (
         confidence=0.8,
         accept=is_argument_or_script,
     ),
-    # Before what git says of the push as a whole: "error: src refspec mian does not match any" -> "mian"
+    # Printed before git's message about the whole push: "error: src refspec mian does not match any" -> "mian"
     rule(
         "git_state",
         r"^error: src refspec (\S{1,200}) does not match any",
@@ -146,7 +146,7 @@ NAMES: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=is_typed_target,
     ),
-    # A pattern that the program takes for the name of a file.
+    # A pattern that the program interprets as a file name.
     # "stat ./cmd/...: no such file or directory" -> "./cmd/..."; not "stat ./cmd: no such file or directory"
     rule(
         "usage_error",
@@ -202,7 +202,7 @@ COUNTS: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=is_about_command_line,
     ),
-    # The usage text alone, without a message: "usage: git-lfs [options]" -> "git-lfs"; not "see the usage notes"
+    # Only the usage text, without a message: "usage: git-lfs [options]" -> "git-lfs"; not "see the usage notes"
     rule(
         "usage_error",
         r"^\s*usage:\s+(?:\S{0,60}/)?([\w.+-]{1,40})",
@@ -211,7 +211,7 @@ COUNTS: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=shows_its_usage,
     ),
-    # Standard tools on how they were called: "cp: src is a directory (not copied)"; "head: illegal line count -- -x";
+    # Usage errors from standard tools: "cp: src is a directory (not copied)"; "head: illegal line count -- -x";
     # "mkdir: build: File exists"
     rule(
         "usage_error",
@@ -233,7 +233,7 @@ COUNTS: tuple[FailureRule, ...] = (
         confidence=0.75,
         accept=is_from_familiar_alone,
     ),
-    # Something that needs a terminal, an editor or an answer, which nobody gives here.
+    # Something that needs a terminal, an editor or an answer, none of which is available here.
     # "could not open a new TTY: open /dev/tty: device not configured"; not "opened a pty"
     rule(
         "usage_error",
