@@ -154,7 +154,7 @@ class CleanedText:
     def to_original(self, start: int, end: int) -> tuple[int, int]:
         """Map a span of this text to a span of the original."""
         if self.envelope:
-            # The original is JSON, in which the span is escaped. If it is missing there, the evidence is the whole text.
+            # The original is JSON, in which the span is escaped. If it is missing, the evidence is the whole text.
             quoted = json.dumps(self.text[start:end], ensure_ascii=False)[1:-1]
             position = self.envelope.find(quoted)
             return (position, position + len(quoted)) if position >= 0 else (0, len(self.envelope))

@@ -89,7 +89,7 @@ class Judge:
             return Judgement("fails", "unknown_name", kind, "no agent or skill has this name")
         if exists is None and name[0] == "Skill" and self._knowledge.is_built_in_command(name[1]):
             says = "fails" if name[1] in NO_SKILLS else "risky"
-            return Judgement(says, "unknown_name", kind, "a built-in command of the agent, not a skill")
+            return Judgement(says, "unknown_name", kind, "the name is a built-in command of the agent, not a skill")
         return Judgement("ok" if exists else "unknown", "name", kind)
 
 
@@ -117,7 +117,7 @@ def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
     for step in _unconditional_steps(command):
         name, operands = step.name, step.operands
         if name in knowledge.state.attempts.missing_programs:
-            return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not find it before")
+            return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not find this program earlier")
         if cwd is None:
             return UNKNOWN_COMMAND
         if name == "cd":
@@ -235,16 +235,18 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
     # Writing a whole file, or replacing an empty text, creates a missing file.
     if writes or (replaces and not replaces[0].old):
         if not status.exists:
-            return Judgement("unknown", "new_file", "edit_not_read", "it may be a new file")
+            return Judgement("unknown", "new_file", "edit_not_read", "the file may be new")
     elif status.exists is False:
         return Judgement("fails", status.why, "file_not_found", "the path does not exist")
     if call.name not in READ_FIRST:
         return Judgement("unknown", "text_not_shown", "edit_no_match", "the file was never shown")
     if was_read is None and replaces and knowledge.is_untouched(path, replaces[0].old):
-        return Judgement("fails", "not_read_since", "edit_not_read", "it was probably not read before the summary")
+        return Judgement(
+            "fails", "not_read_since", "edit_not_read", "the file was probably not read before the summary"
+        )
     if was_read is None:
-        return Judgement("unknown", "read_before", "edit_not_read", "it may have been read before the log begins")
-    return Judgement("fails", "not_read", "edit_not_read", "the agent has not read it")
+        return Judgement("unknown", "read_before", "edit_not_read", "the file may have been read before the log begins")
+    return Judgement("fails", "not_read", "edit_not_read", "the agent has not read the file")
 
 
 def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: Knowledge) -> Judgement:
@@ -252,10 +254,10 @@ def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str,
     rule, kind = "changed_and_too_large", "edit_not_read"
     change = knowledge.change_without_reread(path) if call.name in READ_FIRST else ""
     if change == "surely":
-        return Judgement("fails", rule, kind, "a command changed the file, which is too large to be read again")
+        return Judgement("fails", rule, kind, "a command changed the file, which is too large to be reread")
     judgement = _judge_text(replaces[0], path, knowledge) if replaces else Judgement("ok", "was_read", "edit_not_read")
     if change == "maybe" and judgement.says != "fails":
-        return Judgement("risky", rule, kind, "a formatter ran, and the file is too large to be read again")
+        return Judgement("risky", rule, kind, "a formatter ran, and the file is too large to be reread")
     return judgement
 
 
@@ -287,7 +289,7 @@ def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, k
         return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
     if not text.doubt and _differs_in_blanks(text, old):
         says = "fails" if knowledge.was_never_committed(path, old, but_for_blanks=False) else "risky"
-        return Judgement(says, "other_blanks", "edit_no_match", "the file has this text with other blanks")
+        return Judgement(says, "other_blanks", "edit_no_match", "the file has this text with different whitespace")
     if not text.doubt and text.contradicts(old):
         says = "fails" if knowledge.was_never_committed(path, old) else "risky"
         return Judgement(says, "contradicts", "edit_no_match", "the file continues differently after the first line")

@@ -22,7 +22,7 @@ from composer_replication.sites.rules.typed import (
     shows_its_usage,
 )
 
-# Building blocks for the patterns: an opening quote, an option, "unknown" and its synonyms, nouns for options, and a name.
+# Building blocks of patterns: an opening quote, an option, "unknown" and its synonyms, nouns for options, and a name.
 _Q = r"['\"`‘“«]?"
 _OPTION = r"--?\w[\w-]{0,60}"
 _WRONG = r"(?:unknown|unrecogni[sz]ed|illegal|invalid|bad|unsupported|unexpected|undefined|ambiguous|no such)"
