@@ -1,13 +1,13 @@
-"""A model and a batch in, `LossComponents` out: the forward passes, the hinted teachers, and the composed loss.
+"""Compute the composed loss: from a model and a batch to `LossComponents`, with all forward passes and hinted teachers.
 
 compose        `compose_loss`: the documented arguments, the channels of a batch, and the weighted total
-channels       each channel's loss from hidden rows, wherever they come from; the settings of channels 2 and 3
-row_weighting  how much each erring token counts, the contrast with an unrelated hint, and the hinted teachers' rows
+channels       each channel's loss from hidden states, whatever pass computed them; the settings of channels 2 and 3
+row_weighting  token weights, the contrast with an unrelated hint, and the hidden states of the hinted teachers
 reference      reference log-probs for channel 3
 hint_proof     the hint check of each site, and whether a model reacts to hints at all
-model_head     a causal LM as a body that gives rows and a head that gives logits
-attention/     hidden rows of a token tree
-distributed    work inside the forward of DDP and FSDP2; a model without dropout, or below its adapter
-fingerprint    what reference log-probs were computed with
-smoke_chat     `build_batch`: one small fixed chat as a batch for all three channels
+model_head     a causal LM split into a body that returns hidden states and a head that returns logits
+attention/     hidden states of a token tree
+distributed    work inside the forward of DDP and FSDP2; a model without dropout or without its adapter
+fingerprint    the fingerprint of the model and tokenizer that computed stored log-probs
+smoke_chat     `build_batch`: a batch for all three channels from one small fixed chat
 """

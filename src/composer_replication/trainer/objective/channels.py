@@ -1,6 +1,6 @@
-"""Compute each channel's loss from the hidden rows that it needs, and define the settings of channels 2 and 3.
+"""Compute each channel's loss from hidden states, and define the settings of channels 2 and 3.
 
-The rows may come from flat sequences, from a tree, or from the policy's pass over rollouts.
+The hidden states may come from flat sequences, from a tree, or from the policy's pass over rollouts.
 """
 
 from __future__ import annotations
@@ -45,12 +45,12 @@ from composer_replication.trainer.objective.row_weighting import (
 DPO_VARIANTS = ("dpo", "simpo")
 SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
 Anneal = Literal["none", "linear"]
-"""How channel 2's weight changes over a run."""
+"""How the weight of channel 2 changes over a run."""
 _NO_TARGETS = HintTargets()
 
 
 class ChannelOptions(NamedTuple):
-    """The checked settings of all channels."""
+    """The settings of all channels, already checked."""
 
     divergence: Divergence
     preference: Preference
@@ -70,7 +70,7 @@ class ChannelOptions(NamedTuple):
 
 
 class Channel(NamedTuple):
-    """A channel's loss, the number of its items, and the number of sites that lacked an unrelated hint."""
+    """A channel's loss, its item count, and the number of sites without an unrelated hint."""
 
     value: Tensor
     items: int
@@ -78,7 +78,7 @@ class Channel(NamedTuple):
 
 
 class Denominators:
-    """What each channel's sum is divided by: its own number of items, or the caller's number for the whole batch."""
+    """The denominator of each channel's sum: its own item count, or a count for the whole batch given by the caller."""
 
     def __init__(self, by_channel: Mapping[str, float] | None) -> None:
         self._by_channel = dict(by_channel or {})
@@ -87,12 +87,12 @@ class Denominators:
             check_at_least_zero(value, f"denominators[{name!r}]")
 
     def of(self, channel: str, count: int) -> float:
-        """Return the denominator of a channel with this number of items."""
+        """Return the denominator of a channel that has this many items."""
         denominator = self._by_channel.get(channel, count)
         if count and not denominator:
-            expected = f"at least the {count} items of this batch"
+            expected = f"at least {count}, the number of items in this batch"
             raise InputError(explain(f"denominators[{channel!r}]", got=denominator, expected=expected))
-        # Without items the sum is 0, whatever it is divided by.
+        # Without items the sum is 0, so any denominator will do.
         return denominator or 1.0
 
     def check(self, counts: Mapping[str, int]) -> None:
@@ -101,8 +101,8 @@ class Denominators:
             self.of(channel, count)
 
     def row_weights(self, channel: str, count: int, like: Tensor) -> Tensor:
-        """Return equal weights (count,), so that the weighted sum of the rows is divided by the denominator."""
-        # In half precision 1 / count would be too inexact.
+        """Return equal weights (count,) that divide the sum over a channel's rows by its denominator."""
+        # 1 / count would be too inexact in half precision.
         dtype = torch.float64 if like.dtype == torch.float64 else torch.float32
         return torch.full((count,), 1.0 / self.of(channel, count), dtype=dtype, device=like.device)
 
@@ -110,7 +110,7 @@ class Denominators:
 def response_channel(
     head: LinearHead, rows_NH: Tensor, targets_N: Tensor, label_smoothing: float, divide: Denominators
 ) -> Channel:
-    """Return channel 1 without rollouts: cross-entropy on the response tokens."""
+    """Return channel 1 for data without rollouts: the cross-entropy of the response tokens."""
     count = targets_N.numel()
     weights = divide.row_weights("lm_ce", count, rows_NH)
     result = linear_cross_entropy(rows_NH, head, targets_N, row_weights=weights, label_smoothing=label_smoothing)
@@ -124,17 +124,17 @@ def hint_channel(
     options: ChannelOptions,
     targets: HintTargets = _NO_TARGETS,
 ) -> Channel:
-    """Return channel 2: the divergence between student and hinted teacher.
+    """Return channel 2: the divergence between the student and the hinted teacher.
 
-    Row n of student and teachers predicts the same token; the teachers' rows have no gradient. `targets` is for the
-    switches of `options.weighting` (see `objective.row_weighting`).
+    Row n of the student and of each teacher predicts the same token; the teachers' rows have no gradient. `targets` is
+    the input of the switches in `options.weighting` (see `objective.row_weighting`).
     """
     count = student_NH.shape[0]
     weights_N = options.divide.row_weights("sdpo_jsd", count, student_NH)
     groups = row_groups(student_NH, teachers, options.weighting, targets)
     if options.weighting is not None and options.weighting.changes_weights:
         weights_N = weights_N * row_weights(head, groups, options.weighting, targets, weights_N)
-    # After the normalization of the row weights: importance weights correct the sampling, so they keep their scale.
+    # After the row weights are normalized, since importance weights must keep their scale to correct the sampling.
     if targets.importance_N is not None:
         weights_N = weights_N * targets.importance_N.to(weights_N)
     values = [_group_loss(head, group, options, weights_N) for group in groups]
@@ -143,9 +143,9 @@ def hint_channel(
 
 
 def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
-    """Return the weighted sum over the rows of a group; TAID mixes the student's own logits into the teacher's."""
+    """Return the weighted sum of a group's losses; TAID mixes the student's own logits into the teacher's."""
     terms = group.terms
-    # TAID's target has the logits t * teacher + (1 - t) * student.
+    # The logits of TAID's target are t * teacher + (1 - t) * student.
     if options.taid_t is not None:
         terms = [replace(term, coefficient=options.taid_t * term.coefficient) for term in terms]
         terms.append(TeacherTerm.student(1.0 - options.taid_t))
@@ -159,9 +159,9 @@ def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weig
 def summed_logprobs(
     head: LinearHead, rows_NH: Tensor, targets_N: Tensor, response_N: Tensor, num_responses: int
 ) -> tuple[Tensor, Tensor]:
-    """Return log-probs summed over each response (R,), and the responses' lengths.
+    """Return the summed log-probs (R,) and the length of each response.
 
-    `response_N` is the index of the response that each row belongs to.
+    `response_N` maps each row to the index of its response.
     """
     token_logprobs_N = linear_token_logprobs(rows_NH, head, targets_N)
     sums = token_logprobs_N.new_zeros(num_responses).index_add(0, response_N, token_logprobs_N)
@@ -175,45 +175,46 @@ def pair_channel(
     preference: Preference,
     divide: Denominators,
 ) -> Channel:
-    """Return channel 3, given the log-probs of all responses: the chosen ones, then the rejected ones."""
+    """Return channel 3 from the log-probs of all responses: first the chosen ones, then the rejected ones."""
     num_pairs = logprobs.numel() // 2
     if references is not None:
         reference_logprobs = [reference.to(logprobs) for reference in references]
         loss = dpo_loss(logprobs[:num_pairs], logprobs[num_pairs:], *reference_logprobs, beta=preference.beta)
     else:
-        # SimPO has no reference, and normalizes by length instead.
+        # SimPO has no reference model, and normalizes by length instead.
         averages = logprobs / lengths
         loss = simpo_loss(averages[:num_pairs], averages[num_pairs:], beta=preference.beta, gamma=preference.gamma)
-    # Both losses are means over these pairs; the denominator may be that of a larger batch.
+    # Both losses are means over these pairs, but the denominator may count the pairs of a larger batch.
     return Channel(loss * (num_pairs / divide.of("trace_replay_dpo", num_pairs)), num_pairs)
 
 
 def in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
-    """Return hidden rows in the dtype that the head multiplies in."""
-    # Outside autocast that is the head's own; some models end with an fp32 norm before a bf16 head.
+    """Cast hidden states to the dtype that the head multiplies in."""
+    # Outside autocast that is the head's own dtype; some models have an fp32 final norm before a bf16 head.
     return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)
 
 
 def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
-    """Return the weight at the optimizer step that follows `step` finished ones.
+    """Return the weight at the optimizer step that comes after `step` completed steps.
 
-    With "linear" it goes from `weight` at the first of `total_steps` to `weight * end` at the last, and stays there.
+    With "linear" the weight moves from `weight` at the first of `total_steps` to `weight * end` at the last, and stays
+    there.
     """
     if anneal == "none" or total_steps <= 1:
         return weight
-    # The last of `total_steps` follows `total_steps - 1` finished ones.
+    # The last of `total_steps` steps comes after `total_steps - 1` completed steps.
     progress = min(max(step / (total_steps - 1), 0.0), 1.0)
     return weight * (1.0 - progress * (1.0 - end))
 
 
 def check_anneal(anneal: str, end: float = 0.0) -> None:
-    """Raise InputError unless `annealed` supports this schedule and end."""
+    """Raise InputError unless `annealed` supports this schedule and final fraction."""
     check_choice(anneal, get_args(Anneal), "anneal")
     check_unit_interval(end, "anneal_end")
 
 
 class Preference(NamedTuple):
-    """The settings of DPO or SimPO; only DPO has a reference."""
+    """The settings of DPO or SimPO; only DPO uses a reference."""
 
     needs_reference: bool
     beta: float
@@ -224,7 +225,7 @@ class Preference(NamedTuple):
 class LossKnobs:
     """The weights and loss settings of channels 2 and 3, under their names in `compose_loss` and the config.
 
-    All values are checked, also those of a variant that is not selected.
+    All values are checked, even those for loss variants that are not selected.
     """
 
     alpha_sdpo: float = 0.1
@@ -250,7 +251,7 @@ class LossKnobs:
         check_choice(self.sdpo_wrapper, SDPO_WRAPPERS, "sdpo_wrapper")
 
     def divergence(self, taid_t: float | None) -> Divergence:
-        """Return the divergence of channel 2; `taid_t` is the weight of the teacher in TAID's target."""
+        """Return the divergence for channel 2; `taid_t` is the weight of the teacher in TAID's target."""
         if taid_t is not None:
             check_unit_interval(taid_t, "taid_t")
         if self.sdpo_wrapper == "taid":
@@ -263,7 +264,7 @@ class LossKnobs:
 
     @property
     def preference(self) -> Preference:
-        """The preference loss of channel 3."""
+        """The preference loss for channel 3."""
         if self.dpo_variant == "dpo":
             return Preference(True, self.replay_dpo_beta, 0.0)
         return Preference(False, self.simpo_beta, self.simpo_gamma)

@@ -1,8 +1,8 @@
-"""Compute the composed loss of one batch, each of the three channels on just the rows it needs.
+"""Compute the composed loss of a batch, running each of the three channels on only the rows that it needs.
 
 total = lm_ce + alpha_sdpo * sdpo_jsd + beta_replay * trace_replay_dpo
 
-A batch's rows come from one pass over a tree, or from several passes over padded sequences (`batch_channels`).
+The rows come from one pass over a tree, or from several passes over padded sequences (`batch_channels`).
 """
 
 from __future__ import annotations
@@ -77,25 +77,29 @@ def compose_loss(
     sdpo_teachers: Sequence[WeightedTeacher] | None = None,
     sdpo_weighting: RowWeighting | None = None,
 ) -> LossComponents:
-    """Cross-entropy on response tokens, SDPO on the erring turn's tokens, DPO or SimPO on the pairs.
+    """Return the composed loss: cross-entropy on responses, SDPO on erring turns, and DPO or SimPO on preference pairs.
 
-    `inputs`: a `TreeBatch` (`batch.tree_batch`), or a mapping, which gives the same numbers from several forwards.
-    Its keys (masks hold 1 on *tokens* that count; `*_index` (N, 2) names the *row* that predicts one):
+    `inputs` is a `TreeBatch` (`batch.tree_batch`), or a mapping, which gives the same numbers from several forward
+    passes. Its keys (masks are 1 on *tokens* that count; `*_index` (N, 2) contains the *row* that predicts each of
+    them):
 
         always     input_ids (B, T), response_mask (B, T); attention_mask optional
         channel 2  ctx_teacher_input_ids (B', T'), sdpo_student_index, sdpo_teacher_index; or, when both contexts have
-                   one shape, sdpo_loss_mask instead of the index pairs; ctx_teacher_attention_mask optional
+                   the same shape, sdpo_loss_mask instead of the index pairs; ctx_teacher_attention_mask optional
         channel 3  dpo_{chosen,rejected}_{input_ids,response_mask} (P, T''), dpo_{chosen,rejected}_ref_logprobs (P,)
                    summed over each response (`objective.reference.reference_logprobs`; SimPO needs none)
 
-    A channel is off when its weight is 0 or its keys are all absent or empty, and is then not in `components.active`;
-    with a positive weight, half of its keys is an error. The teacher of channel 2 is the model itself, without gradient
-    and without dropout, on the hinted context; or `sdpo_teachers`, whose logits are added up. `sdpo_weighting` has its
-    switches (`objective.row_weighting`; a contrast's keys: `batch.flat_batch`). DDP and FSDP2 models work.
-    `denominators` replaces a channel's item count (`components.counts`): micro-batches then add up to the whole. With
-    `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, which ends at the teacher's entropy, not 0.
+    A channel is off, and missing from `components.active`, when its weight is 0 or all of its keys are absent or empty.
+    A positive weight with only some of the keys is an error.
+
+    The teacher of channel 2 is the model itself on the hinted context, without gradient and without dropout; or
+    `sdpo_teachers`, whose logits are summed. `sdpo_weighting` has the switches of `objective.row_weighting` (for the
+    keys of a contrast see `batch.flat_batch`). DDP and FSDP2 models are supported. `denominators` replaces the item
+    counts of channels (`components.counts`), so that the losses of micro-batches add up to that of the whole batch.
+    With `sdpo_wrapper="taid"` the `sdpo_jsd` component is TAID's cross-entropy, whose minimum is the teacher's entropy,
+    not 0.
     """
-    # The fields of LossKnobs are parameters of this function; locals() comes first, before there are other variables.
+    # The fields of LossKnobs are parameters of this function; locals() comes first, before any other variable is set.
     arguments = locals()
     knobs = LossKnobs(**{field.name: arguments[field.name] for field in fields(LossKnobs)})
     options = channel_options(
@@ -120,7 +124,7 @@ def channel_options(
     sdpo_teachers: Sequence[WeightedTeacher] | None = None,
     sdpo_weighting: RowWeighting | None = None,
 ) -> ChannelOptions:
-    """Return the arguments of `compose_loss`, checked, for callers that have a channel's rows already."""
+    """Check the arguments of `compose_loss` and return them as options, for callers that have hidden states already."""
     if sdpo_weighting is not None and not isinstance(sdpo_weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(sdpo_weighting).__name__
         raise InputError(explain("sdpo_weighting", got=got, expected="a RowWeighting or None"))
@@ -150,8 +154,8 @@ def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, option
 def _channels(
     model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Check the batch and return its channels, and how the student ran."""
-    # All checks come before the first pass: a process that fails inside one leaves the other processes waiting.
+    """Check the batch, and return its channels and how the student ran."""
+    # All checks precede the first pass: a process that fails during a pass would leave the other processes waiting.
     causal_lm, needs_reference = causal_lm_of(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
         batch = inputs
@@ -174,14 +178,14 @@ def batch_channels(
     """Return channels 1, 2 and 3 of a batch, in that order, and how the student ran."""
     passes = batch.passes
     head = head_of(model, passes.student.input_ids.reshape(1, -1))
-    # Padded sequences need a causal model; for a tree, `hidden_rows` checks that itself.
+    # Padded sequences require a causal model; for a tree, `hidden_rows` checks that itself.
     if isinstance(passes.student, Sequences):
         check_causal(model, passes.student.longest())
     has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
     pairs = batch.pairs if options.beta > 0 else None
     contrast = batch.contrast if options.contrasts else None
     needs_pair_pass = passes.pairs is not passes.student
-    # Sharded processes must make the same passes, also those without sites or pairs of their own.
+    # Processes of a sharded model must make the same passes, even those without sites or pairs.
     flags = [int(has_sites), int(contrast is not None), int(needs_pair_pass and pairs is not None)]
     sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), flags)
     ran = hidden_rows(model, passes.student)
@@ -189,7 +193,7 @@ def batch_channels(
     lm_ce = response_channel(
         head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
     )
-    # An exact 0 for channels that do not run.
+    # Channels that do not run are exactly 0.
     sdpo = replay = Channel(lm_ce.value.new_zeros(()), 0)
     if sites_anywhere:
         teachers, contrasted = _teacher_rows(model, batch, hidden_LH, options, bool(contrast_anywhere))
@@ -202,7 +206,7 @@ def batch_channels(
         sums, lengths = summed_logprobs(head, rows_NH, pairs.targets, pairs.response, 2 * pairs.num_pairs)
         references = pairs.references() if options.preference.needs_reference else None
         replay = pair_channel(sums, lengths, references, options.preference, options.divide)
-    elif pairs_anywhere:  # a gradient of 0 keeps this process in step with the backward pass of the other ones
+    elif pairs_anywhere:  # a zero gradient keeps this process in step with the backward passes of the others
         replay = Channel(paired_LH.sum() * 0.0, 0)
     return lm_ce, sdpo, replay, ran.ran_as
 
@@ -210,10 +214,10 @@ def batch_channels(
 def _teacher_rows(
     model: nn.Module, batch: TreeBatch | FlatBatch, hidden_LH: Tensor, options: ChannelOptions, with_contrast: bool
 ) -> tuple[list[TeacherRows], Contrast | None]:
-    """Return the teachers' rows with the right hint, and for the contrast those with an unrelated hint and without one.
+    """Return the teachers' rows with the right hint, and the contrast: rows with an unrelated hint and without a hint.
 
-    Rows of the student's own pass are also those of the live teacher, without their gradient, unless dropout made them
-    noisy. If all teachers are live, rows without a hint are not returned: the loss uses the student's.
+    A live teacher reuses the rows of the student's pass, detached, unless dropout made them noisy. If all teachers are
+    live, no rows without a hint are returned, because the loss uses the student's.
     """
     passes, noisy = batch.passes, is_noisy(model)
     only_live = not noisy and all(is_live(teacher, model) for teacher in options.teachers)
@@ -245,7 +249,7 @@ def rows_by_part(
     """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
 
     def rows_of(teacher: nn.Module) -> Tensor:
-        # Several parts may be rows of the same tokens (a tree), which then need one pass.
+        # Several parts may be rows of the same tokens (a tree), which then need only one pass.
         hidden: dict[int, Tensor] = {}
         for tokens, _ in parts:
             if id(tokens) not in hidden:
@@ -256,20 +260,20 @@ def rows_by_part(
     return split_rows(shares, [rows.numel() for _, rows in parts])
 
 
-# Parts of the names of settings that add noise: "resid_pdrop", "router_jitter_noise", ...
+# Name fragments of settings that add noise: "resid_pdrop", "router_jitter_noise", ...
 _NOISE = ("drop", "jitter", "neftune_noise_alpha")
-# Rates of heads that a causal language model does not have, though its config may name them.
+# Rates for heads that a causal language model does not have, although its config may contain them.
 _OTHER_HEADS = ("classifier", "summary", "seq_classif", "pooler", "head_dropout")
-# These routers sample their experts in training mode, whatever their settings are.
+# Routers that sample their experts in training mode, whatever their settings are.
 _SAMPLING_ROUTERS = ("PhimoeTopKRouter", "PhimoeSparseMoeBlock")
 
 
 def is_noisy(model: nn.Module) -> bool:
-    """Return whether two passes of the model may differ: by dropout, noise on the embeddings, or a router's jitter.
+    """Return whether two passes of the model may differ through dropout, noise on the embeddings, or router jitter.
 
-    The settings of the modules decide, not a comparison of two passes: with a fresh adapter, whose B is 0, LoRA's
-    dropout changes nothing yet, and a run that is resumed later would get another teacher. A wrong True costs one more
-    pass of the live teacher, and changes no result.
+    The decision is based on the modules' settings rather than on a comparison of two passes. With a fresh adapter,
+    whose B is 0, LoRA's dropout changes nothing yet, so a run that is resumed later would use another teacher. A wrong
+    True costs one more pass of the live teacher, and changes no result.
     """
     body = causal_lm_of(model)
     return any(module.training and _adds_noise(module) for module in body.modules())
@@ -296,7 +300,7 @@ def _rates(settings: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _config_of(module: nn.Module) -> Mapping[str, Any]:
-    """Return the settings of a module's config, from which some layers read a rate at every call (Falcon, GPT-J)."""
+    """Return the settings in a module's config, where some layers look up a rate at every call (Falcon, GPT-J)."""
     config = vars(module).get("config")
     return {} if config is None or not hasattr(config, "__dict__") else vars(config)
 
@@ -311,11 +315,11 @@ _NO_COUNTS: Mapping[str, int] = MappingProxyType({})
 
 @dataclass
 class LossComponents:
-    """The channels' values and their weighted total, as 0-d tensors.
+    """The channels' losses and their weighted total, as 0-d tensors.
 
-    `active` has the names of the channels that ran; other channels hold an exact 0. `counts` is the number of items of
-    each channel (response tokens, target tokens, pairs). `ran_as` says how the student ran: on flat sequences, as a
-    tree and with which attention, or why a tree ran flat.
+    `active` contains the names of the channels that ran; the other channels are exactly 0. `counts` has the item count
+    of each channel (response tokens, target tokens, pairs). `ran_as` says how the student ran: as flat sequences, as a
+    tree with some kind of attention, or as flat sequences for the stated reason.
     """
 
     lm_ce: Tensor
@@ -327,5 +331,5 @@ class LossComponents:
     ran_as: str = field(default="", kw_only=True)
 
     def detached(self) -> dict[str, float]:
-        """Return the three channels and the total as plain floats."""
+        """Return the losses of the three channels and the total as plain floats."""
         return {name: float(getattr(self, name).detach()) for name in (*CHANNELS, "total")}

@@ -1,12 +1,13 @@
-"""Run work inside the forward of a model that is wrapped for several processes, or without its adapter.
+"""Run work inside the forward of a model that is wrapped for several processes, or on the model without its adapter.
 
-DDP watches its module's forward, and FSDP2 has whole weights only inside it. Computing hidden rows and the head on some
-of them is not that forward. So the wrapper is called as usual, and the work runs in place of the model's own forward
-(`inside_forward`). A plain model needs none of this.
+DDP observes the forward of the module that it wraps, and FSDP2 gathers whole weights only during that forward.
+Computing hidden states, and applying the head to some of them, is not that forward. So the wrapper is called as usual,
+and the work runs in place of the model's own forward (`inside_forward`). A plain model needs none of this.
 
-A model also serves as a teacher or reference: without dropout (`evaluating`), or below its adapter (`below_adapter`),
-and is unchanged afterwards. An adapter may train some rows of the embedding and the head (PEFT's
-`trainable_token_indices`); both layers are then wrapped, and their weight is the one below with these rows replaced.
+A model also serves as a teacher or reference: without dropout (`evaluating`) or without its adapter (`below_adapter`).
+Afterwards it is unchanged. An adapter may train some rows of the embedding and the head (PEFT's
+`trainable_token_indices`). Both layers are then wrapped, and their weight is the original weight with these rows
+replaced.
 """
 
 from __future__ import annotations
@@ -23,11 +24,11 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, UnsupportedModelError, explain
 
 T = TypeVar("T")
-_running = threading.local()  # which models' forwards this thread is inside of
+_running = threading.local()  # the models whose forward this thread is currently inside
 
 
 def unwrapped(model: nn.Module) -> Any:
-    """Return the model inside DDP and torch.compile."""
+    """Return the model without the wrappers of DDP and torch.compile."""
     while True:
         if hasattr(model, "_orig_mod"):
             model = getattr(model, "_orig_mod")  # noqa: B009
@@ -42,15 +43,15 @@ def unwrapped(model: nn.Module) -> Any:
 
 
 def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]) -> T:
-    """Run `work`, which returns tensors or tuples of them, inside the forward of the wrapped model.
+    """Run `work`, which returns tensors or tuples of tensors, inside the forward of the wrapped model.
 
-    Returns the result of `work` itself, not the wrapper's output, which may be cast to half precision.
+    The result of `work` is returned directly, because the wrapper may cast its own output to half precision.
     """
     entry = _entry(model, causal_lm)
     inside: set[int] = _running.__dict__.setdefault("inside", set[int]())
     if entry is None or id(causal_lm) in inside:
         return work()
-    # A forward may be set on the instance already, by accelerate for example.
+    # The instance may already have a forward of its own, set by accelerate for example.
     before = causal_lm.__dict__.get("forward")
     results: list[T] = []
 
@@ -68,20 +69,21 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
     causal_lm.__dict__["forward"] = instead
     inside.add(id(causal_lm))
     try:
-        entry()  # without inputs, which the replaced forward ignores
+        entry()  # without inputs, which the replacement ignores
     finally:
         inside.discard(id(causal_lm))
         put_back()
     if not results:
         got = f"{type(entry).__name__}, which does not call the forward of {type(causal_lm).__name__}"
-        raise UnsupportedModelError(explain("wrapped model", got=got, expected="DDP or FSDP2 around it"))
+        raise UnsupportedModelError(explain("wrapped model", got=got, expected="a model wrapped by DDP or FSDP2"))
     return results[0]
 
 
 def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
-    """Return the maximum of each count over the processes that share one of these models, or the counts as they are.
+    """Return the maximum of each count over the processes that share a model's weights; a no-op if none is sharded.
 
-    Processes with parts of the same weights have to make the same passes, so each makes as many as any of them needs.
+    Processes that hold shards of the same weights must make the same passes, so each makes as many as any of them
+    needs.
     """
     groups = {id(group): group for model in models for group in _groups(unwrapped(model))}
     if not groups:
@@ -94,21 +96,21 @@ def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
 
 
 def is_sharded(model: nn.Module) -> bool:
-    """Return whether FSDP2 has sharded the model or a part of it."""
+    """Return whether FSDP2 has sharded the model or any part of it."""
     kind = _sharded_kind()
     return kind is not None and any(isinstance(module, kind) for module in unwrapped(model).modules())
 
 
 def _groups(model: nn.Module) -> list[Any]:
-    """Return the process groups over which a model's weights are sharded: those of its mesh, not all processes."""
+    """Return the process groups over which a model's weights are sharded: those of its mesh, not the default one."""
     if not is_sharded(model):
         return []
     # FSDP2's parameters are DTensors with a mesh.
     meshes: list[Any] = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
     mesh = next((mesh for mesh in meshes if mesh is not None), None)
-    if mesh is None:  # inside a forward all weights may be whole; FSDP's state has the mesh
+    if mesh is None:  # inside a forward all weights may be whole, but FSDP's state still has the mesh
         mesh = _mesh_in_state(model)
-    # A mesh has two dimensions if weights are sharded over some processes and replicated over other ones.
+    # The mesh has two dimensions if weights are sharded over some processes and replicated over others.
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
 
 
@@ -120,13 +122,13 @@ def _mesh_in_state(model: nn.Module) -> Any:
             group = state._fsdp_param_group
             if group is not None:
                 return group.mesh_info.mesh
-    raise UnsupportedModelError(explain("FSDP2 model", got="no mesh", expected="one that fully_shard was given"))
+    raise UnsupportedModelError(explain("FSDP2 model", got="no mesh", expected="a device mesh from fully_shard"))
 
 
 def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
-    """Return the outermost wrapper that has to be called, or None."""
+    """Return the outermost wrapper that has to be called, or None if there is none."""
     bare = getattr(model, "_orig_mod", model)
-    # Without gradients there is nothing for DDP to watch, and it would only wait for the other processes.
+    # Without gradients DDP has nothing to do, and would only wait for the other processes.
     if isinstance(bare, nn.parallel.DistributedDataParallel) and torch.is_grad_enabled():
         return bare
     kind = _sharded_kind()
@@ -136,15 +138,15 @@ def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
 
 
 def _sharded_kind() -> type[nn.Module] | None:
-    """Return FSDP2's class, or None if it was never imported, in which case no model can be an instance of it."""
+    """Return FSDP2's class, or None if it was never imported (in which case no model can be an instance)."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     return None if loaded is None else loaded.FSDPModule
 
 
 @contextmanager
 def evaluating(model: nn.Module) -> Iterator[None]:
-    """Switch dropout off inside the block, and restore every module's mode afterwards."""
-    # Not model.eval() and model.train(), which would also switch modules that were in eval mode before.
+    """Switch dropout off inside the block, and restore the mode of every module afterwards."""
+    # model.eval() followed by model.train() would also switch modules that were in eval mode before.
     training = [module for module in model.modules() if module.training]
     for module in training:
         module.training = False
@@ -156,12 +158,12 @@ def evaluating(model: nn.Module) -> Iterator[None]:
 
 
 def has_adapter(model: nn.Module) -> bool:
-    """Return whether any layer wraps another one, as PEFT's do."""
+    """Return whether any layer wraps another layer, as PEFT's adapter layers do."""
     return any(hasattr(module, "base_layer") or hasattr(module, "original_module") for module in model.modules())
 
 
 def below_rows(layer: Any) -> Any:
-    """Return the embedding or head inside the wrapper with trained rows; any other layer unchanged."""
+    """Return the embedding or head without the wrapper for trained rows; return any other layer unchanged."""
     return layer.token_adapter.base_layer if hasattr(layer, "token_adapter") else layer
 
 
@@ -169,8 +171,8 @@ def below_rows(layer: Any) -> Any:
 def rows_in_place(model: nn.Module) -> Iterator[None]:
     """Write the rows that an adapter trains into the weights inside the block, and restore the old rows afterwards.
 
-    The wrappers build a new matrix in every call. That takes most of the time of a pass over one token, and its indices
-    come from the host, so it cannot be recorded as a CUDA graph. Nothing may be trained inside the block.
+    PEFT's wrapper builds a new matrix in every call. That takes most of the time of a pass over one token, and cannot
+    be recorded as a CUDA graph, because its indices come from the host. Nothing may be trained inside the block.
     """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "trainable_tokens_delta")]
     layers = [layer for layer in layers if not (layer.merged or layer.disable_adapters)]
@@ -182,13 +184,13 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
                 ids = torch.tensor(layer.token_indices[adapter], device=weight.device)
                 before.append((weight, ids, weight[ids]))
                 weight[ids] = layer.trainable_tokens_delta[adapter].to(weight)
-            # While an adapter counts as merged, PEFT's wrapper uses the weight as it is.
+            # While an adapter is marked as merged, PEFT's wrapper uses the weight unchanged.
             layer.merged_adapters.extend(layer.active_adapters)
     try:
         yield
     finally:
         with torch.no_grad():
-            # Reversed, since of two tied layers the second saved the rows that the first had written.
+            # In reverse order: if two layers are tied, the second saved rows that the first had already replaced.
             for weight, ids, rows in reversed(before):
                 weight[ids] = rows
         for layer in layers:
@@ -198,7 +200,7 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
 @contextmanager
 def below_adapter(model: nn.Module) -> Iterator[None]:
     """Switch the adapter off inside the block, and restore everything afterwards."""
-    # PEFT's own switch sets requires_grad of frozen weights when it is undone, hence the copy.
+    # Copied because PEFT's own switch turns requires_grad on for frozen weights when it is undone.
     inner: Any = unwrapped(model)
     check_can_switch_off(model)
     trainable = {name: parameter.requires_grad for name, parameter in inner.named_parameters()}
@@ -212,12 +214,12 @@ def below_adapter(model: nn.Module) -> Iterator[None]:
 
 
 def start_weights(model: nn.Module) -> Any:
-    """Return a context in which the model has its initial weights: below its adapter, if it has one."""
+    """Return a context in which the model has its initial weights: if it has an adapter, the adapter is off."""
     return below_adapter(model) if has_adapter(unwrapped(model)) else nullcontext()
 
 
 def check_can_switch_off(model: nn.Module) -> None:
-    """Raise if the model has no adapter, if it cannot be switched off, or if it is merged into the weights."""
+    """Raise if the model has no adapter, or if the adapter cannot be switched off or is merged into the weights."""
     inner: Any = unwrapped(model)
     if not has_adapter(inner):
         got = f"{type(inner).__name__}, which has no adapter to switch off"
@@ -225,10 +227,14 @@ def check_can_switch_off(model: nn.Module) -> None:
     if not (hasattr(inner, "disable_adapter") or getattr(inner, "_hf_peft_config_loaded", False)):
         fix = "Create it with peft.get_peft_model or model.add_adapter."
         got = f"{type(inner).__name__} with adapter layers that cannot be switched off"
-        raise UnsupportedModelError(explain("adapter", got=got, expected="an adapter that can be", fix=fix))
+        raise UnsupportedModelError(
+            explain("adapter", got=got, expected="an adapter that can be switched off", fix=fix)
+        )
     if any(getattr(module, "merged_adapters", None) for module in inner.modules()):
         fix = "Unmerge it first: model.unmerge_adapter()."
-        raise InputError(explain("adapter", got="merged into the weights", expected="not merged", fix=fix))
+        raise InputError(
+            explain("adapter", got="weights with the adapter merged", expected="an unmerged adapter", fix=fix)
+        )
 
 
 @contextmanager

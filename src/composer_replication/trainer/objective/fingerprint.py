@@ -1,6 +1,6 @@
-"""Compute the fingerprint of a model and its tokenizer, to tell whether stored log-probs still belong to them.
+"""Compute the fingerprint of a model and its tokenizer, to tell whether stored log-probs are stale.
 
-A fingerprint has digests of the initial weights, the tokenizer and the template as it was used, and the precision.
+A fingerprint consists of digests of the initial weights, the tokenizer and the template in use, and of the precision.
 """
 
 from __future__ import annotations
@@ -19,10 +19,10 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 from composer_replication.trainer.objective.model_head import causal_lm_of
 
-# Config keys about the machine, the way of running and the history of a model, not about what it computes.
+# Config keys that describe the machine, the runtime or the history of a model, and do not affect its results.
 _VOLATILE = {
     "_name_or_path",
-    "dtype",  # written into the config of whoever saves; weights are hashed with theirs
+    "dtype",  # depends on who saves the config; the weights are hashed with their own dtypes
     "_attn_implementation",
     "_attn_implementation_internal",
     "_experts_implementation",
@@ -39,24 +39,24 @@ _VOLATILE = {
 }
 
 
-# What wrappers (torch.compile, activation checkpointing, FSDP1) add to the names of parameters.
+# Prefixes that wrappers (torch.compile, activation checkpointing, FSDP1) add to parameter names.
 _WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
 # "layers.0.q_proj.lora_B.default.weight" and "embed_tokens.lora_embedding_B.default"; not "lora_A" or "lora_Bias"
 _LORA_B = re.compile(r"\blora_(?:embedding_)?B\b")
-# Values of each tensor that `_state_of` reads.
+# How many values `_state_of` reads from each tensor.
 _SAMPLED = 64
-# The state of a model when it was last hashed, and its digest then.
+# The state of each model when it was last hashed, and the resulting digest.
 _digests: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Fingerprint(NamedTuple):
-    """Three digests and a dtype. If any of them differs, stored log-probs belong to something else."""
+    """Three digests and a dtype. If any of them differs, stored log-probs are stale."""
 
     weights: str
     tokenizer: str
     template: str
     precision: str
-    """From `precision_of`; the same weights give other log-probs under autocast."""
+    """The value of `precision_of`: the same weights give other log-probs under autocast."""
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Return the names of the fields that differ."""
@@ -65,13 +65,13 @@ class Fingerprint(NamedTuple):
 
 
 def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
-    """Return the fingerprint of the reference weights, and of what turns conversations into ids."""
+    """Return the fingerprint of the reference weights and of everything that turns conversations into token ids."""
     tokenizer, template = tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings)
     return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, precision_of(model))
 
 
 def precision_of(model: nn.Module) -> str:
-    """Return the dtype that a pass would compute in now: autocast's if it is on, else the weights' own."""
+    """Return the dtype that a pass would compute in now: autocast's if it is on, else that of the weights."""
     tensors = _start_tensors(causal_lm_of(model)).values()
     own_dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     device = next(iter(tensors)).device.type
@@ -86,7 +86,7 @@ def precision_of(model: nn.Module) -> str:
 
 
 def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype that FSDP2 casts weights to for a pass, or None if its policy does not set one."""
+    """Return the dtype that FSDP2 casts weights to during a pass, or None if its policy does not set one."""
     states: list[Any] = (
         [getattr(module, "_get_fsdp_state", None) for module in model.modules()] if is_sharded(model) else []
     )
@@ -94,14 +94,14 @@ def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
 
 
 def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
-    """Return a digest of the names, dtypes, shapes and bytes of weights and buffers below an adapter, and the config.
+    """Return a digest of the config and of all weights and buffers below an adapter: names, dtypes, shapes, bytes.
 
-    With `with_adapter` the adapter's own weights count too. The digest of a model that is not sharded is reused while
-    `_state_of` says that nothing has changed. Tensors on the meta device have no bytes.
+    `with_adapter` includes the adapter's own weights. For a model that is not sharded, the digest is cached as long as
+    `_state_of` reports no change. Tensors on the meta device have no bytes.
     """
     module, sharded = _below_adapters(model), is_sharded(model)
     for submodule in module.modules() if sharded else ():
-        if hasattr(submodule, "reshard"):  # after a pass the root's weights may still be whole, and cast
+        if hasattr(submodule, "reshard"):  # after a pass the root's weights may still be whole and cast
             submodule.reshard()
     tensors = _start_tensors(module)
     for name, tensor in tuple(tensors.items()):
@@ -109,7 +109,7 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     config = _digest_of(_config_of(module))
     if with_adapter and (own_tensors := adapter_tensors(module)):
         return _hashed(weights_digest(model), own_tensors)
-    if sharded:  # all processes gather together, so none of them may use a stored digest
+    if sharded:  # all processes gather together, so none of them may use a cached digest
         return _hashed(config, tensors)
     state = _state_of(config, tensors)
     cache_entry = _digests.get(module)
@@ -119,9 +119,10 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
 
 
 def has_no_weights(model: nn.Module) -> bool:
-    """Return whether all parameters below an adapter are zeros or on the meta device (of a sharded model: this rank's).
+    """Return whether all parameters below an adapter are zeros or on the meta device (if sharded: those on this rank).
 
-    Such a model was created but never loaded: with FSDP's `cpu_ram_efficient_loading` all ranks but 0 begin with one.
+    Such a model was created but never loaded: with FSDP's `cpu_ram_efficient_loading` all ranks but rank 0 start that
+    way.
     """
     below = _below_adapters(model)
     own_ids = {id(tensor) for tensor in adapter_tensors(below).values()}
@@ -133,7 +134,7 @@ def has_no_weights(model: nn.Module) -> bool:
 
 
 def trained_adapter_digest(model: nn.Module) -> str | None:
-    """Return a digest of an adapter's own weights; None without an adapter, or with a fresh LoRA (all its Bs zero)."""
+    """Return a digest of an adapter's own weights; None without an adapter or with a fresh LoRA (all B are zero)."""
     own_tensors = adapter_tensors(_below_adapters(model))
     lora_Bs = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
     is_fresh = lora_Bs and not any(not tensor.is_meta and bool(_whole(tensor).any()) for tensor in lora_Bs)
@@ -157,9 +158,10 @@ def _whole(tensor: Tensor) -> Tensor:
 
 
 def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
-    """Return a cheap digest that changes with the weights: their addresses, version counters and some values.
+    """Return a cheap digest that changes with the weights: their addresses, version counters and a sample of values.
 
-    The sample alone would miss a change of one value; torch's version counter misses changes by custom kernels.
+    The sample alone would miss a change of a single value; the version counters of torch miss changes by custom
+    kernels.
     """
     hasher = hashlib.sha256(config.encode())
     for name, tensor in tensors.items():
@@ -167,7 +169,7 @@ def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
         hasher.update(repr(about).encode())
         if not tensor.is_meta and tensor.numel():
             flat = tensor.detach().reshape(-1)
-            # An odd step, since one that divides the length of a row would read the same few columns of every row.
+            # The step is odd, because a divisor of the row length would sample the same few columns of every row.
             few = flat[:: max(1, flat.numel() // _SAMPLED) | 1].contiguous().cpu()
             hasher.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return hasher.hexdigest()
@@ -179,15 +181,15 @@ def _below_adapters(model: nn.Module) -> Any:
 
 
 def bare_name(name: str) -> str:
-    """Return a parameter's name without what wrappers add to it."""
+    """Return a parameter's name without the prefixes of wrappers."""
     for step in _WRAPPER_STEPS:
         name = name.replace(step, "")
     return name
 
 
 def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and saved buffers of the model below its adapter, under the names they have without it."""
-    # PEFT's wrappers by the name under which they hold the layer below: trained rows, LoRA, modules_to_save.
+    """Return the weights and saved buffers of the model below its adapter, under their original names."""
+    # The attributes of PEFT's wrappers that hold the wrapped layer: trained rows, LoRA, modules_to_save.
     rows = [name for name, module in causal_lm.named_modules() if hasattr(module, "token_adapter")]
     adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
     saved = [name for name, module in causal_lm.named_modules() if hasattr(module, "original_module")]
@@ -205,14 +207,14 @@ def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return an adapter's own weights by name: the parameters that are not those of the model below it."""
+    """Return an adapter's own weights by name: all parameters that do not belong to the model below it."""
     causal_lm = _below_adapters(model)
     below = {id(tensor) for tensor in _start_tensors(causal_lm).values()}
     return {bare_name(name): tensor for name, tensor in causal_lm.named_parameters() if id(tensor) not in below}
 
 
 def _config_of(causal_lm: Any) -> dict[str, Any]:
-    """Return the part of the config that changes results: rotary base, windows, norms."""
+    """Return the part of the config that affects results: rotary base, windows, norms and so on."""
     config: Any = getattr(causal_lm, "config", None)
     plain = config.to_dict() if hasattr(config, "to_dict") else {}
     return json.loads(json.dumps(_without_volatile(plain), sort_keys=True, default=str))
@@ -233,9 +235,9 @@ def _quantisation(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | None:
-    """Return a weight's name without the adapter's wrappers; None for a weight of the adapter itself.
+    """Return the original name of a weight, without the adapter's wrappers, or None for a weight of the adapter.
 
-    `wrapped` has the names of wrapper modules by the attribute that holds the layer below.
+    `wrapped` maps the attribute that holds the wrapped layer to the names of the wrapper modules.
     """
     for inner, modules in wrapped.items():
         for module in modules:
@@ -248,9 +250,9 @@ def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | N
 
 
 def tokenizer_digest(tokenizer: Any) -> str:
-    """Return a digest of how the tokenizer turns text into ids; padding and truncation do not matter."""
+    """Return a digest of how the tokenizer turns text into ids; padding and truncation settings are left out."""
     backend = getattr(tokenizer, "backend_tokenizer", None)
-    # A custom tokenizer without a vocabulary: the template's digest includes some of its ids.
+    # A custom tokenizer without a vocabulary is covered by the digest of the template, which includes some of its ids.
     if backend is None and not hasattr(tokenizer, "get_vocab"):
         return _digest_of({"type": type(tokenizer).__qualname__})
     if backend is None:

@@ -1,22 +1,22 @@
 """Check for each site whether its hint makes the error less likely, before channel 2 trains on it.
 
 The tokens that decide the erring call (`batch.render.decision`) are scored without a hint, with the site's own hint,
-and with an unrelated hint, that of a site of a different kind. Good calls before it in the session are scored without a
-hint and with the site's own:
+and with an unrelated hint, taken from a site with a different kind of error. Good calls earlier in the session are
+scored without a hint and with the site's own hint:
 
     effect(hint, call)  = mean over the call's deciding tokens of log p(token) - log p(token | hint)
     advantage           = effect(own, erring) - effect(unrelated, erring)
     advantage_over_good = effect(own, erring) - effect(own, good)
 
-Any text before a turn changes it, and a text that discourages everything lowers the erring call as well. So a hint
-passes only if both differences are above the margin. They are means per token, since sums over a call mostly measure
-its length.
+Any text before a turn changes its probability, and a text that discourages every call discourages the erring call too.
+So a hint passes only if both differences exceed the margin. They are means per token, because sums over a call mostly
+measure its length.
 
-Where channel 2 trains on whole turns (`part="turn"`), a call is scored as if it were made at once, without the words
-before it: after "I change lamps.py" the call is decided already, and a hint would have changed these words. Where it
-trains on calls alone, their words stay.
+Where channel 2 trains on whole turns (`part="turn"`), a call is scored without the words before it, as if it came first
+in its turn. After "I change lamps.py" the call is already decided, and the hint would have changed these words too.
+Where it trains only on calls (`part="call"`), the words stay.
 
-`verdict` counts the results of all sites against chance: does this model react to hints on these logs?
+`verdict` compares the results of all sites with chance: does this model react to hints on these logs?
 """
 
 from __future__ import annotations
@@ -44,12 +44,12 @@ from composer_replication.trainer.objective.reference import Response, response_
 HINT_DOES_NOTHING = "hint_does_nothing"
 LOWERS_GOOD_CALLS = "hint_lowers_good_calls_too"
 NO_OTHER_KIND = "no_hint_of_another_kind"
-# With fewer sites, all of them could pass by chance.
+# With fewer sites than this, all of them could pass by chance.
 _MIN_SITES = 4
 
 
 class DecidedCall(NamedTuple):
-    """A turn with a call in its rendering, and the tokens that decide the call."""
+    """A turn with a call, the rendering that contains it, and the tokens that decide the call."""
 
     rendered: RenderedSequence
     span: TurnSpan
@@ -58,7 +58,7 @@ class DecidedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvableSite:
-    """An erring turn in its rendering, its hint, and its kind of error.
+    """An erring turn, the rendering that contains it, its hint, and the kind of its error.
 
     Without a `decision` the whole call is scored. `good_calls` are calls that the hint should not make less likely.
     """
@@ -74,10 +74,11 @@ class ProvableSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintProof:
-    """The hint check of one site: mean log-probs per token at the erring decision and at those of good calls.
+    """The hint check of one site: mean log-probs per token at the erring decision and at good calls.
 
-    `basis` says what the `num_tokens` of the decision are (see `Decision`). The log-probs of good calls are means over
-    `num_good_calls` calls, or None without any; `num_good_elsewhere` of them are from other sessions.
+    `basis` says which tokens the `num_tokens` of the decision are (see `Decision`). The log-probs of good calls are
+    means over `num_good_calls` calls, of which `num_good_elsewhere` are from other sessions; they are None without good
+    calls.
     """
 
     site_id: str
@@ -96,19 +97,19 @@ class HintProof:
 
     @property
     def advantage(self) -> float | None:
-        """How much more the site's own hint lowers the erring decision than an unrelated one, in nats/token."""
+        """How much more the site's own hint lowers the erring decision than an unrelated hint does, in nats/token."""
         return None if self.with_other_hint is None else self.with_other_hint - self.with_hint
 
     @property
     def good_effect(self) -> float | None:
-        """How much the site's own hint changes good calls, in nats/token; below 0 they become less likely."""
+        """How much the site's own hint changes the log-probs of good calls, in nats/token."""
         if self.good_with_hint is None or self.good_without_hint is None:
             return None
         return self.good_with_hint - self.good_without_hint
 
     @property
     def advantage_over_good(self) -> float | None:
-        """How much more the site's own hint lowers the erring decision than good ones, in nats/token."""
+        """How much more the site's own hint lowers the erring decision than it lowers good calls, in nats/token."""
         good_effect = self.good_effect
         return None if good_effect is None else self.without_hint - self.with_hint + good_effect
 
@@ -126,15 +127,15 @@ def prove_hints(
     stored: Sequence[HintProof] = (),
     on_proof: Callable[[HintProof], None] | None = None,
 ) -> list[HintProof]:
-    """Return one proof per site, in order. A site is rejected if no site of a different kind has a hint to compare.
+    """Return one proof per site, in order. A site is rejected if no site with a different kind of error has a hint.
 
-    `max_context` is the number of tokens kept before a turn; all that is scored for a site shares them in one tree.
-    Good calls that are further away than half of it, or in another sequence, get half of it for themselves. `stored`
-    proofs, of an earlier call with the same arguments, are reused; `on_proof` is called with every new one.
+    `max_context` limits the tokens before a turn. All calls that are scored for a site share this context in one tree.
+    Good calls more than half of it away, or in another sequence, get half as much context of their own. `stored`
+    proofs, from an earlier call with the same arguments, are reused; `on_proof` is called with every new proof.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
-    # Chosen among all sites, so that it does not depend on which proofs are stored.
+    # Chosen among all sites, so that the choice does not depend on which proofs are stored.
     other_sites = wrong_hints(sites, [site.kind for site in sites], seed=seed)
     by_site = {proof.site_id: proof for proof in stored}
     proofs: list[HintProof] = []
@@ -149,17 +150,17 @@ def prove_hints(
 
 
 def is_near(call: TurnSpan, site: TurnSpan, max_context: int) -> bool:
-    """Return whether a call before a site of the same sequence still has half of the site's context before it."""
+    """Return whether a call before a site in the same sequence has at least half of the site's context before it."""
     return 0 <= site.header_start - call.header_start <= max_context // 2
 
 
 def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
-    """Return the number of sites for each reason: "kept", or why not."""
+    """Return the number of sites for each reason: "kept", or the reason for the rejection."""
     return Counter(proof.reason for proof in proofs)
 
 
 class _Scores:
-    """Mean log-probs per token at the decisions that belong to one site, all from one pass."""
+    """Mean log-probs per token at the decisions of one site and its good calls, all from one pass."""
 
     def __init__(
         self,
@@ -184,7 +185,7 @@ class _Scores:
             if isinstance(variant, str):
                 what = f"hint of site {self._site.site_id}" if hint else f"turn of site {self._site.site_id}"
                 raise InputError(explain(what, got=variant, expected="a turn that can be trained on"))
-        # A good call that cannot be shown with the hint is left out; only the site itself has to work.
+        # Good calls that cannot be rendered with the hint are skipped; only the erring call must work.
         pairs = [
             (call, [self._responses(call, hint) for hint in ("", self._site.hint)]) for call in self._site.good_calls
         ]
@@ -198,12 +199,12 @@ class _Scores:
         return [next(means) for _ in hints], [(call, next(means), next(means)) for call, _ in good]
 
     def _responses(self, call: DecidedCall, hint: str) -> list[Response] | str:
-        """Return one response for each stretch of the decision, after a hint; or why the turn cannot have the hint."""
+        """Return one response per stretch of the decision, after the hint; or the reason why a hint is not possible."""
         first = self._first_token(call)
         turn = hinted_turn(self._renderer, call.rendered, call.span, hint, placement=self._placement, first=first)
         if isinstance(turn, str):
             return turn
-        # Positions of the decision are those of the rendering; `shift` moves them to the hinted context.
+        # Positions of the decision refer to the rendering; `shift` translates them to the hinted context.
         shift, ids = turn.teacher_start - turn.start, turn.context.ids
         text_length = 0 if self._part == "call" or call.span.call_start is None else call.span.call_start - turn.start
         # With part="turn" the words before the call are left out.
@@ -215,7 +216,7 @@ class _Scores:
         ]
 
     def _first_token(self, call: DecidedCall) -> int:
-        """Return where the call's context begins: where the site's does if the call is near enough to share it."""
+        """Return where the call's context begins; calls near the site share the site's context."""
         if self._max_context is None:
             return 0
         if call.rendered is self._own.rendered and is_near(call.span, self._own.span, self._max_context):
@@ -223,7 +224,7 @@ class _Scores:
         return max(0, call.span.header_start - self._max_context // 2)
 
     def _means(self, response_groups: Sequence[list[Response]]) -> list[float]:
-        # One pass for all of them, since they share most of their contexts.
+        # One pass for all groups, since they share most of their contexts.
         sums = iter(
             response_logprobs(self._model, [response for group in response_groups for response in group]).tolist()
         )
@@ -246,7 +247,7 @@ def _proof(scores: _Scores, site: ProvableSite, other_site: ProvableSite | None,
         num_good_elsewhere=sum(call.rendered.conversation_id != site.rendered.conversation_id for call, _, _ in good),
         good_without_hint=fmean(before for _, before, _ in good) if good else None,
         good_with_hint=fmean(after for _, _, after in good) if good else None,
-        # Decided below, from the properties of the proof.
+        # Set by `_judged`, from the properties of the proof.
         is_kept=False,
         reason="",
     )
@@ -258,22 +259,22 @@ def _judged(proof: HintProof, margin: float) -> HintProof:
         return replace(proof, reason=NO_OTHER_KIND)
     if _exceeds_margin(proof.advantage, proof.advantage_over_good, margin):
         return replace(proof, is_kept=True, reason="kept")
-    # If the first comparison holds, it was the one with good calls that failed.
+    # If the comparison with the unrelated hint succeeded, the comparison with good calls must have failed.
     return replace(proof, reason=LOWERS_GOOD_CALLS if proof.advantage > margin else HINT_DOES_NOTHING)
 
 
 def _exceeds_margin(over_other: float | None, over_good: float | None, margin: float = 0.0) -> bool:
-    """Return whether the own hint lowers the error by more than `margin` in all comparisons."""
+    """Return whether the site's own hint lowers the error by more than `margin` in every available comparison."""
     return over_other is not None and over_other > margin and (over_good is None or over_good > margin)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HintVerdict:
-    """Whether a model reacts to hints on some logs, counted over all sites that could be compared.
+    """The verdict on whether a model reacts to hints on some logs, over all sites that could be compared.
 
-    It does if own hints win all their comparisons at more than half of the sites, and at two standard deviations more
-    sites than chance predicts. Without any effect, a hint wins its only comparison at half of the sites, and both
-    comparisons, where there are good calls, at a third of them.
+    It does if the sites' own hints win all comparisons at more than half of the sites, and at a number of sites two
+    standard deviations above chance. If hints have no effect, a hint wins at half of the sites that have no good calls, where
+    there is one comparison, and at a third of those with good calls, where there are two.
     """
 
     num_sites: int
@@ -286,23 +287,23 @@ class _HintVerdict:
 
     @property
     def by_chance(self) -> float:
-        """The expected number of sites at which own hints win if hints do nothing."""
+        """The expected number of sites at which own hints would win by chance."""
         return self.num_with_good / 3 + (self.num_sites - self.num_with_good) / 2
 
     @property
     def num_needed(self) -> int:
-        """The number of sites at which own hints have to win."""
+        """The minimum number of sites at which own hints must win."""
         # Variances of a Bernoulli variable: 1/3 * 2/3 = 2/9 with good calls, 1/4 without.
         deviation = math.sqrt(self.num_with_good * 2 / 9 + (self.num_sites - self.num_with_good) / 4)
         return max(self.num_sites // 2 + 1, math.ceil(self.by_chance + 2 * deviation))
 
     @property
     def heeds(self) -> bool | None:
-        """Whether the model reacts to hints beyond chance; None if there are too few sites to tell."""
+        """Whether the model reacts to hints beyond chance, or None if there are too few sites to tell."""
         return None if self.num_sites < _MIN_SITES else self.over_both >= self.num_needed
 
     def summary(self, *, can_warm_up: bool = True) -> str:
-        """Return one sentence: whether the model reacts to hints, the measurements, and what to do if it does not."""
+        """Return one sentence with the verdict, the measurements, and advice if the model does not react to hints."""
         if self.heeds is None:
             return f"cannot tell whether this model reacts to hints: only {self.num_sites} sites could be compared"
         if self.heeds:
@@ -321,7 +322,7 @@ class _HintVerdict:
         text = f"own hints lower the erring decision more than unrelated hints at {share}"
         if self.good_effect is not None:
             text += f", and more than good calls at {_share(self.over_good, self.num_with_good)}"
-            if self.num_elsewhere:  # sites without a good call before them in their session
+            if self.num_elsewhere:  # sites without an earlier good call in their session
                 text += f" ({self.num_elsewhere} compared with good calls of other sessions)"
             text += f"; good calls change by {self.good_effect:+.2f} nats/token"
         if self.num_with_good < self.num_sites:
@@ -330,7 +331,7 @@ class _HintVerdict:
 
 
 def verdict(proofs: Sequence[HintProof]) -> _HintVerdict:
-    """Return the verdict over all sites that could be compared, kept or not; the margin does not matter."""
+    """Return the verdict over all sites that could be compared, whether kept or rejected; margins are ignored."""
     compared = [proof for proof in proofs if proof.advantage is not None]
     with_good = [proof for proof in compared if proof.good_effect is not None]
     effects = [proof.good_effect or 0.0 for proof in with_good]

@@ -1,9 +1,9 @@
-"""Split a Hugging Face causal LM into a body that gives hidden rows and a head that gives logits.
+"""Split a Hugging Face causal LM into a body that returns hidden states and a head that returns logits.
 
-Models scale or cap their logits after the head, each in its own way and under its own config names. Rather than trust a
-list of names, all candidates are tried once per model: random rows are fed into the head, large enough that any cap
-bends them, and the only combination that reproduces the model's own logits is used. If none does, or more than one,
-`UnsupportedModelError` is raised: a head that is *almost* right would train silently on wrong numbers.
+Models scale or cap their logits after the head, each in its own way and under its own config keys. Rather than trust a
+list of keys, this module tries all candidates once per model. Random rows, large enough that any cap bends them, are
+fed into the head, and the only combination that reproduces the model's own logits is used. If no candidate does, or
+more than one, `UnsupportedModelError` is raised: an *almost* correct head would silently train on wrong numbers.
 """
 
 from __future__ import annotations
@@ -26,21 +26,21 @@ _PROBE_TOKENS = 4
 
 
 class _Transform(NamedTuple):
-    """What happens to a model's logits after its head."""
+    """The transformation of a model's logits after its head: a scale and a soft-cap."""
 
     scale: float
     softcap: float | None
 
 
 class _Probed(NamedTuple):
-    """The transform of a model's logits, with the head and the candidates that it was determined for."""
+    """The transform of a model's logits, with the head and the candidates for which it was determined."""
 
     head_id: int
     candidates: list[_Transform]
     transform: _Transform
 
 
-# Per model; weak, so that a model can be freed. Another head or config is probed again.
+# Keyed by model, with weak references so that a model can be freed. A new head or config is probed again.
 _probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
 _warned: set[int] = set()
 
@@ -48,18 +48,18 @@ _warned: set[int] = set()
 def causal_lm_of(model: nn.Module) -> Any:
     """Return the Hugging Face model inside DDP, torch.compile and PEFT.
 
-    Raises UnsupportedModelError for a model that is none, and for adapters that act outside the layers.
+    Raises UnsupportedModelError for any other kind of model, and for adapters that act outside the layers.
     """
     model = unwrapped(model)
     if getattr(getattr(model, "active_peft_config", None), "is_prompt_learning", False):
-        # Its virtual tokens are added by PEFT's forward, which is not what runs here.
+        # The virtual tokens are added by PEFT's forward, which is never called here.
         fix = "Use LoRA or another adapter inside the layers."
-        raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="adapters only", fix=fix))
+        raise UnsupportedModelError(explain("PEFT model", got="prompt learning", expected="an adapter", fix=fix))
     configs: Any = getattr(model, "peft_config", None) or {}
     if any(getattr(config, "alora_invocation_tokens", None) for config in configs.values()):
-        # Its adapter is active from an invocation token on, which PEFT's forward looks for.
+        # An aLoRA is active after an invocation token, for which PEFT's forward searches.
         fix = "Use plain LoRA or another adapter without invocation tokens."
-        raise UnsupportedModelError(explain("PEFT model", got="aLoRA", expected="another adapter", fix=fix))
+        raise UnsupportedModelError(explain("PEFT model", got="aLoRA", expected="another kind of adapter", fix=fix))
     inner = model.get_base_model() if hasattr(model, "get_base_model") else model  # pyright: ignore[reportCallIssue]
     if not (hasattr(inner, "get_decoder") and hasattr(inner, "get_output_embeddings")):
         fix = "Pass the model inside the wrapper: model.module." if hasattr(model, "module") else ""
@@ -69,16 +69,16 @@ def causal_lm_of(model: nn.Module) -> Any:
 
 
 def embedding_count(model: nn.Module) -> int:
-    """Return the number of token ids that the model has an input embedding for."""
+    """Return the number of token ids for which the model has an input embedding."""
     return below_rows(causal_lm_of(model).get_input_embeddings()).weight.shape[0]
 
 
 def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
-    """Return last hidden states (B, T, H), after the final norm, without computing any logits.
+    """Return the last hidden states (B, T, H), after the final norm, without computing any logits.
 
-    Each sequence's real tokens are moved to the front for the pass, and their rows back. Padding after a token changes
-    nothing in a causal model, whether it uses attention, convolutions or a recurrent state; padding before it does in
-    many models, with a mask or without.
+    The real tokens of each sequence are moved to the front for the pass, and the resulting rows are moved back. In a
+    causal model, padding after a token changes nothing, whether the model uses attention, convolutions or a recurrent
+    state. Padding before a token changes the result in many models, even with a mask.
     """
     decoder = decoder_of(causal_lm_of(model))
     if attention_mask is None:
@@ -92,7 +92,7 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | 
 
 def decoder_of(causal_lm: Any) -> Any:
     """Return the body of a causal LM."""
-    # For some models `get_decoder` returns a head called "decoder", or the causal LM itself.
+    # For some models `get_decoder` returns a head named "decoder", or the causal LM itself.
     decoder = causal_lm.get_decoder()
     if decoder is causal_lm or decoder is causal_lm.get_output_embeddings():
         return getattr(causal_lm, "model", decoder)
@@ -102,7 +102,7 @@ def decoder_of(causal_lm: Any) -> Any:
 def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
     """Return the model's head with its logit scale and soft-cap, checked once against the model's own logits.
 
-    Rows that an adapter trains are part of the head's weight, and get their gradient through it.
+    If an adapter trains some rows of the head, they are part of its weight and receive their gradient through it.
     """
     causal_lm = causal_lm_of(model)
     layer = causal_lm.get_output_embeddings()
@@ -118,15 +118,15 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
         )
     if layer is not linear and linear.bias is not None:
         fix = "Set train.adapter.token_rows = []: PEFT ignores the bias of such a head."
-        got = "a bias and rows that an adapter trains"
+        got = "both a bias and rows that an adapter trains"
         raise UnsupportedModelError(
-            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="one of them", fix=fix)
+            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="at most one of the two", fix=fix)
         )
     if hasattr(linear.weight, "device_mesh"):
         fix = "Shard the whole model as its root (fully_shard(model)), not lm_head by itself."
         got = "sharded weights"
         raise UnsupportedModelError(
-            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="whole", fix=fix)
+            explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="whole weights", fix=fix)
         )
     _warn_of_cast(model)
     candidates = _candidates(causal_lm.config)
@@ -136,19 +136,19 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
         _probed[causal_lm] = probe
     weight, bias = layer.weight, linear.bias
     if torch.is_autocast_enabled(weight.device.type):
-        # Cast once for all channels; otherwise each of them would make and keep a copy of the head.
+        # Cast once for all channels; otherwise each channel would make and keep its own copy of the head.
         weight = weight.to(torch.get_autocast_dtype(weight.device.type))
     return LinearHead(weight, bias, *probe.transform)
 
 
 def _warn_of_cast(model: nn.Module) -> None:
-    """Warn once if accelerate's mixed precision is off: it is in the model's own forward, which is not what runs."""
+    """Warn once if accelerate's mixed precision has no effect, as it wraps a forward that is never called here."""
     inner, device = unwrapped(model), next(model.parameters()).device.type
     wrapped = getattr(inner, "_original_forward", None) is not None
     if wrapped and not torch.is_autocast_enabled(device) and id(inner) not in _warned:
         _warned.add(id(inner))
         warnings.warn(
-            "accelerate's mixed precision does not apply to compose_loss: call it inside `accelerator.autocast()`",
+            "accelerate's mixed precision has no effect on compose_loss: call it inside `accelerator.autocast()`",
             stacklevel=2,
         )
 
@@ -165,33 +165,35 @@ def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], pr
 
         hook = layer.register_forward_pre_hook(put_rows_in_front)
         try:
-            # The class's own forward, without the hooks and casts of wrappers.
+            # The forward of the class, without the hooks and casts of wrappers.
             got = type(causal_lm).forward(causal_lm, input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
         body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
         heads = [LinearHead(weight, bias, *candidate) for candidate in candidates]
-        # Some models return logits in single precision that their head has rounded to its own.
+        # Some models return logits in single precision after rounding them to the head's own precision.
         got_rows = got[0, :1].to(weight.dtype)
         fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got_rows)]
     check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
     if body_feeds_head and len(fitting) == 1:
         return fitting[0]
     finding = (
-        "a head that does not read the body's last hidden states" if not body_feeds_head else f"{len(fitting)} fits"
+        f"{len(fitting)} matches among {len(candidates)} known scales and soft-caps"
+        if body_feeds_head
+        else "a head that does not read the body's last hidden states"
     )
     raise UnsupportedModelError(
         explain(
             f"logits of {type(causal_lm).__name__}",
-            got=f"{finding} among {len(candidates)} known scales and soft-caps",
-            expected="softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), in exactly one way",
-            fix="If the head's weights are all zero, initialise them first." if len(fitting) > 1 else "",
+            got=finding,
+            expected="softcap * tanh(scale * (hidden @ weight.T + bias) / softcap), with exactly one match",
+            fix="If the weights of the head are all zero, initialize them first." if len(fitting) > 1 else "",
         )
     )
 
 
 def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Tensor:
-    """Return one row whose logits reach twice the largest soft-cap with any scale, so that all candidates differ."""
+    """Return one row whose logits reach twice the largest soft-cap under every scale, so that all candidates differ."""
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(weight.shape[1], generator=generator).to(weight)
     largest = (weight.float() @ row.float()).abs().max().item()
@@ -200,21 +202,21 @@ def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Ten
 
 
 def _close(got: Tensor, want: Tensor) -> bool:
-    """Return whether both are equal up to the rounding of the narrower dtype; a wrong scale or cap is far outside."""
+    """Return whether both are equal up to rounding in the narrower dtype; a wrong scale or cap differs far more."""
     narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in (got, want))
     got, want = got.float().expand_as(want), want.float()
     return bool(((got - want).abs() <= (2e-2 if narrow else 1e-4) * want.abs().max()).all())
 
 
 def _candidates(config: Any) -> list[_Transform]:
-    """Return every combination of the scales and soft-caps that the config may mean."""
+    """Return every combination of scale and soft-cap that the config may mean."""
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
 
     def value_of(*names: str) -> list[float]:
         values = [getattr(text_config, name, None) for name in names]
         return [float(v) for v in values if isinstance(v, int | float) and v and math.isfinite(v)]
 
-    # Some models multiply by their scale (Cohere), some divide by it (Granite): both are candidates.
+    # Some models multiply by their scale (Cohere), others divide by it (Granite): both are candidates.
     scales = {1.0}
     for value in value_of("logit_scale", "logits_scaling", "output_multiplier", "lm_head_multiplier"):
         scales |= {value, 1.0 / value}

@@ -1,4 +1,4 @@
-"""Compute log-probs without gradient: of pairs as the reference of channel 3, and of any responses."""
+"""Compute log-probs without gradient, either of pairs (as the reference of channel 3) or of arbitrary responses."""
 
 from __future__ import annotations
 
@@ -23,13 +23,13 @@ from composer_replication.trainer.objective.distributed import agreed_most, eval
 from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of
 
 Response = tuple[Sequence[int], int]
-"""Token ids of a context and its response, and where the response begins."""
+"""Token ids of a context followed by a response, and the index at which the response begins."""
 
 
 def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[str, Tensor]:
     """Return `dpo_{chosen,rejected}_ref_logprobs` (P,) of the batch's pairs under the current model, in eval mode.
 
-    Call it once, before the first optimizer step, and store the result: `batch |= reference_logprobs(model, batch)`.
+    Call this once, before the first optimizer step, and store the result: `batch |= reference_logprobs(model, batch)`.
     """
     tensors = check_inputs(inputs, embedding_count(model))
     sequences, pairs = read_pairs(tensors, needs_reference=False)
@@ -40,15 +40,15 @@ def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[s
 
 
 def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
-    """Return the batch with reference log-probs of its pairs, from the current model and in the batch's own contexts.
+    """Return the batch with reference log-probs of its pairs from the current model, on the batch's own contexts.
 
-    A window may cut a context, so log-probs computed on whole sessions would not fit.
+    Log-probs computed on whole sessions would not match, because a window may cut a context.
     """
     batch.check(embedding_count(model))
     (anywhere,) = agreed_most([model], [int(batch.pairs is not None)])
     if not anywhere:
         return batch
-    # Also without pairs: processes of a sharded model that have some wait for this pass.
+    # Runs without pairs too: other processes of a sharded model that have pairs wait for this pass.
     logprobs = _pair_logprobs(model, batch.tree, batch.pairs)
     if batch.pairs is None:
         return batch
@@ -58,9 +58,9 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
 
 
 def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor:
-    """Return the summed log-probs (R,) of responses under the current model, in eval mode and one pass over their tree.
+    """Return the summed log-probs (R,) of responses under the current model, in eval mode and in one tree pass.
 
-    A response is the tokens of its sequence from `start` on. Responses that share a context share its computation.
+    A response consists of the tokens of its sequence from `start` on. A context shared by responses is computed once.
     """
     device, lengths = _device(model), [len(ids) - start for ids, start in responses]
     owner = torch.arange(len(responses), device=device).repeat_interleave(torch.tensor(lengths, device=device))
@@ -68,17 +68,17 @@ def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor
 
 
 def token_logprobs(model: nn.Module, responses: Sequence[Response]) -> list[Tensor]:
-    """Return the log-probs of all tokens of responses, one tensor per response."""
-    # Every token is the only one of its "response", so that nothing is summed.
+    """Return the log-probs of all tokens in the responses, as one tensor per response."""
+    # Each token is treated as a response of its own, so that nothing is summed.
     lengths = [len(ids) - start for ids, start in responses]
     owner = torch.arange(sum(lengths), device=_device(model))
     return list(_of_responses(model, responses, owner, sum(lengths)).split(lengths))
 
 
 def pair_logprobs(model: nn.Module, batch: TreeBatch | Mapping[str, Tensor]) -> list[tuple[float, float]]:
-    """Return the summed log-probs of both sides of each pair of a batch, from the same pass as in a training step.
+    """Return the summed log-probs of both sides of each pair in a batch, from the same pass as in a training step.
 
-    In half precision a pass with other tokens beside them rounds differently, by about 0.001 to 0.01 nats per answer.
+    In half precision the log-probs depend on the other tokens in the pass, by about 0.001 to 0.01 nats per answer.
     """
     if isinstance(batch, TreeBatch):
         tokens, pairs = batch.tree, batch.pairs
@@ -97,18 +97,18 @@ def _device(model: nn.Module) -> torch.device:
 def _of_responses(model: nn.Module, responses: Sequence[Response], owner: Tensor, number: int) -> Tensor:
     for at, (ids, start) in enumerate(responses):
         if not 0 < start < len(ids):
-            expected = f"0 < start < {len(ids)}: nothing predicts a first token"
+            expected = f"0 < start < {len(ids)}, because nothing predicts the first token"
             raise InputError(explain(f"start of response {at}", got=start, expected=expected))
     tree = build_tree([ids for ids, _ in responses]).to(owner.device)
     check_ids(tree.input_ids, embedding_count(model))
-    # A row predicts the next token: from the one before the response to the one before its end.
+    # A row predicts the next token, so the rows are those before each token of the response.
     rows = torch.cat([row[start - 1 : -1] for row, (_, start) in zip(tree.rows, responses, strict=True)])
     tokens = torch.cat([row[start:] for row, (_, start) in zip(tree.rows, responses, strict=True)])
     return _logprobs(model, tree, rows, tree.input_ids[tokens], owner, number)
 
 
 def _pair_logprobs(model: nn.Module, tokens: Tokens, pairs: PairRows | None) -> Tensor:
-    """Return the log-probs of both sides (2P,), chosen ones first."""
+    """Return the log-probs of both sides (2P,), with the chosen ones first."""
     if pairs is None:
         nothing = torch.empty(0, dtype=torch.int64, device=tokens.input_ids.device)
         return _logprobs(model, tokens, nothing, nothing, nothing, 0)

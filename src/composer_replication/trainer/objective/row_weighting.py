@@ -1,23 +1,23 @@
-"""The hinted teacher of channel 2, and the switches that change how much each target token counts.
+"""The hinted teacher of channel 2, and the switches that determine the weight of each target token.
 
-The teacher is the model itself (live), other weights, or a mixture of logits. A live teacher drifts with its student. A
-frozen reference, an average of earlier weights (EMA) or a trust region (0.99 x reference + 0.01 x live) does not; each
-of them costs one more pass without gradient over the same sequences. Under LoRA the reference is the same model with
-its adapter off, and needs no weights of its own.
+The teacher is the model itself (live), other weights, or a mixture of the logits of several models. A live teacher
+drifts with its student. A frozen reference, an average of earlier weights (EMA) or a trust region (0.99 x reference +
+0.01 x live) does not; each costs one more pass without gradient over the same sequences. Under LoRA the reference is
+the same model with its adapter off, so it needs no weights of its own.
 
 All switches are off by default. The sigmoid gate gives more weight to tokens that the teacher finds less likely than
-the student, and less to the other ones. Weights are constants; with a mean of 1 over the channel's rows they move the
-loss between tokens and leave its size to alpha.
+the student does, and less weight to all others. Weights have no gradient. If they are normalized to a mean of 1 over
+the channel's rows, they shift the loss between tokens and leave its scale to alpha.
 
-The contrast removes the style drift that any hint causes, whatever it says: an unrelated hint is put in the same place,
-and what both hints do to the teacher cancels.
+The contrast removes the style drift that any hint causes, whatever it says. An unrelated hint is put in the same place,
+and the effect that both hints share cancels:
 
     teacher logits = without a hint + strength * (with the hint - with an unrelated hint)
 
-A site without an unrelated hint keeps its plain teacher, and is counted. In rollouts all three are computed by the
-teachers, in passes without dropout; for a live teacher the student's own logits then come from such a pass as well.
-With a live teacher the loss asks for a difference that remains while the student follows hints: loss and gradient are 0
-only where both hints have the same effect, or where the student is sure of one token
+Sites without an unrelated hint keep the plain teacher, and are counted. In rollouts the teachers compute all three
+terms in passes without dropout; for a live teacher, the student's own logits come from such a pass as well. With a live
+teacher, the loss asks for a difference that remains even when the student follows hints: loss and gradient vanish only
+where both hints have the same effect, or where the student is certain of one token
 (`experiments/2026-11-18-live-contrast`).
 """
 
@@ -49,10 +49,10 @@ from composer_replication.trainer.objective.model_head import causal_lm_of, head
 
 @dataclass(frozen=True)
 class RowWeighting:
-    """The switches of channel 2 that are on. Weights of several are multiplied; none of them has a gradient.
+    """The switches that determine the row weights of channel 2; the weights of several switches are multiplied.
 
     The teacher in these formulas is the sum of all its shares, contrast included, at temperature 1 and before TAID
-    mixes the student in.
+    mixes in the student. No weight has a gradient.
     """
 
     sigmoid_gate_tau: float | None = None
@@ -64,7 +64,7 @@ class RowWeighting:
     contrast: float | None = None
     """Strength of the contrast with an unrelated hint, > 0."""
     normalise: bool = True
-    """Scale the weights to a mean of 1 over the rows of the call. Micro-batches add up to the batch only without it."""
+    """Scale the weights to a mean of 1 over the rows of a call; micro-batches then do not add up to the whole batch."""
 
     def __post_init__(self) -> None:
         if self.sigmoid_gate_tau is not None:
@@ -80,20 +80,20 @@ class RowWeighting:
 
     @property
     def looks_at_rows(self) -> bool:
-        """Whether a weight depends on what student and teacher predict."""
+        """Whether any weight depends on the predictions of student and teacher."""
         return self.sigmoid_gate_tau is not None or self.teacher_entropy
 
     @property
     def changes_weights(self) -> bool:
-        """Whether rows have different weights at all."""
+        """Whether weights may differ between rows."""
         return self.looks_at_rows or self.position_decay is not None
 
 
 class Contrast(NamedTuple):
     """The rows of the channel that have an unrelated hint; `numbers_M` are their indices among its N rows, ascending.
 
-    Row m of `wrong` and of `unhinted` predicts the same token as the channel's row `numbers_M[m]`. The coefficients of
-    each list add up to 1; an empty `unhinted` means the student's own rows, which are those of a live teacher.
+    Row m of `wrong` and of `unhinted` predicts the same token as row `numbers_M[m]` of the channel. The coefficients in
+    each list add up to 1. An empty `unhinted` means the student's own rows, which are also those of a live teacher.
     """
 
     numbers_M: Tensor
@@ -102,33 +102,35 @@ class Contrast(NamedTuple):
 
 
 class HintTargets(NamedTuple):
-    """What the switches need to know about channel 2's rows; a switch that is off needs nothing."""
+    """Facts about channel 2's rows that the switches depend on; each is needed only if its switch is on."""
 
     tokens_N: Tensor | None = None
     """The token that each row predicts."""
     position_N: Tensor | None = None
-    """The number of that token among the target tokens of its site, from 0 on."""
+    """The index of that token among the target tokens of its site, from 0."""
     contrast: Contrast | None = None
     sites_without_contrast: int = 0
     importance_N: Tensor | None = None
-    """Clipped importance weights, for rows that were sampled by older weights."""
+    """Clipped importance weights of rows that were sampled by older weights."""
 
     def check(self, weighting: RowWeighting, num_rows: int) -> None:
-        """Raise if a switch that is on lacks what it needs."""
+        """Raise if the input for a switch that is on is missing or has the wrong shape."""
         needs = [
             ("the target token of each row", self.tokens_N, weighting.looks_at_rows),
             ("the position of each row in its site", self.position_N, weighting.position_decay is not None),
         ]
         for what, values_N, is_needed in needs:
             if is_needed and values_N is None:
-                fix = "Build tree batches with SessionTargets; hint_channel takes both as `targets`."
-                raise InputError(explain(what, got=None, expected="known, for the row weights that are on", fix=fix))
+                fix = "Build tree batches with SessionTargets, or pass HintTargets to hint_channel as `targets`."
+                raise InputError(
+                    explain(what, got=None, expected="a tensor, which the selected row weights need", fix=fix)
+                )
             if is_needed and values_N is not None and values_N.shape != (num_rows,):
-                raise ShapeError(explain(what, got=tuple(values_N.shape), expected=f"({num_rows},), one a row"))
+                raise ShapeError(explain(what, got=tuple(values_N.shape), expected=f"({num_rows},), one value per row"))
 
 
 class RowGroup(NamedTuple):
-    """Rows with the same sum of teachers; `numbers` are their indices in the channel, None for all of its rows.
+    """Rows with the same teacher terms; `numbers` are their indices in the channel, or None for all of its rows.
 
     `terms` is the teacher before TAID, with coefficients that add up to 1.
     """
@@ -138,20 +140,20 @@ class RowGroup(NamedTuple):
     terms: list[TeacherTerm]
 
     def of_channel(self, values_N: Tensor) -> Tensor:
-        """Return the values of these rows, given those of all rows of the channel."""
+        """Select the values of these rows from the values of all rows of the channel."""
         return values_N if self.numbers is None else values_N[self.numbers]
 
 
 def row_groups(
     student_NH: Tensor, teachers: Sequence[TeacherRows], weighting: RowWeighting | None, targets: HintTargets
 ) -> list[RowGroup]:
-    """Return all rows as one group, or two groups: those with a contrast, then those without."""
+    """Return all rows as one group, or as two groups: rows with a contrast, then rows without."""
     contrast = targets.contrast
     if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
         return [RowGroup(None, student_NH, _terms(teachers))]
     num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
     is_whole = numbers_M.numel() == num_rows
-    # Indexing with all rows would only copy them.
+    # Indexing with every row would only make a copy.
     right = teachers if is_whole else _rows_of(teachers, numbers_M)
     student = student_NH if is_whole else student_NH[numbers_M]
     unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
@@ -161,7 +163,7 @@ def row_groups(
     if is_whole:
         return [RowGroup(None, student, terms)]
     has_contrast = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
-    # Not nonzero(), which would wait for the GPU to learn how many there are.
+    # Unlike this, nonzero() would wait for the GPU to report how many rows there are.
     plain_numbers = has_contrast.argsort(stable=True)[: num_rows - numbers_M.numel()]
     plain = RowGroup(plain_numbers, student_NH[plain_numbers], _terms(_rows_of(teachers, plain_numbers)))
     return [RowGroup(numbers_M, student, terms), plain]
@@ -170,7 +172,7 @@ def row_groups(
 def row_weights(
     head: LinearHead, groups: Sequence[RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
 ) -> Tensor:
-    """Return the product of the weights that are on (N,), in the dtype of `like_N`."""
+    """Return the product (N,) of all weights that are on, in the dtype of `like_N`."""
     targets.check(weighting, like_N.numel())
     weights_N = torch.ones_like(like_N)
     if weighting.position_decay is not None and targets.position_N is not None:
@@ -194,7 +196,7 @@ def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
 
 
 def split_rows(teachers: Sequence[TeacherRows], sizes: Sequence[int]) -> list[list[TeacherRows]]:
-    """Split the rows of all teachers into parts of these sizes, and return the teachers of each part."""
+    """Split the rows of all teachers into parts of these sizes, and return the teachers for each part."""
     parts = [teacher.rows_NH.split(list(sizes)) for teacher in teachers]
     return [
         [teacher._replace(rows_NH=part[number]) for teacher, part in zip(teachers, parts, strict=True)]
@@ -217,27 +219,27 @@ def sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: fl
 
 
 def teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
-    """Return 1 - H_T / log V in [0, 1], from entropies in nats."""
-    # A vocabulary of one entry has log V = 0, and its only distribution is certain.
+    """Return 1 - H_T / log V in [0, 1] from the entropies in nats."""
+    # A vocabulary of size 1 has log V = 0, and its only distribution is certain.
     return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
 
 
 def position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
-    """Return decay^j, with j the index of a target token within its site."""
+    """Return decay^j, where j is the index of a target token within its site."""
     check_positive(decay, "decay")
     check_unit_interval(decay, "decay")
     return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
 
 
 def with_mean_one(weights_N: Tensor) -> Tensor:
-    """Return the weights scaled to a mean of 1; weights that are all 0 stay 0, so that no row counts."""
+    """Scale the weights to a mean of 1. If all weights are 0 they stay 0, so that no row counts."""
     # torch.where rather than `if`, which would wait for the device.
     mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
     return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)
 
 
 class WeightedTeacher(NamedTuple):
-    """One share of the teacher's logits: a model (None: the student itself), multiplied by a coefficient."""
+    """One share of the teacher's logits: a coefficient times the logits of a model (None: the student itself)."""
 
     model: nn.Module | None = None
     coefficient: float = 1.0
@@ -256,14 +258,14 @@ LIVE = WeightedTeacher()
 
 
 def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
-    """Return the teachers, checked; None means the live teacher.
+    """Return the teachers after checking them; None means the live teacher alone.
 
-    Coefficients must add up to 1: otherwise the sum of logits would be sharper or flatter than the models themselves.
+    Coefficients must add up to 1; otherwise the summed logits would be sharper or flatter than those of the models.
     """
     if teachers is None:
         return (LIVE,)
     weighted_teachers = tuple(teachers)
-    # Up to the rounding of sums such as 0.99 + 0.01.
+    # Up to the rounding in sums such as 0.99 + 0.01.
     total = math.fsum(teacher.coefficient for teacher in weighted_teachers)
     if (
         not weighted_teachers
@@ -279,12 +281,12 @@ def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Modul
 
 
 def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
-    """Return every model that a step runs. If one of them is sharded, processes must agree on its passes."""
+    """Return every model that runs in a step. If any of them is sharded, processes must agree on the passes."""
     return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
 
 
 def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
-    """Return whether a share is the student itself, with its adapter."""
+    """Return whether a share is the student itself, with its adapter on."""
     return not teacher.without_adapter and unwrapped(teacher.model or student) is unwrapped(student)
 
 
@@ -295,7 +297,7 @@ def teacher_rows(
     rows_of: Callable[[nn.Module], Tensor],
     live_rows: Tensor | None = None,
 ) -> list[TeacherRows]:
-    """Return each share's rows; `live_rows` are the student's own, if a pass has computed them already."""
+    """Return the rows of each share; `live_rows` are the student's own rows if a pass has already computed them."""
     shares: list[TeacherRows] = []
     for teacher in teachers:
         model = teacher.model or student
@@ -311,13 +313,13 @@ def _share(
 ) -> TeacherRows:
     causal_lm = causal_lm_of(model)
 
-    # The head's weight is returned as well: under FSDP2 it is whole only inside the forward.
+    # The weight of the head is returned too: under FSDP2 it is whole only inside the forward.
     def work() -> tuple[Tensor, Tensor, Tensor | None]:
         head = head_of(model, probe_ids)
         rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
-        if is_sharded(model):  # the weights are whole only inside the forward, and the loss needs them after it
+        if is_sharded(model):  # the weights are whole only inside the forward, but the loss needs them afterwards
             weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
-        # A LinearHead is not a tensor, so it cannot be returned through the forward of a wrapper.
+        # Return tensors, because a LinearHead cannot pass through the forward of a wrapper.
         heads.append(head)
         return rows, weight, bias
 
@@ -328,15 +330,15 @@ def _share(
 
 
 def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
-    """Return the shares with those of one head merged: a sum of logits is the head of a sum of rows.
+    """Merge shares that use the same head: a sum of logits equals the head applied to the sum of rows.
 
-    That is not so with a soft-cap, and in half precision a small share would be lost in the rounding of the sum.
+    That does not hold with a soft-cap, and in half precision a small share would be lost to rounding in the sum.
     """
     mixed: dict[int, TeacherRows] = {}
     for teacher in shares:
         is_exact = teacher.rows_NH.dtype in (torch.float32, torch.float64)
         is_linear = teacher.head.softcap is None and teacher.head.bias is None
-        # Heads are compared by the address of their weights: every call of `head_of` returns a new object.
+        # Compare heads by the address of their weights, because every call of `head_of` returns a new object.
         key = teacher.head.weight.data_ptr() if is_exact and is_linear else id(teacher)
         if key not in mixed:
             mixed[key] = teacher

@@ -1,8 +1,8 @@
 """Build a batch for all three channels from one small fixed chat: the input of the smoke test.
 
-The student answered with a bug. The teacher of channel 2 sees a hint in the last user message; channel 3 prefers a
-correct answer. The ids of prompt and answer are concatenated, so a mask edge is a token edge with every tokenizer, and
-the student's answer has the same ids in both contexts.
+The student's answer contains a bug. The teacher of channel 2 sees a hint in the last user message; channel 3 prefers a
+correct answer. The ids of prompt and answer are concatenated, so the edges of masks are token boundaries with every
+tokenizer, and the student's answer has the same ids in both contexts.
 """
 
 from __future__ import annotations
@@ -70,11 +70,11 @@ def build_batch(
     align_sdpo_shapes: bool = False,
     model: nn.Module | None = None,
 ) -> dict[str, Tensor]:
-    """Return a batch of one chat ("factorial" or "binary_search") with the keys of all three channels.
+    """Return a batch from one chat ("factorial" or "binary_search") with the keys of all three channels.
 
-    `seed` selects the wording of the hint. `align_sdpo_shapes` pads the shorter of student and teacher on the right, so
-    that both have one length; the index pairs are right either way. Without a `model` the reference log-probs are
-    zeros of the right shape: placeholders for a smoke test, not a reference.
+    `seed` selects the wording of the hint. `align_sdpo_shapes` pads the shorter of the student's and the teacher's
+    sequences on the right so that both have the same length; the index pairs are correct with or without it. Without a
+    `model` the reference log-probs are zeros of the right shape, which are placeholders for a smoke test.
     """
     if variant not in _CHATS:
         raise InputError(explain("variant", got=repr(variant), expected=f"one of {sorted(_CHATS)}"))
@@ -84,11 +84,11 @@ def build_batch(
     hinted_prompt = _prompt_ids(tokenizer, f"{chat.request}\n\n{hint}")
     wrong, right = (_answer_ids(tokenizer, chat.request, answer) for answer in (chat.wrong_answer, chat.right_answer))
     student, teacher = prompt + wrong, hinted_prompt + wrong
-    # 0: each keeps its own length.
+    # 0: each sequence keeps its own length.
     widest = max(len(student), len(teacher)) if align_sdpo_shapes else 0
     width, teacher_width = widest or len(student), widest or len(teacher)
     offsets = torch.arange(len(wrong))
-    # A row predicts the next token, so the first row of the answer is the last one of the prompt.
+    # A row predicts the next token, so the first row for the answer is the last one of the prompt.
     batch = {
         "input_ids": _padded(student, width),
         "attention_mask": _padded([1] * len(student), width),
@@ -119,11 +119,11 @@ def _prompt_ids(tokenizer: Any, request: str) -> list[int]:
 
 
 def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
-    """Return the answer's tokens with its end-of-turn token; text that the template adds after that is left out."""
+    """Return the answer's tokens up to its end-of-turn token; text that the template adds after it is left out."""
     messages = [{"role": "user", "content": request}]
     before = _render(tokenizer, messages, generation_prompt=True)
     whole = _render(tokenizer, [*messages, {"role": "assistant", "content": answer}], generation_prompt=False)
-    # The last occurrence, in case the request quotes the answer.
+    # Find the last occurrence, in case the request quotes the answer.
     answer_at = whole.rfind(answer)
     if answer_at < 0:
         raise InputError(explain("chat template", got="a rendering without the answer", expected="the answer verbatim"))
@@ -135,15 +135,15 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
         if token in special and end > answer_at + len(answer):
             return ids[: index + 1]
     raise InputError(
-        explain("chat template", got="an answer without an end-of-turn token", expected="one special token after it")
+        explain("chat template", got="an answer without an end-of-turn token", expected="a special token after it")
     )
 
 
 def _ids_from(tokenizer: Any, text: str, start: int) -> tuple[list[int], list[int]]:
-    """Return the ids of text[start:], and where each token ends in the text.
+    """Return the ids of text[start:], and the end of each token in the text.
 
-    They are cut out of the ids of the whole text if a token begins exactly at `start`, since some tokenizers put a
-    space in front of a separate text. If a token spans `start`, the rest is tokenized separately.
+    If a token begins exactly at `start`, they are cut from the ids of the whole text, because some tokenizers put a
+    space before a text that is tokenized separately. If a token spans `start`, the rest is tokenized separately.
     """
     ids, offsets = _encode_with_offsets(tokenizer, text)
     for index, (token_start, _) in enumerate(offsets):
@@ -157,7 +157,10 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], *, generation_prompt
     if not getattr(tokenizer, "chat_template", None):
         raise InputError(
             explain(
-                "tokenizer", got="no chat_template", expected="one", fix="Use an instruction-tuned model's tokenizer."
+                "tokenizer",
+                got="no chat_template",
+                expected="a chat_template",
+                fix="Use an instruction-tuned model's tokenizer.",
             )
         )
     return tokenizer.apply_chat_template(messages, tokenize=False, add_generation_prompt=generation_prompt)
@@ -165,7 +168,9 @@ def _render(tokenizer: Any, messages: list[dict[str, str]], *, generation_prompt
 
 def _encode_with_offsets(tokenizer: Any, text: str) -> tuple[list[int], list[tuple[int, int]]]:
     if not getattr(tokenizer, "is_fast", False):
-        raise InputError(explain("tokenizer", got="a slow one, without character offsets", expected="a fast tokenizer"))
+        raise InputError(
+            explain("tokenizer", got="a slow tokenizer without character offsets", expected="a fast tokenizer")
+        )
     encoded = tokenizer(text, add_special_tokens=False, return_offsets_mapping=True)
     return list(encoded["input_ids"]), [tuple(span) for span in encoded["offset_mapping"]]
 

@@ -1,10 +1,10 @@
-"""Rollouts as training data, for any engine: nothing here imports TRL.
+"""Turn rollouts into training data, for any engine: nothing here imports TRL.
 
-generation/  fast sampling with a key-value cache that rollouts and turns share
-worlds/      environments of other engines: an OpenEnv server, an environment of verifiers
-gathering    what a generation step returned, as rollouts
-sites        a rollout's errors, and the hinted context of each
-channel      channel 2 on the rows of the policy's own pass; unrelated hints for controls and contrasts
-resample     sample groups with equal rewards again, and merge them into the batch
+generation/  fast sampling with a key-value cache that is shared by rollouts and reused across turns
+worlds/      environments of other engines: an OpenEnv server, an environment from verifiers
+gathering    rollouts from the output of a generation step
+sites        the errors in a rollout, and the hinted context of each error
+channel      channel 2 on the hidden states of the policy's own pass; unrelated hints for controls and contrasts
+resample     resample groups with equal rewards, and merge them into the batch
 effort       reward functions that charge for effort and for errors
 """

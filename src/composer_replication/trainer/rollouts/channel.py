@@ -1,11 +1,11 @@
-"""Channel 2 on the rollouts of a micro-batch, with the student's rows from the policy's own pass.
+"""Compute channel 2 on the rollouts of a micro-batch, taking the student's hidden states from the policy's own pass.
 
-The trainer's loss runs the policy over prompt + completion. A forward hook on its body takes the last hidden states,
-still inside the forward of whatever wraps the model, and computes the divergence there: that needs no second pass of
-the student, and has whole weights under FSDP2. The teachers' passes, without gradient, come first, over one tree of all
-hinted contexts: rollouts of a group share their prompt, sites of a rollout their history.
+The trainer's loss runs the policy over prompt + completion. A forward hook on the body captures the last hidden states
+and computes the divergence while still inside the forward of any wrapper. The student therefore needs no second pass,
+and has whole weights under FSDP2. The teachers run before that, without gradient, over one tree of all hinted contexts:
+rollouts in a group share their prompt, and sites in a rollout share their history.
 
-Unrelated hints come from other turns of the batch: as a control they replace a turn's own hint (`exchange_hints`), for
+Unrelated hints come from other turns in the batch. In a control they replace a turn's own hint (`exchange_hints`); for
 a comparison or contrast they are added to it (`add_wrong_hints`). The same seed gives the same hints.
 """
 
@@ -49,27 +49,28 @@ from composer_replication.trainer.rollouts.sites import (
 
 
 class Importance(NamedTuple):
-    """Log-probs of the completion's tokens when they were sampled, the temperature then, and the largest weight."""
+    """Log-probs of completion tokens at sampling time, the sampling temperature, and the maximum importance weight."""
 
     old_logprobs_BC: Tensor
     temperature: float
     clip: float
 
     def weights(self, head: LinearHead, rows_NH: Tensor, sites: _MicroBatchSites, length: int) -> Tensor:
-        """Return min(clip, p now / p then) of each target token, without gradient."""
+        """Return min(clip, p now / p then) for each target token, without gradient."""
         tempered = replace(head, scale=head.scale / self.temperature)
         now_N = linear_token_logprobs(rows_NH.detach(), tempered.detached(), sites.targets_N)
-        # Row t predicts token t + 1; the log-probs begin with the completion.
+        # Row t predicts token t + 1; the log-probs start at the first token of the completion.
         completion = sites.position_N + 1 - (length - self.old_logprobs_BC.shape[1])
         then_N = self.old_logprobs_BC[sites.sequence_N, completion]
-        # Clamped before exp(), which would overflow for large differences.
+        # Clamp before exp(), which would overflow for large differences.
         return (now_N - then_N).clamp(-20.0, 20.0).exp().clamp(max=self.clip)
 
 
 class _MicroBatchSites(NamedTuple):
-    """Rows of the padded batch that predict the erring turns' tokens, and the tree of the teachers' contexts.
+    """Rows in the padded batch that predict the tokens of erring turns, and the tree of the teachers' contexts.
 
-    `contrast_numbers_M` are the rows that have an unrelated hint; `wrong_rows_M` and `unhinted_rows_M` belong to them.
+    `contrast_numbers_M` are the indices of the rows that have an unrelated hint; `wrong_rows_M` and `unhinted_rows_M`
+    are the matching rows in the tree.
     """
 
     sequence_N: Tensor
@@ -89,16 +90,16 @@ def place_sites(
 ) -> _MicroBatchSites | None:
     """Return where the turns of each sample are in the left-padded batch, or None if there are no turns.
 
-    Raises AlignmentError unless student and teacher rows predict the same tokens, as they do not if the batch was
+    Raises AlignmentError unless student and teacher rows predict the same tokens. They do not if the batch was
     shuffled, split or padded without its sites.
     """
     flat = [(sample, turn) for sample, turns in enumerate(sites) for turn in turns]
     if not flat:
         return None
     device = input_ids.device
-    first = (prompt_mask.shape[1] - prompt_mask.sum(1)).tolist()  # where each prompt begins after its padding
+    first = (prompt_mask.shape[1] - prompt_mask.sum(1)).tolist()  # where each row's prompt begins, after its padding
     sizes = [turn.end - turn.start for _, turn in flat]
-    # - 1: a row predicts the next token.
+    # - 1, because a row predicts the next token.
     begins = [first[sample] + turn.start - 1 for sample, turn in flat]
     sequence_N = torch.cat([torch.full((size,), sample) for (sample, _), size in zip(flat, sizes, strict=True)])
     position_N = torch.cat([torch.arange(begin, begin + size) for begin, size in zip(begins, sizes, strict=True)])
@@ -107,8 +108,8 @@ def place_sites(
     if completion_mask is not None:
         mask_N = torch.cat([prompt_mask, completion_mask], 1)[sequence_N.to(device), position_N.to(device)]
         if not bool(mask_N.all()):
-            got = f"{int((mask_N == 0).sum())} rows that the attention mask leaves out"
-            raise AlignmentError(explain("erring turns in the batch", got=got, expected="rows the policy computes"))
+            got = f"{int((mask_N == 0).sum())} rows excluded by the attention mask"
+            raise AlignmentError(explain("erring turns in the batch", got=got, expected="only unmasked rows"))
     contexts = _Contexts(flat, input_ids, begins)
     contexts.check_targets(targets_N)
     turn_position_N = torch.cat([torch.arange(size) for size in sizes])
@@ -118,7 +119,7 @@ def place_sites(
 
 
 class _Contexts:
-    """The teachers' sequences of a micro-batch: each turn's hinted ids, then two more for each turn with a contrast."""
+    """The teachers' sequences in a micro-batch: each turn's hinted ids, then two more for each turn with a contrast."""
 
     def __init__(self, flat: list[tuple[int, TaughtTurn]], input_ids: Tensor, begins: list[int]) -> None:
         self._turns = [turn for _, turn in flat]
@@ -134,19 +135,19 @@ class _Contexts:
             self._sequences.append((rows[sample, begin : begin + turn.end], turn.start))
 
     def check_targets(self, targets_N: Tensor) -> None:
-        """Raise AlignmentError unless every sequence predicts the tokens of the batch."""
+        """Raise AlignmentError unless every sequence predicts the batch's tokens."""
         sizes = [turn.end - turn.start for turn in self._turns]
-        # After the hinted sequences there are two per contrasted turn: with the unrelated hint, and without one.
+        # The hinted sequences are followed by two per contrasted turn: with the unrelated hint, and without a hint.
         expected_tokens = targets_N.cpu().split(sizes)
         numbers = list(range(len(self._turns))) + [number for number in self._contrasted for _ in range(2)]
         for (ids, start), number in zip(self._sequences, numbers, strict=True):
             if not torch.equal(ids[start : start + sizes[number]], expected_tokens[number]):
-                got = f"turn {self._turns[number].turn_id}, whose tokens differ from the batch's"
+                got = f"turn {self._turns[number].turn_id} with other tokens than in the batch"
                 fix = "Reorder the batch together with its sites."
-                raise AlignmentError(explain("erring turns in the batch", got=got, expected="the same", fix=fix))
+                raise AlignmentError(explain("erring turns in the batch", got=got, expected="the same tokens", fix=fix))
 
     def placed(self, device: torch.device) -> tuple[TokenTree, Tensor, Tensor, Tensor, Tensor, int]:
-        """Return the tree, its rows that predict the turns' tokens, and the number of turns without a contrast."""
+        """Return the tree, the tree rows that predict the turns' tokens, and the number of turns without a contrast."""
         tree = build_tree([ids for ids, _ in self._sequences]).to(device)
         sizes = [turn.end - turn.start for turn in self._turns]
         numbers = [*range(len(self._turns)), *(number for number in self._contrasted for _ in range(2))]
@@ -167,11 +168,11 @@ class _Contexts:
 def _check_inside(position_N: Tensor, length: int) -> None:
     if int(position_N.max()) + 1 >= length or int(position_N.min()) < 0:
         got = f"rows {int(position_N.min())} to {int(position_N.max())} of {length}"
-        raise AlignmentError(explain("erring turns in the batch", got=got, expected="rows inside it"))
+        raise AlignmentError(explain("erring turns in the batch", got=got, expected=f"rows 0 to {length - 2}"))
 
 
 class RolloutChannel:
-    """Channel 2 of one micro-batch: `run_teachers`, the policy's loss inside `capture_student_rows`, then `result`."""
+    """Channel 2 of one micro-batch: `run_teachers`, then the policy in `capture_student_rows`, then `result`."""
 
     def __init__(
         self,
@@ -190,13 +191,13 @@ class RolloutChannel:
         """(T, 2): how much the own and the unrelated hint lower each turn that has both, in nats/token."""
 
     def run_teachers(self, probe_ids: Tensor) -> bool:
-        """Run the teachers, and return whether they ran: if any process of a sharded model has sites, all run one."""
+        """Run the teachers if there are sites, on any process if the model is sharded. Return whether they ran."""
         has_sites = self._sites is not None
         (anywhere,) = agreed_most(models_of(self._model, self._options.teachers), [int(has_sites)])
         if not anywhere:
             return False
         sites = self._sites
-        # A process without sites makes the same passes, over a tree of two tokens.
+        # A process without sites makes the same passes as the others, over a tree of two tokens.
         tree = sites.tree if sites else build_tree([[0, 0]]).to(probe_ids.device)
         rows = (
             (sites.teacher_rows_N, sites.wrong_rows_M, sites.unhinted_rows_M)
@@ -206,7 +207,7 @@ class RolloutChannel:
         parts = [(tree, row_indices) for row_indices in rows]
         self._teachers, wrong, unhinted = rows_by_part(self._model, self._options.teachers, parts)
         if sites is not None:
-            # The comparison is measured in any case; the loss uses it only if the contrast is on.
+            # The effects of both hints are always measured, but the loss uses them only if the contrast is on.
             both = Contrast(sites.contrast_numbers_M, wrong, unhinted)
             contrast = both if self._options.contrasts else None
             self._targets = HintTargets(sites.targets_N, sites.turn_position_N, contrast, sites.without_contrast)
@@ -215,7 +216,7 @@ class RolloutChannel:
 
     @contextmanager
     def capture_student_rows(self) -> Iterator[None]:
-        """Compute the channel from the policy's pass inside the block, in which the body must run exactly once."""
+        """Compute the channel from the policy's pass inside the block, during which the body must run exactly once."""
         body: nn.Module = decoder_of(causal_lm_of(self._model))
         handle = body.register_forward_hook(self._forward_hook)
         try:
@@ -224,11 +225,11 @@ class RolloutChannel:
             handle.remove()
 
     def _forward_hook(self, _body: nn.Module, _inputs: object, output: object) -> None:
-        if self._is_busy:  # the first `head_of` of a model runs its body as well
+        if self._is_busy:  # the first call of `head_of` for a model runs its body too
             return
         if self._shape is not None:
             fix = "Run the policy on the whole micro-batch at once."
-            raise InputError(explain("policy passes in one loss", got="two or more", expected="one", fix=fix))
+            raise InputError(explain("policy passes in one loss", got="two or more", expected="exactly one", fix=fix))
         hidden_BTH: Tensor = output.last_hidden_state  # pyright: ignore[reportAttributeAccessIssue]
         self._shape = tuple(hidden_BTH.shape)
         sites = self._sites
@@ -249,11 +250,13 @@ class RolloutChannel:
     def result(self, batch_size: int, length: int) -> Channel | None:
         """Return the channel's loss, or None if this micro-batch has no sites.
 
-        Raises AlignmentError if the captured pass was not over a batch of this shape.
+        Raises AlignmentError if the captured pass was over a batch of another shape.
         """
         if self._shape is None or self._shape[:2] != (batch_size, length):
-            got = "no pass" if self._shape is None else f"rows of shape {self._shape[:2]}"
-            raise AlignmentError(explain("hidden rows of the policy", got=got, expected=f"{(batch_size, length)}"))
+            got = "no pass" if self._shape is None else f"shape {self._shape[:2]}"
+            raise AlignmentError(
+                explain("hidden states of the policy", got=got, expected=f"shape {(batch_size, length)}")
+            )
         return self._channel
 
 
@@ -261,15 +264,15 @@ class RolloutChannel:
 def hint_effects(
     teachers: Sequence[TeacherRows], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor
 ) -> Tensor:
-    """Return (T, 2) for the turns with an unrelated hint, in order: how much the own and the unrelated hint lower them.
+    """Return how much the own and the unrelated hint lower each turn that has an unrelated hint, in order (T, 2).
 
-    That is the log p of a turn's tokens without a hint, minus that with the hint, per token. A row whose
+    The effect of a hint is the mean over a turn's tokens of log p without it minus log p with it. A row whose
     `turn_position_N` is 0 begins a turn.
     """
     numbers_M = contrast.numbers_M
     if not numbers_M.numel():
         return torch.zeros(0, 2, device=targets_N.device)
-    # The index of the turn that each row belongs to.
+    # The index of the turn that contains each row.
     turn_M = (turn_position_N[numbers_M] == 0).cumsum(0) - 1
     tokens_M = targets_N[numbers_M]
     own_teachers = [teacher._replace(rows_NH=teacher.rows_NH[numbers_M]) for teacher in teachers]
@@ -288,7 +291,7 @@ def _logprobs(teachers: Sequence[TeacherRows], tokens_M: Tensor) -> Tensor:
 
 
 def exchange_hints(finder: RolloutSites, rollout_sites: Sequence[FoundSites], seed: str) -> None:
-    """Give each turn the hint of a turn of a different kind instead of its own; drop turns for which there is none."""
+    """Give each turn the hint for a turn with a different kind of error; drop turns for which there is no such hint."""
     turns = [turn for sites in rollout_sites for turn in sites.taught]
     chosen = iter(wrong_hints(turns, [turn.kind for turn in turns], seed=seed))
     for sites in rollout_sites:
@@ -310,11 +313,11 @@ def exchange_hints(finder: RolloutSites, rollout_sites: Sequence[FoundSites], se
 def add_wrong_hints(
     finder: RolloutSites, rollout_sites: Sequence[FoundSites], seed: str, earlier_hints: Mapping[str, str] | None = None
 ) -> None:
-    """Add an unrelated hint to each turn; `earlier_hints` are hints of earlier batches by kind.
+    """Add an unrelated hint to each turn; `earlier_hints` are hints from earlier batches, by kind.
 
-    The kinds of a batch are paired at random, so that two kinds are compared both ways. If hints were exchanged before,
-    the unrelated hint is neither of the turn's kind nor of the kind of the hint that it has: contrasted with its own
-    hint, a control would learn the error.
+    The kinds in a batch are paired at random, so that two kinds are compared in both directions. If hints were
+    exchanged before, the unrelated hint matches neither the kind of the turn nor the kind of the hint that it received.
+    A control whose received hint is contrasted with the right one would otherwise learn the error.
     """
     hints: dict[str, list[str]] = {kind: [hint] for kind, hint in (earlier_hints or {}).items()}
     in_batch: dict[str, list[str]] = {}
@@ -335,7 +338,7 @@ def add_wrong_hints(
 
 
 def paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random) -> dict[str, str | None]:
-    """Pair the kinds at random, and return each kind's partner; of an odd number the last gets any other kind."""
+    """Pair the kinds at random, and return the partner of each kind; if one is left over, it gets any other kind."""
     rng.shuffle(kinds)
     partners: dict[str, str | None] = {}
     for first, second in zip(kinds[::2], kinds[1::2], strict=False):
@@ -349,7 +352,7 @@ def paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random)
 def _unrelated_hint(
     turn: TaughtTurn, partner: str | None, hints: Mapping[str, Sequence[str]], rng: random.Random
 ) -> tuple[str, str] | None:
-    """Return a kind and a hint of it with another text: of the partner if possible, else of any other kind, or None."""
+    """Return an unrelated hint with its kind: the partner's kind if possible, else any other kind; or None."""
     other_hints = {kind: [hint for hint in kind_hints if hint != turn.hint] for kind, kind_hints in hints.items()}
     kinds = sorted(
         kind for kind, kind_hints in other_hints.items() if kind_hints and kind not in (turn.kind, turn.about)

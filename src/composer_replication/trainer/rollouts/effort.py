@@ -1,14 +1,14 @@
 """Reward functions for TRL that charge a rollout for its effort and for its errors.
 
-`effort_penalty_reward` is the concave length penalty of the Composer 2 report:
+`effort_penalty_reward` is the concave length penalty from the Composer 2 report:
 
     C(x) = ((1 + k x)^(1 - q) - 1) / (k (1 - q))        q = 1: log(1 + k x) / k        k = 0 or q = 0: x
 
 x is a weighted sum of thinking tokens, tool-call tokens, tool-output tokens, final tokens, calls and turns. C(0) = 0
-and C'(0) = 1, so a weight is the reward that the first token, call or turn costs; later ones cost less. The formula is
-from the report; k, q and the weights are ours.
+and C'(0) = 1, so a weight is the reward lost by the first token, call or turn of its kind; later ones cost less. The
+formula is from the report; k, q and the weights are our choices.
 
-`ErrorPenalty` charges a fixed price per error: the other way to use the error sites that channel 2 trains on.
+`ErrorPenalty` charges a fixed price per error. It is the alternative to channel 2, which trains on the error sites.
 """
 
 from __future__ import annotations
@@ -37,14 +37,14 @@ _THOUGHT_FIELDS = ("reasoning_content", "thinking")
 
 
 class TextTokenizer(Protocol):
-    """The part of a tokenizer that counting tokens needs."""
+    """The part of the tokenizer interface that counting tokens needs."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EffortWeights:
-    """What one unit of each kind adds to x."""
+    """The weight in x of one token, call or turn of each kind."""
 
     thinking: float = 1e-4
     calls_text: float = 1e-4
@@ -60,7 +60,7 @@ class EffortWeights:
 
 
 class RolloutEffort(NamedTuple):
-    """What a rollout spent: tokens of four kinds, calls, and turns of the model."""
+    """The effort of a rollout: its tokens of four kinds, its calls, and the turns of the model."""
 
     thinking: int = 0
     calls_text: int = 0
@@ -70,13 +70,13 @@ class RolloutEffort(NamedTuple):
     turns: int = 0
 
     def weighed(self, weights: EffortWeights) -> float:
-        """Return the x of the penalty."""
+        """Return x, the weighted sum that the penalty is computed from."""
         return math.fsum(count * getattr(weights, name) for name, count in self._asdict().items())
 
 
 def effort_cost(x: float, *, k: float, q: float) -> float:
-    """Return C(x), which is exact also for q near 1 or k near 0."""
-    # With L = log(1 + kx): C = L/k * expm1((1-q) L) / ((1-q) L), which has no cancellation.
+    """Return C(x), accurate even for q near 1 or k near 0."""
+    # With L = log(1 + kx): C = L/k * expm1((1-q) L) / ((1-q) L), which avoids cancellation.
     for name, value in (("x", x), ("k", k), ("q", q)):
         if not (math.isfinite(value) and value >= 0):
             raise InputError(explain(name, got=value, expected="a finite number of 0 or more"))
@@ -90,23 +90,26 @@ def effort_cost(x: float, *, k: float, q: float) -> float:
 def effort_penalty_reward(
     tokenizer: TextTokenizer, *, weights: EffortWeights | None = None, k: float = 1.0, q: float = 1.0
 ) -> _EffortPenalty:
-    """Return a reward function for TRL that returns -C(x) for each rollout, and logs the mean x as effort/x."""
+    """Return a reward function for TRL that returns -C(x) for each rollout and logs the mean x as effort/x."""
     return _EffortPenalty(tokenizer, EffortWeights() if weights is None else weights, k, q)
 
 
 class _EffortPenalty:
-    """The function of `effort_penalty_reward`. Tokens that the chat template adds around messages are not counted."""
+    """The reward function that `effort_penalty_reward` returns.
 
-    __name__ = "effort_penalty"  # TRL logs a reward function by this
+    Tokens that the chat template adds around messages are not counted.
+    """
+
+    __name__ = "effort_penalty"  # TRL logs a reward function under this name
 
     def __init__(self, tokenizer: TextTokenizer, weights: EffortWeights, k: float, q: float) -> None:
-        effort_cost(0.0, k=k, q=q)  # raises for a bad k or q before any rollout is generated
+        effort_cost(0.0, k=k, q=q)  # raises for an invalid k or q before any rollout is generated
         self.tokenizer, self.weights, self.k, self.q = tokenizer, weights, k, q
 
     def __call__(
         self, completions: Sequence[Any], completion_ids: Sequence[Sequence[int]], **kwargs: Any
     ) -> list[float]:
-        """Return the rewards. TRL passes everything by name, including the prompts and columns of the data set."""
+        """Return the rewards. TRL also passes prompts and data set columns as keyword arguments."""
         spent = [self.effort(completion, ids) for completion, ids in zip(completions, completion_ids, strict=True)]
         weighed = [effort.weighed(self.weights) for effort in spent]
         log_metric = kwargs.get("log_metric")
@@ -115,7 +118,7 @@ class _EffortPenalty:
         return [-effort_cost(x, k=self.k, q=self.q) for x in weighed]
 
     def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> RolloutEffort:
-        """Return what one rollout spent: a text is counted by its ids, messages by their contents."""
+        """Return the effort of one rollout: plain text is counted by its ids, messages by their contents."""
         if isinstance(completion, str):
             thinking = self._count(_thoughts_and_rest(completion)[0])
             return RolloutEffort(thinking=thinking, final=max(0, len(ids) - thinking), turns=1)
@@ -145,7 +148,7 @@ class _EffortPenalty:
 
 
 def _thoughts_and_rest(text: str) -> tuple[str, str]:
-    """Return the text between think tags, and the rest."""
+    """Return the text inside think tags, and the remaining text."""
     # Some templates write the opening tag into the prompt.
     if text.find("<think>") < 0 <= text.find("</think>"):
         text = f"<think>{text}"
@@ -159,12 +162,12 @@ def _call_text(call: WrittenCall) -> str:
 
 
 class ErrorPenalty:
-    """A reward function that subtracts `price` for each failed call blamed on the model, and logs their mean number.
+    """A reward function that subtracts `price` for each failed call blamed on the model, and logs the mean count.
 
-    Failed calls are found in the messages: TRL's own, or those that a rollout function returned as `messages`.
+    Failed calls are found in the messages of TRL, or in `messages` if a rollout function returned them.
     """
 
-    __name__ = "error_penalty"  # TRL logs a reward function by this
+    __name__ = "error_penalty"  # TRL logs a reward function under this name
 
     def __init__(self, price: float) -> None:
         if not (math.isfinite(price) and price > 0):
@@ -172,7 +175,7 @@ class ErrorPenalty:
         self.price = price
 
     def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **kwargs: Any) -> list[float]:
-        """Return the rewards. TRL passes everything by name, including columns of the data set and rollout function."""
+        """Return the rewards. TRL also passes data set columns and rollout fields as keyword arguments."""
         counts = [errors_in(rollout) for rollout in (completions if messages is None else messages)]
         log_metric = kwargs.get("log_metric")
         if log_metric is not None and counts:
@@ -181,10 +184,10 @@ class ErrorPenalty:
 
 
 def errors_in(messages: str | Sequence[Message]) -> int:
-    """Return the number of failed calls of a rollout that are blamed on the model."""
+    """Return the number of failed calls in a rollout that are blamed on the model."""
     if isinstance(messages, str):
         return 0
-    # The rules need messages only, so every assistant turn gets an empty run of sampled tokens.
+    # The rules need only messages, so every assistant turn gets an empty run of sampled tokens.
     runs = [Run(0, 0)] * sum(message.get("role") == "assistant" for message in messages)
     rollout = Rollout(rollout_id="", prompt_ids=(), completion_ids=(), sampled=None, prompt=(), messages=list(messages))
     return sum(site.is_kept for site in find_error_sites(conversation_of(rollout, runs), extra_rules=ROLLOUT_RULES))

@@ -1,6 +1,6 @@
-"""Make rollouts of what TRL's generation returns, with their tools and what their environments report.
+"""Build rollouts from the output of TRL's generation, with their tools and the reports of their environments.
 
-TRL's messages do not say whether a tool raised, so the tools of each rollout are wrapped in a `ToolRecord`.
+TRL's messages do not say whether a tool raised, so the tools of each rollout are wrapped by a `ToolRecord`.
 """
 
 from __future__ import annotations
@@ -14,22 +14,22 @@ from weakref import WeakKeyDictionary
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.rollouts.sites import Rollout
 
-# Python raises this before it calls the function, so a wrapper cannot record it.
+# Python raises this error before it calls the function, so a wrapper cannot record it.
 _NOT_A_MAPPING = "argument after ** must be a mapping"
 
 
 class ToolRecord:
-    """A record of the tool calls of one rollout that raised; a tool's text about an error is not an exception."""
+    """A record of which tool calls in one rollout raised; an error that a tool returns as text is not an exception."""
 
     def __init__(self) -> None:
         self._raised: dict[str, list[bool]] = {}
 
     def watched(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """Return the same functions, wrapped so that the record has whether each call raised."""
+        """Return the same functions, wrapped to record whether each call raised."""
         return {name: self._watched(name, tool) for name, tool in tools.items()}
 
     def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
-        # The wrapper takes any arguments, so that the tool itself raises its own TypeError for wrong ones.
+        # The wrapper accepts any arguments, so that wrong ones raise the tool's own TypeError.
         raised = self._raised.setdefault(name, [])
 
         async def outcome(coroutine: Any, index: int) -> Any:
@@ -39,7 +39,7 @@ class ToolRecord:
 
         @functools.wraps(tool)
         def recorded(*args: Any, **kwargs: Any) -> Any:
-            raised.append(True)  # until the call has returned
+            raised.append(True)  # until the call returns
             index = len(raised) - 1
             result = tool(*args, **kwargs)
             if inspect.iscoroutine(result):
@@ -50,7 +50,7 @@ class ToolRecord:
         return recorded
 
     def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """Return for each tool message whether its call raised; a call of an unknown tool counts as raised."""
+        """Return for each tool message whether its call raised; a call to an unknown tool counts as raised."""
         remaining = {name: iter(raised) for name, raised in self._raised.items()}
         return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
 
@@ -70,11 +70,11 @@ def gather_rollouts(
     tools_of: Callable[[int], Sequence[Any]],
     raised: Sequence[ToolRecord] | None = None,
 ) -> list[Rollout]:
-    """Return one rollout per sample, in the order of `prompts`; call it before anything shuffles them.
+    """Return one rollout per sample, in the order of `prompts`; call this before anything shuffles them.
 
-    `generated` is what TRL's `_generate` returns. Environments are pooled and reused, so their reports are read now:
-    the attribute `signals`, or the field of that name that a rollout function returned. Such a function may also return
-    the `messages` of each rollout, which TRL treats as one turn, and the schemas of its `tools`.
+    `generated` is the return value of TRL's `_generate`. Environments are pooled and reused, so their reports are read
+    now, from the attribute `signals` or from the output of that name that a rollout function returned. Such a function
+    may also return the `messages` of each rollout, which TRL treats as one turn, and the schemas of its `tools`.
     """
     prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
     fields: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
@@ -104,9 +104,9 @@ def gather_rollouts(
 
 
 def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
-    """Return copies of the signals, since the environment empties its list when it is reset.
+    """Return copies of the signals, because the environment clears its list when it is reset.
 
-    Raises InputError unless they are mappings with an integer `turn`.
+    Raises InputError unless each signal is a mapping with an integer `turn`.
     """
     if signals is None:
         return ()
@@ -120,19 +120,19 @@ def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
     return tuple(dict(signal) for signal in signals)
 
 
-# Schemas of functions, which are parsed from docstrings. Weak, so that a tool can be freed.
+# Schemas parsed from the docstrings of functions. Weak references, so that a tool can be freed.
 _schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return parameter schemas by tool name; those of functions come from signature and docstring, as in the prompt."""
+    """Return parameter schemas by tool name; functions get them from signature and docstring, as in the prompt."""
     schemas = [tool if isinstance(tool, Mapping) else _schema(tool) for tool in tools]
     functions: list[Any] = [schema.get("function", schema) for schema in schemas]
     return {str(function["name"]): function.get("parameters") or {} for function in functions}
 
 
 def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
-    # Bound methods are new objects at every access, so the cache uses their function.
+    # A bound method is a new object at every access, so the cache is keyed by its function.
     function = getattr(tool, "__func__", tool)
     if function not in _schemas:
         from transformers.utils.chat_template_utils import get_json_schema

@@ -1,12 +1,12 @@
-"""Count groups of rollouts whose rewards are all equal, and on request sample them again (DAPO's dynamic sampling).
+"""Count groups of rollouts whose rewards are all equal, and on request resample them (DAPO's dynamic sampling).
 
-Such a group has advantages of 0, so nothing is learned from it. `resample` asks for new rollouts of these groups, puts
-those with unequal rewards into the batch, and repeats that at most `max_resamples` times. All decisions use the rewards
-of all processes, so every process decides alike, and each of them samples the same number of groups: one that needs
-fewer samples other groups as well and discards them.
+Such a group has advantages of 0, so nothing is learned from it. `resample` requests new rollouts for these groups, puts
+those with unequal rewards into the batch, and repeats this at most `max_resamples` times. All decisions are based on
+the rewards of all processes, so every process decides alike and samples the same number of groups. A process that needs
+fewer samples other groups as well, and discards them.
 
 The old and the new batch were padded separately: prompts on the left, completions on the right, each to its own width.
-`merge_groups` pads rows to the wider of the two with what TRL pads them with.
+`merge_groups` pads rows to the wider of the two, with the same padding values as TRL.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ Batch = dict[str, Any]
 Total = Callable[[Tensor], Tensor]
 # Rewards are sums of fp32 numbers, so a smaller difference is rounding.
 _RELATIVE_TOLERANCE = 1e-6
-# The padding values of TRL; None means pad_id.
+# TRL's padding values; None means pad_id.
 _PROMPT_PADDING: dict[str, float | None] = {"prompt_ids": None, "prompt_mask": 0}
 _COMPLETION_PADDING: dict[str, float | None] = {
     "completion_ids": None,
@@ -44,7 +44,7 @@ _COUNT = "num_items_in_batch"
 
 
 class ResampledBatch(NamedTuple):
-    """New rollouts: this process's batch, and the rewards of all processes in the order of their ranks."""
+    """New rollouts: this process's batch, and the rewards of all processes in rank order."""
 
     batch: Batch
     rewards: Tensor
@@ -52,7 +52,7 @@ class ResampledBatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _ResampleReport:
-    """The numbers of groups that were equal and sampled again, over all processes."""
+    """The numbers of groups that had equal rewards and that were resampled, over all processes."""
 
     groups: int
     equal_before: int
@@ -61,7 +61,7 @@ class _ResampleReport:
     rounds: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics; `groups/equal_after` is the fraction of groups without any advantage in the end."""
+        """Return the metrics; `groups/equal_after` is the fraction of groups that end with equal rewards."""
         return {
             "groups/equal": self.equal_before / max(self.groups, 1),
             "groups/equal_after": self.equal_after / max(self.groups, 1),
@@ -73,23 +73,23 @@ class _ResampleReport:
 def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int) -> Tensor:
     """Return for each group of consecutive rewards whether they are all equal, up to rounding.
 
-    A NaN means that no reward function judged the rollout. It is ignored, and a group with fewer than two rewards is
-    equal: TRL's frac_reward_zero_std does not count those, though their advantages are 0 as well.
+    A NaN means that no reward function judged the rollout, and is ignored. A group with fewer than two rewards counts
+    as equal. TRL's frac_reward_zero_std does not count such groups, although their advantages are 0 as well.
     """
     groups_GN = grouped(torch.as_tensor(rewards, dtype=torch.float32), num_generations)
     judged_GN = ~groups_GN.isnan()
     highest_G = groups_GN.masked_fill(~judged_GN, -torch.inf).amax(1)
     lowest_G = groups_GN.masked_fill(~judged_GN, torch.inf).amin(1)
-    # Relative to the larger reward, but not below 1e-6, since rewards around 0 have rounding errors as well.
+    # Relative to the larger reward, with a lower bound of 1e-6 because rewards around 0 have rounding errors too.
     scale_G = torch.maximum(highest_G.abs(), lowest_G.abs()).clamp(min=1.0)
     is_judged_G = judged_GN.sum(1) >= 2
     return ~is_judged_G | (highest_G - lowest_G <= _RELATIVE_TOLERANCE * scale_G)
 
 
 def groups_to_draw(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
-    """Return the local numbers of this process's groups to sample again: its equal ones, then other ones to fill up.
+    """Return the local numbers of the groups that this process resamples: its equal ones, then others to fill up.
 
-    Every process gets as many as the one that needs most; none if no group is equal.
+    Every process resamples as many groups as the process that needs most; none if no group has equal rewards.
     """
     if equal_G.numel() % num_processes:
         raise InputError(
@@ -104,7 +104,7 @@ def groups_to_draw(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) ->
     equal_PL = equal_G.view(num_processes, -1)
     count = int(equal_PL.sum(1).max()) if equal_PL.numel() else 0
     is_equal = equal_PL[rank].tolist() if count else []
-    # False sorts before True, so equal groups come first.
+    # False sorts before True, so groups with equal rewards come first.
     return sorted(range(len(is_equal)), key=lambda group: not is_equal[group])[:count]
 
 
@@ -133,12 +133,12 @@ def resample(
     """Return the batch, the rewards of all processes and a report, after at most `max_resamples` rounds of sampling.
 
     `draw(groups)` generates and scores rollouts for the prompts of these local groups, in that order. `total` sums a
-    0-d tensor over all processes. `images` is for batches with pixels.
+    0-d tensor over all processes. `images` is required for batches with pixels.
     """
     equal_G = equal_reward_groups(rewards, num_generations)
     before, drawn, rounds = int(equal_G.sum()), 0, 0
     while rounds < max_resamples and bool(equal_G.any()):
-        # The groups of all processes, as every process merges the rewards of all of them.
+        # The groups of all processes, because every process merges the rewards of all of them.
         plan = [groups_to_draw(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)]
         new = draw(plan[rank])
         rounds, drawn = rounds + 1, drawn + sum(map(len, plan))
@@ -153,7 +153,7 @@ def resample(
 
 
 def _replaceable_groups(equal_G: Tensor, new_equal_G: Tensor, plan: list[list[int]]) -> list[list[tuple[int, int]]]:
-    """Return for each process (local group, index among its new groups) where a new group replaces an equal one."""
+    """Return for each process the (local group, new group) pairs in which a new group replaces an equal one."""
     local = equal_G.numel() // len(plan)
     slots: list[list[tuple[int, int]]] = []
     first_new = 0
@@ -181,7 +181,7 @@ def _merged_rewards(rewards: Tensor, new: Tensor, slots: list[list[tuple[int, in
 
 
 class ImagesBySample(NamedTuple):
-    """Functions that split a batch's pixels, which engines store by image or tile, into items per sample, and back."""
+    """Functions that split a batch's pixels (stored by image or tile) into one item per sample, and back."""
 
     split: Callable[[Batch], Batch]
     join: Callable[[Batch], Batch]
@@ -197,21 +197,21 @@ def merge_groups(
     total: Total = _single_process_total,
     images: ImagesBySample | None = None,
 ) -> Batch:
-    """Return `batch` with its group `old` replaced by `replacement`'s group `new`, for each (old, new) of `groups`.
+    """Return `batch` with its group `old` replaced by group `new` of `replacement`, for each (old, new) in `groups`.
 
     Lists with one entry per sample move with their rows, so they must not depend on the width of the padding.
-    `num_items_in_batch` is counted again. Advantages move with their rows as well: if they are scaled by the whole
-    batch, compute them again with `group_advantages`. `total` is called on every process, also on one that replaces
-    nothing. `images` is for batches with pixels.
+    `num_items_in_batch` is recounted. Advantages move with their rows as well; if they are scaled by the whole batch,
+    recompute them with `group_advantages`. `total` is called on every process, even if it replaces nothing there.
+    `images` is required for batches with pixels.
     """
     old, new = (_by_sample(dict(source_batch), images) for source_batch in (batch, replacement))
-    # TRL leaves the mask out of a batch in which no rollout called a tool.
+    # TRL omits the mask from a batch in which no rollout called a tool.
     for with_mask, without_mask in ((old, new), (new, old)):
         if "tool_mask" in with_mask and "tool_mask" not in without_mask:
             ids = without_mask["completion_ids"]
             without_mask["tool_mask"] = torch.ones_like(ids, dtype=with_mask["tool_mask"].dtype)
     if old.keys() != new.keys():
-        got = f"{sorted(old.keys() ^ new.keys())} in one of the two"
+        got = f"{sorted(old.keys() ^ new.keys())} in only one of the two"
         raise InputError(explain("batches to merge", got=got, expected="the same keys in both"))
     sources = _sources(len(old["prompt_ids"]), groups, num_generations)
     merged = {key: _merged(key, old, new, sources, pad_id) for key in old if key != _COUNT}
@@ -222,11 +222,11 @@ def merge_groups(
 
 
 def _sources(size: int, groups: Sequence[tuple[int, int]], num_generations: int) -> list[int]:
-    """Return for each row of the merged batch its index in the old rows followed by the new ones."""
+    """Return for each row of the merged batch its index in the old rows followed by the new rows."""
     sources = list(range(size))
     for old, new in groups:
         if not 0 <= old < size // num_generations:
-            raise InputError(explain("group", got=old, expected=f"0 to {size // num_generations - 1}"))
+            raise InputError(explain("number of a group", got=old, expected=f"0 to {size // num_generations - 1}"))
         for row in range(num_generations):
             sources[old * num_generations + row] = size + new * num_generations + row
     return sources
@@ -239,13 +239,13 @@ def _merged(key: str, old: Batch, new: Batch, sources: Sequence[int], pad_id: in
     if isinstance(old_value, list):
         rows = [*old_value, *new_value]
         return [rows[source] for source in sources]
-    # A scalar belongs to the whole batch.
+    # A scalar applies to the whole batch.
     if old_value.dim() == 0:
         return old_value
     old_value, new_value = _same_width(key, old, new, pad_id)
     if old_value.shape[1:] != new_value.shape[1:]:
         got = f"{tuple(old_value.shape)} and {tuple(new_value.shape)}"
-        raise ShapeError(explain(f"{key} of two batches", got=got, expected="rows of one shape"))
+        raise ShapeError(explain(f"{key} in two batches", got=got, expected="rows of the same shape"))
     return torch.cat([old_value, new_value])[torch.tensor(sources, device=old_value.device)]
 
 
@@ -267,7 +267,7 @@ def _same_width(key: str, old: Batch, new: Batch, pad_id: int) -> tuple[Tensor, 
 
 
 def _is_per_token(key: str, batch: Batch) -> bool:
-    # Ratios of whole sequences have one column, and advantages none, unless a subclass has one per token.
+    # Ratios for whole sequences have one column; advantages have none, unless a subclass computes them per token.
     return batch[key].dim() == 2 and batch[key].shape[1] == batch["completion_ids"].shape[1]
 
 
@@ -277,7 +277,7 @@ def _padded(values: Tensor, left_to: int, right_to: int, padding: float) -> Tens
 
 
 def _both_parts(key: str, batch: Batch, prompts: int, completions: int) -> Tensor:
-    """Return rows of prompt and completion with each padded on its own side, with type 0 (text)."""
+    """Return rows of prompt and completion, each part padded on its own side with type 0 (text)."""
     width = batch["prompt_ids"].shape[1]
     types = batch[key]
     return torch.cat([_padded(types[:, :width], prompts, 0, 0), _padded(types[:, width:], 0, completions, 0)], dim=1)
@@ -292,6 +292,6 @@ def _by_sample(batch: Batch, images: ImagesBySample | None) -> Batch:
     if batch.get("pixel_values") is None:
         return batch
     if images is None:
-        expected = "an ImagesBySample that splits them by sample"
+        expected = "an ImagesBySample to split the pixels by sample"
         raise InputError(explain("batch with pixel_values", got="no `images`", expected=expected))
     return images.split(batch)

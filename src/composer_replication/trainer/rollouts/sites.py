@@ -1,8 +1,8 @@
-"""Find the error sites of a rollout and build what channel 2 trains on: erring turns with and without a hint.
+"""Find the error sites of a rollout, and build the training data of channel 2: erring turns with and without a hint.
 
-A rollout is a prompt and a completion as token ids, a mask of the tokens that the model sampled, and the messages that
-the completion was parsed into. It is turned into a `Conversation`, so that the rules for logged sessions find its
-errors; all that is computed uses its ids. Environments can report errors of their own (`Rollout.signals`).
+A rollout consists of a prompt and a completion as token ids, a mask of the tokens that the model sampled, and the
+messages parsed from the completion. It is converted to a `Conversation`, so that the rules for logged sessions find its
+errors; everything that is computed uses the rollout's own ids. Environments can report errors too (`Rollout.signals`).
 """
 
 from __future__ import annotations
@@ -54,19 +54,19 @@ NO_HEADER = "no_header_before_turn"
 TOO_LONG = "teacher_context_too_long"
 
 SITES, ITEMS = "sdpo_sites", "sdpo_items"
-"""Keys of a batch of rollouts: the turns of each that channel 2 trains on, and the number of their tokens."""
+"""Keys in a batch of rollouts: the turns of each rollout that channel 2 trains on, and the number of their tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions:
-    """What is learned from rollouts beside their reward, and how they are sampled.
+    """What is learned from rollouts besides their reward, and how they are sampled.
 
-    `placement` says where a hint goes, `part` which part of the erring turn is trained on, `extra_rules` which failure
-    rules are added. `hints` are written from templates, are the error message itself ("raw_error") or, as a control,
-    the hint of another rollout's error of a different kind ("other_kind"); errors of `unhinted_kinds` get none.
-    `only_failed_rollouts` leaves out the sites of rollouts that did better than their group. `max_resamples` is how
-    often groups with equal rewards are sampled again. `k1_coefficient` subtracts that many times log p - log p_start
-    of each token from its advantage (the k1 estimator of the KL divergence, without gradient). `fast_generation`
+    `placement` is where a hint goes, `part` is the part of the erring turn that is trained on, and `extra_rules` are
+    additional failure rules. `hints` are written from templates, or are the error message itself ("raw_error") or, as a
+    control, the hint for an error of a different kind in another rollout ("other_kind"); errors of `unhinted_kinds` get
+    no hint. `only_failed_rollouts` skips the sites of rollouts that did better than their group. `max_resamples` limits
+    how often groups with equal rewards are resampled. `k1_coefficient` subtracts that multiple of log p - log p_start
+    for each token from its advantage (the k1 estimator of the KL divergence, without gradient). `fast_generation`
     replaces the model's `generate` by `rollouts.generation` where the model allows it ("auto"), with at most
     `generation_batch` rollouts at once, or never ("off").
     """
@@ -96,7 +96,7 @@ class RolloutOptions:
 
 
 class TaughtTurn(NamedTuple):
-    """An erring turn: its tokens [start, end) of prompt + completion, and where they begin in the hinted ids."""
+    """An erring turn: its tokens [start, end) in prompt + completion, and where they begin in the hinted ids."""
 
     start: int
     end: int
@@ -110,7 +110,7 @@ class TaughtTurn(NamedTuple):
     """The same tokens after an unrelated hint, for the contrast."""
     wrong_kind: str = ""
     hint_kind: str = ""
-    """The kind of error that the hint is about; set only in a control, where it is not the turn's own kind."""
+    """The kind of error that the hint is about. Set only in a control, where it is not the turn's own kind."""
 
     @property
     def about(self) -> str:
@@ -129,7 +129,7 @@ class FoundSites:
 
 
 class RolloutSites:
-    """A finder of error sites for rollouts of one tokenizer and chat template."""
+    """Finds the error sites in rollouts of one tokenizer and chat template."""
 
     def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
         self.renderer, self.options = renderer, options or RolloutOptions()
@@ -141,10 +141,10 @@ class RolloutSites:
         self._stop_ids = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
 
     def find(self, rollout: Rollout) -> FoundSites:
-        """Return every failed call of the rollout, and the turns that channel 2 may train on."""
+        """Return every failed call in the rollout, and the turns that channel 2 may train on."""
         runs = sampled_runs(rollout)
         conversation = conversation_of(rollout, runs)
-        # Without tools nobody parses calls, so a turn that looks like a malformed call is just text.
+        # Without tools no calls are parsed, so a turn that looks like a malformed call is just text.
         if rollout.tools and is_parsed(rollout, runs):
             conversation = self._with_malformed(conversation)
         sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
@@ -165,7 +165,7 @@ class RolloutSites:
                 found_sites.counts[f"dropped:{turn}"] += 1
                 continue
             found_sites.counts["kind:" + site.kind] += 1
-            # The call cannot be separated in this turn, so all of its tokens are trained on; the count reports it.
+            # The call cannot be separated in this turn, so the whole turn is trained on; the count reports it.
             if self.options.part == "call" and turn.is_whole:
                 found_sites.counts["whole_turn_without_call"] += 1
             ids = torch.tensor(turn.ids)
@@ -175,17 +175,17 @@ class RolloutSites:
         return found_sites
 
     def _with_malformed(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with a failed call for every turn whose call the parser could not read.
+        """Return the conversation with a failed call for every turn whose call could not be parsed.
 
-        Such a turn has the opening token of a call but no call. It gets one, and an error result after it.
+        Such a turn has the opening token of a call but no call. It gets a call, followed by an error result.
         """
         turns: list[Turn] = []
         for turn in conversation.turns:
             turns.append(turn)
             ids = turn.token_ids or ()
-            # By its token if the tokenizer has one for it, since text may mention a call without making one.
+            # Detected by the opening token if the tokenizer has one, because text may mention a call without making it.
             opens_call = self._call_id in ids if self._call_id is not None else self._call_text in turn.text
-            # A turn without a stop token reached the token limit: half a call is then not the model's error.
+            # A turn without a stop token hit the token limit, so a truncated call is not an error of the model.
             was_cut = bool(ids) and ids[-1] not in self._stop_ids
             if turn.origin != "model" or turn.calls or not opens_call or was_cut:
                 continue
@@ -205,14 +205,14 @@ class RolloutSites:
         return replace(conversation, turns=tuple(turns))
 
     def _call_part(self, turn: Turn) -> str:
-        """Return the text after the token that opens_call a call."""
+        """Return the text after the token that opens a call."""
         if self._call_id is not None and turn.token_ids and self._call_id in turn.token_ids:
             rest = turn.token_ids[turn.token_ids.index(self._call_id) + 1 :]
             return str(self.renderer.tokenizer.decode(list(rest), skip_special_tokens=True)).strip()
         return turn.text.partition(self._call_text)[2].strip()
 
     def _rendered(self, rollout: Rollout, runs: Sequence[Run]) -> RenderedSequence:
-        """Return the rollout's ids with a span for every sampled run that has a turn header before it."""
+        """Return the rollout's ids, with a span for every sampled run that has a turn header before it."""
         ids = [*rollout.prompt_ids, *rollout.completion_ids]
         offset = len(rollout.prompt_ids)
         roles = _roles_before(rollout)
@@ -239,13 +239,13 @@ class RolloutSites:
         return RenderedSequence(conversation_id=rollout.rollout_id, ids=ids, spans=spans, notes={})
 
     def _header_start(self, ids: list[int], start: int) -> int | None:
-        """Return where the generation prompt before a turn begins, or None if there is no header before it."""
+        """Return where the generation prompt before a turn begins, or None if there is no header before the turn."""
         header = self._header_ids
         if not header:
             return start
         if ids[start - len(header) : start] == header:
             return start - len(header)
-        # Some templates add text to the header (an empty think block, say): look for its first token in the last 64.
+        # Some templates add text to the header (such as an empty think block): look for its first token in the last 64.
         for position in range(start - 1, max(-1, start - len(header) - 64), -1):
             if ids[position] == header[0]:
                 return position
@@ -270,7 +270,7 @@ class RolloutSites:
         signal = _signal_of(site, rollout)
         if signal is not None and signal.get("hint"):
             return str(signal["hint"])
-        # The documented arguments of a user's own hint function: the error's kind and three fields about the call.
+        # The documented arguments of a user's hint function: the kind of error, and three fields of the call.
         if self.options.hint_generator is not None:
             about = {
                 "error_message": site.evidence_text,
@@ -300,7 +300,7 @@ def _roles_before(rollout: Rollout) -> list[str]:
 
 
 def _parse_error_text(raw: str) -> str:
-    """Return the error message for a call's text: what makes it invalid JSON, or that a key is missing."""
+    """Return an error message for the text of a call: either why it is invalid JSON, or that a key is missing."""
     text = raw.partition("</")[0].strip()
     try:
         json_value(text)
@@ -310,7 +310,7 @@ def _parse_error_text(raw: str) -> str:
 
 
 def _name_in(raw: str) -> str:
-    """Return the tool's name in the text of a broken call, or "" if it does not show one."""
+    """Return the name of the tool in the text of a broken call, or "" if it contains none."""
     after = raw.partition('"name"')[2].partition('"')[2]
     return after.partition('"')[0] if after else ""
 
@@ -323,10 +323,10 @@ _NOWHERE = Provenance(file="", lines=())
 class Rollout:
     """One trajectory. `sampled` is 1 on the tokens that the model sampled (None: all of them).
 
-    Each run of sampled tokens is one assistant message. `signals` are errors that the environment reports: mappings
-    with `turn` (number of the assistant message, from 0), `kind`, `message` and optionally a `hint`. `raised` says of
-    each tool message, in order, whether the tool raised; without it, that is read from the message. `tools` are schemas
-    by tool name.
+    Each run of sampled tokens is one assistant message. `signals` are errors reported by the environment, as mappings
+    with `turn` (number of the assistant message, from 0), `kind`, `message` and optionally a `hint`. `raised` says for
+    each tool message, in order, whether the tool raised; without it, that is inferred from the message. `tools` are
+    schemas by tool name.
     """
 
     rollout_id: str
@@ -341,14 +341,14 @@ class Rollout:
 
 
 class Run(NamedTuple):
-    """Tokens [start, end) of a completion that the model sampled without an interruption."""
+    """Tokens [start, end) of a completion that the model sampled without interruption."""
 
     start: int
     end: int
 
 
 def sampled_runs(rollout: Rollout) -> list[Run]:
-    """Return the completion's runs of sampled tokens, in order."""
+    """Return the runs of sampled tokens in the completion, in order."""
     if rollout.sampled is None:
         return [Run(0, len(rollout.completion_ids))] if rollout.completion_ids else []
     runs: list[Run] = []
@@ -363,14 +363,14 @@ def sampled_runs(rollout: Rollout) -> list[Run]:
 
 
 def assistant_id(number: int) -> str:
-    """Return the turn id of the n-th assistant message of a rollout."""
+    """Return the turn id of the n-th assistant message in a rollout."""
     return f"assistant-{number}"
 
 
 def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
-    """Return the rollout as a conversation; its assistant turns have their sampled ids and ids from `assistant_id`.
+    """Return the rollout as a conversation; assistant turns have their sampled ids, and ids from `assistant_id`.
 
-    A completion of a TRL rollout function is one message, however many turns it has; its turns then have only ids.
+    The completion of a TRL rollout function is one message, however many turns it has; its turns have only token ids.
     """
     turns = [_plain_turn(number, message) for number, message in enumerate(rollout.prompt)]
     if not is_parsed(rollout, runs):
@@ -394,7 +394,7 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
 
 
 def is_parsed(rollout: Rollout, runs: Sequence[Run]) -> bool:
-    """Whether each run of sampled tokens has a message of its own."""
+    """Return whether each run of sampled tokens has a message of its own."""
     return sum(message.get("role") == "assistant" for message in rollout.messages) == len(runs)
 
 
@@ -430,7 +430,7 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
 
 def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raised: bool | None) -> Turn:
     """Return a tool message as a turn, and remove the call that it answers from `open_calls`."""
-    # TRL's results name their tool, not their call, and those of asynchronous tools come last.
+    # TRL's results identify their tool but not their call, and the results of asynchronous tools come last.
     call = next((open_call for open_call in open_calls if open_call.name == message.get("name")), None)
     if call is None and open_calls:
         call = open_calls[0]
@@ -443,7 +443,7 @@ def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raise
 
 
 def _result_of(content: str) -> tuple[str, bool | None]:
-    """Return a result's text, and True if the tool raised or None if that is unknown.
+    """Return the text of a result, and True if the tool raised or None if that is unknown.
 
     TRL writes an exception as `{'error': 'text'}`. A tool that did not raise may still report a failure in its text, so
     the flag is never False.
@@ -464,7 +464,7 @@ def _calls(message: Message, turn: str) -> tuple[ToolCall, ...]:
 
 
 def _call(written: WrittenCall, identity: str) -> ToolCall:
-    # Arguments that are parsed already become text again, so that `tool_call` checks all calls by the same limits.
+    # Parsed arguments are converted back to text, so that `tool_call` checks all calls against the same limits.
     arguments = written.arguments
     text = (
         arguments
@@ -475,7 +475,7 @@ def _call(written: WrittenCall, identity: str) -> ToolCall:
 
 
 def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:
-    """Return the errors that the environment reports. They need no rule: it knows who is to blame."""
+    """Return the errors that the environment reports; they need no rule, as it knows who is to blame."""
     turn_ids = {turn.id for turn in conversation.turns}
     sites: list[ErrorSite] = []
     for number, signal in enumerate(rollout.signals):
@@ -515,9 +515,9 @@ def _signal_of(site: ErrorSite, rollout: Rollout) -> Mapping[str, Any] | None:
 
 
 MALFORMED = "The tool call is not valid JSON"
-"""The beginning of the error message of a call that cannot be parsed."""
-# Failures of tools that are Python functions, in addition to the rules for logs. The model is shown the text of an
-# exception without its type; what the text leaves open is decided by the tool's schema (`judged_by_schema`).
+"""The beginning of the error message for a call that cannot be parsed."""
+# Failures of tools that are Python functions, in addition to the rules for logs. The model sees an exception's text
+# without its type; cases that the text does not settle are decided by the tool's schema (`judged_by_schema`).
 ROLLOUT_RULES: tuple[FailureRule, ...] = (
     # "Tool open_file not found." (TRL); not "Tool not found"
     rule("tool_not_found", r"^Tool \S.* not found\.?$", "not found", where="start", confidence=0.98),
@@ -534,7 +534,7 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
         where="start",
         confidence=0.98,
     ),
-    # A tool that returns its error as text; `channels="other"`, as its name does not show that it reads files.
+    # A tool that returns its error as text; `channels="other"`, because its name does not show that it reads files.
     # "Error: file a.py does not exist" and "no such file or directory: a.py"; not "Created the file that was not found"
     rule(
         "file_not_found",
@@ -563,10 +563,10 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
 def judged_by_schema(
     sites: Sequence[ErrorSite], conversation: Conversation, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ErrorSite]:
-    """Return the sites with unexplained exceptions blamed on the model where the call's arguments explain them.
+    """Return the sites, blaming the model for unexplained exceptions that the arguments of the call explain.
 
-    The model is to blame for arguments that do not fit the tool's schema, whatever the tool then failed at, and for an
-    argument that the message names. Other exceptions stay without blame and are not trained on.
+    The model is to blame for arguments that do not match the tool's schema, whatever the tool then failed at, and for
+    an argument that the message names. Other exceptions are blamed on nobody and are not trained on.
     """
     calls = {call.id: call for turn in conversation.turns for call in turn.calls}
     return [_judged(site, calls.get(site.call_id), tools.get(site.tool)) for site in sites]

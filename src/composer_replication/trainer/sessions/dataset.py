@@ -1,7 +1,8 @@
 """Turn logged sessions into a data set of tree batches, and count everything that is dropped on the way.
 
-Sessions are rendered once (`rendering`), cut into windows of at most `budget` tokens, and stored in small integers
-(`stored_windows`). Cutting is cheap: it is done again when a hint check drops sites, for a control, and for a warm-up.
+Sessions are rendered once (`rendering`), cut into windows of at most `budget` tokens, and stored with small integer
+types (`stored_windows`). Cutting is cheap, so it is repeated when a hint check drops sites, for a control, and for a
+warm-up.
 """
 
 from __future__ import annotations
@@ -48,30 +49,31 @@ __all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem", "sess
 _RESPONSES, _SITES, _PAIRS = CHANNELS
 HINTED_CORRECTIONS = "hinted_corrections"
 OTHER_CONTEXT = "correction_in_another_context"
-# Sources of pairs whose chosen side comes from the session itself, not from a teacher.
+# Sources of pairs whose chosen side comes from the session itself rather than from a teacher.
 _CORRECTION_SOURCES = frozenset({"correction", "user"})
 NO_OTHER_KIND = "no_hint_of_another_kind"
 TURNED = "turned_pairs"
 
 
 def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
-    """Return the sessions of a run directory, with the sites and pairs that the settings need, and the settings."""
+    """Return the sessions in a run directory with the sites and pairs that the settings require, and the settings."""
     settings.setdefault("use_pairs", run.path("pairs").exists())
     chosen = WindowSettings(budget=budget, **settings)
-    # "all" leaves out turns with an error site, if sites have been found.
+    # "all" excludes turns with an error site, provided that sites have been found.
     has_sites = chosen.responses == "all" and run.path("sites").exists()
     needs_sites = chosen.use_sites or chosen.responses == "good" or has_sites
-    # A turn that a pair rejects is not a good turn, whether or not channel 3 is on.
+    # A turn rejected by a pair is not a good turn, whether or not channel 3 is on.
     needs_pairs = chosen.use_pairs or (chosen.responses != "none" and run.is_current("pairs"))
     return read_sessions(run, with_sites=needs_sites, with_pairs=needs_pairs), chosen
 
 
 class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
-    """Windows of logged sessions, stored small and made into batches on demand; see `from_run` and `from_sessions`.
+    """Windows of logged sessions, stored compactly and built into batches on demand.
 
-    `counts` has the numbers of conversations, windows, tree tokens, sites, pairs, items of each channel, and the notes
-    of `session_batches`. `drops` counts what was left out, as `channel: reason`. Methods that change the data return
-    new `LoggedSessions`; sessions are never read or rendered twice.
+    Create it with `from_run` or `from_sessions`. `counts` has the numbers of conversations, windows, tree tokens,
+    sites, pairs and items of each channel, and the notes from `session_batches`. `drops` counts what was left out, as
+    `channel: reason`. Methods that change the data return new `LoggedSessions`; sessions are never read or rendered
+    twice.
     """
 
     reference_precision: str | None = None
@@ -108,10 +110,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """Return the sessions of a run directory, with its sites and, if it has any, its pairs.
+        """Return the sessions in a run directory, with their sites and, if there are any, their pairs.
 
-        `settings` are those of `WindowSettings`. `only` selects conversations (one part of the split, say). With `pack`
-        small windows share a tree of at most `budget` tokens.
+        `settings` are those of `WindowSettings`. `only` selects conversations, for example one part of the split. With
+        `pack` small windows share a tree of at most `budget` tokens.
         """
         opened = run if isinstance(run, RunDir) else RunDir.open(run)
         sessions, chosen = sessions_of_run(opened, budget=budget, **settings)
@@ -128,7 +130,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """Return the same for sessions in memory."""
+        """Return the same data set from sessions in memory."""
         chosen = WindowSettings(budget=budget, **settings)
         return cls(_rendered(sessions, renderer, chosen, only), renderer, chosen, pack=pack)
 
@@ -140,7 +142,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     @property
     def items(self) -> list[SessionItem]:
-        """The items that the indices refer to, as they are stored."""
+        """The stored items, in the order of their indices."""
         return self._items
 
     def batches(self, device: str | torch.device = "cpu") -> Iterator[TreeBatch]:
@@ -154,13 +156,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     @property
     def models(self) -> frozenset[str]:
-        """The names of the models that wrote the sessions' turns."""
+        """The names of the models that wrote the turns of the sessions."""
         return frozenset(name for session in self.rendered for name in session.models)
 
     @property
     def digest(self) -> str:
-        """A hash of all tokens and target rows: a run is resumed with the same data or not at all."""
-        # With the target rows, since the same tokens with other targets are other data.
+        """A hash of all tokens and target rows; a run is only resumed if its data set has the same hash."""
+        # Target rows are included, because the same tokens with other targets are different data.
         hasher = hashlib.sha256()
         for item in self._items:
             for window in item.windows:
@@ -174,7 +176,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     @property
     def longest_tree(self) -> int:
-        """The number of tokens of the largest item, for which memory must suffice."""
+        """The number of tokens in the largest item, which must fit into memory."""
         return max((item.num_tokens for item in self._items), default=0)
 
     @property
@@ -193,10 +195,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     ) -> LoggedSessions:
         """Return the sessions without the sites whose hint fails the hint check.
 
-        A hint has to lower the erring decision by `margin` nats/token more than an unrelated hint does, and by `margin`
-        nats/token more than it lowers good calls. The results are in `proofs` and, for a run directory, in its
-        `hint_proof.jsonl`; stored results of the same weights (with their adapter, if `with_adapter`), sites and
-        settings are reused. `max_context` tokens before a turn are scored; None means `budget`.
+        To pass, a hint has to lower the erring decision by `margin` nats/token more than an unrelated hint does, and by
+        `margin` nats/token more than it lowers good calls. The results are in `proofs` and, for a run directory, in
+        `hint_proof.jsonl`. Stored results are reused if the weights (including the adapter, if `with_adapter`), the
+        sites and the settings are the same. `max_context` limits the tokens before a turn; None means `budget`.
         """
         used = {site_id for window in self.windows for site_id in window.site_ids}
         sites = [site for session in self.rendered for site in session.sites if site.site.id in used]
@@ -210,13 +212,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return self.with_proofs(proofs)
 
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
-        """Return the sessions without the sites that these proofs reject. References have to be computed again."""
+        """Return the sessions without the sites that these proofs reject; references must be recomputed."""
         return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
 
     def shuffled(self, seed: int = 0) -> LoggedSessions:
-        """Return the control of these sessions: unrelated hints, and half of the pairs swapped.
+        """Return the control for these sessions: unrelated hints, and half of the pairs swapped.
 
-        The proofs stay those of the right hints.
+        The proofs are still those of the right hints.
         """
         rendered = _shuffle_sessions(self.rendered, seed=seed)
         return type(self)(rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=self.proofs)
@@ -227,13 +229,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         """Return the sessions with reference log-probs of all pairs under the initial model, in the windows' contexts.
 
         The initial model includes an adapter only with `with_adapter`. The log-probs are stored at `path`, by default
-        the run's `ref_logprobs.safetensors`; what is stored there is reused if it belongs to these weights, tokenizer
-        and template, and to this precision (autocast's, where it is on).
+        in the run's `ref_logprobs.safetensors`. Stored values are reused if they were computed with the same weights,
+        tokenizer and template, and in the same precision (autocast's, if it is on).
         """
         store_path = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
         device = next(model.parameters()).device
-        # A generator and functions, so that no more than one batch exists at a time.
+        # A generator of functions, so that at most one batch exists at a time.
         batches = (
             ([pair for window in item.windows for pair in window.pair_ids()], partial(item.batch, device))
             for item in self._items
@@ -246,17 +248,21 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return sessions
 
     def check_references(self, model: nn.Module) -> None:
-        """Raise unless the references have the precision of the steps. Call it under the autocast of the steps."""
+        """Raise unless references have the precision of the steps. Call this under the autocast of the steps."""
         reference_precision, used = self.reference_precision, precision_of(model)
         if reference_precision is not None and reference_precision != used:
-            # The trainer computes missing references itself, in its own precision.
-            fix = "Pass sessions without references, which the trainer computes, or call with_references in autocast."
+            # If references are missing, the trainer computes them itself, in its own precision.
+            fix = (
+                "Call with_references under the trainer's autocast, or pass sessions without references to the trainer."
+            )
             raise StaleArtefactError(
-                explain("reference log-probs", got=f"those of {reference_precision}", expected=used, fix=fix)
+                explain(
+                    "reference log-probs", got=f"precision {reference_precision}", expected=f"precision {used}", fix=fix
+                )
             )
 
     def without_responses(self) -> LoggedSessions:
-        """Return the sessions without targets for channel 1, and without windows that then have none."""
+        """Return the sessions without targets for channel 1, and without the windows that are then empty."""
         bare = [window.without_responses() for window in self.windows]
         sessions = self._with_windows([window for window in bare if any(window.counts().values())])
         sessions.counts = self.counts.copy()  # `_with_windows` shares the counter
@@ -266,7 +272,8 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     def only_responses(self, *, hinted_corrections: bool = False) -> LoggedSessions:
         """Return the sessions for channel 1 alone, without hinted contexts and pairs, for a warm-up.
 
-        With `hinted_corrections` the correction of an erring turn is a response as well, in the context with its hint.
+        With `hinted_corrections` the correction of an erring turn is a response as well, in the context that has its
+        hint.
         """
         sessions = self.rendered
         if hinted_corrections:
@@ -276,16 +283,14 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
     def require_items(self) -> None:
-        """Raise InputError if no window has a target."""
+        """Raise InputError if no window has a target for any channel."""
         if not self._items:
-            got = (
-                f"no window with a target in {self.counts['conversations']} conversations; dropped: {dict(self.drops)}"
-            )
+            got = f"no training target in {self.counts['conversations']} conversations (dropped: {dict(self.drops)})"
             fix = "Raise the budget, or check the results of `crf sites` and `crf pairs`."
-            raise InputError(explain("logged sessions", got=got, expected="at least one", fix=fix))
+            raise InputError(explain("logged sessions", got=got, expected="at least one target", fix=fix))
 
     def _with_windows(self, windows: list[StoredWindow]) -> LoggedSessions:
-        # Not through __init__, which would cut the sessions into windows again.
+        # Bypass __init__, which would cut the sessions into windows again.
         copy = object.__new__(type(self))
         copy.__dict__.update(self.__dict__)
         copy.windows = windows
@@ -314,7 +319,7 @@ def _rendered(
 
 @dataclass(eq=False, slots=True)
 class _CutSessions:
-    """The windows of sessions, with counts of what they hold and of what was dropped, by channel and reason."""
+    """The windows of sessions, with counts of their contents and of what was dropped, by channel and reason."""
 
     windows: list[StoredWindow] = field(default_factory=list[StoredWindow])
     counts: Counter[str] = field(default_factory=Counter[str])
@@ -327,7 +332,7 @@ def cut_sessions(
     settings: WindowSettings,
     unproved: Mapping[str, str] | None = None,
 ) -> _CutSessions:
-    """Return the windows of all sessions, in order; `unproved` are the sites that the hint check rejected, and why."""
+    """Return the windows of all sessions, in order; `unproved` maps sites rejected by the hint check to the reason."""
     sessions, cut = list(sessions), _CutSessions()
     wrong = _wrong_hints(sessions) if settings.contrast else {}
     for session in sessions:
@@ -338,7 +343,7 @@ def cut_sessions(
 
 
 def _wrong_hints(sessions: Iterable[RenderedSession]) -> dict[str, str | None]:
-    """Return an unrelated hint for each site that is trained on, by the site's id."""
+    """Return an unrelated hint for each site that is trained on, keyed by site id."""
     hints = [hint for session in sessions for hint in session.hints]
     wrong = wrong_hints([text for _, _, text in hints], [kind for _, kind, _ in hints])
     return {site_id: text for (site_id, _, _), text in zip(hints, wrong, strict=True)}
@@ -368,7 +373,7 @@ def _cut(
             part=settings.part,
             max_length=settings.max_length,
         )
-        # Items that did not fit are drops; the remaining counts are notes of `session_batches`.
+        # Items that did not fit are drops; the remaining counts are notes from `session_batches`.
         dropped = Counter(batches.dropped.values())
         into.counts.update({name: n for name, n in batches.counts.items() if name not in dropped})
         into.drops.update(f"{item.channel}: {reason}" for item, reason in batches.dropped.items())
@@ -389,11 +394,11 @@ def _cut(
 def with_hinted_corrections(
     renderer: Renderer, session: RenderedSession, *, placement: Placement = "before_turn"
 ) -> RenderedSession:
-    """Return the session with one more sequence for every correction of a site: the context, its hint, the correction.
+    """Return the session with one additional sequence for each correction of a site: context, hint, correction.
 
-    The corrections are turns of channel 1. They show a small model what follows a hint, since one that has never seen
-    a hint does not follow it. They are for a warm-up only: the steps after it teach what to do without a hint.
-    Corrections that cannot be shown after the hint are counted as drops.
+    The corrections are targets of channel 1. They teach a small model to follow hints, which a model that has never
+    seen a hint does not do. They are only for a warm-up; the steps after it train the model to act without hints.
+    Corrections that cannot be rendered after the hint are counted as drops.
     """
     sequences: list[RenderedSequence] = []
     drops: Counter[str] = Counter()
@@ -416,7 +421,7 @@ def with_hinted_corrections(
 
 
 def _is_correction_of(pair: KeptPair, site: KeptSite) -> bool:
-    """Return whether the pair rejects the site's turn and prefers a correction that the session itself has."""
+    """Return whether the pair rejects the site's turn and its chosen side is a correction from the session itself."""
     is_correction = pair.kind.partition(" ")[0] in _CORRECTION_SOURCES
     return is_correction and pair.rendered is site.rendered and pair.turn_id == site.span.turn_id
 
@@ -424,9 +429,9 @@ def _is_correction_of(pair: KeptPair, site: KeptSite) -> bool:
 def _corrected_sequence(
     renderer: Renderer, site: KeptSite, pair: KeptPair, placement: Placement, name: str
 ) -> RenderedSequence | str:
-    """Return the session up to the turn, the hint, and the correction; or the reason why there is none."""
+    """Return the session up to the turn, the hint, and the correction; or the reason why that is impossible."""
     chosen, span = pair.chosen, site.span
-    # The correction has to continue the very context of the erring turn.
+    # The correction has to continue the same context as the erring turn.
     if (chosen.num_shared, chosen.start) != (span.start, span.start):
         return OTHER_CONTEXT
     hinted = hinted_turn(renderer, site.rendered, span, site.hint, placement=placement)
@@ -437,7 +442,7 @@ def _corrected_sequence(
     before = [turn_span for turn_span in site.rendered.spans if turn_span.end <= context.hint_start]
     corrected = TurnSpan(
         turn_id=f"{name}:corrected",
-        # The turn's header is as long as before.
+        # The length of the turn's header is unchanged.
         header_start=context.start - (span.start - span.header_start),
         start=context.start,
         end=len(ids),
@@ -453,10 +458,11 @@ def _corrected_sequence(
 
 
 def _shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> list[RenderedSession]:
-    """Return the control: every site with a hint of a different kind, and half of the pairs of each kind swapped.
+    """Return the control: hints for another kind of error at every site, and half of the pairs of each kind swapped.
 
-    Training on it does what any training of this size does; only a larger effect of the real data is due to what hints
-    and pairs say. Sites without a hint of a different kind to swap in are dropped and counted. Nothing else changes.
+    Training on the control has the effects of any training of this size, so only a larger effect on the real data is
+    due to the content of hints and pairs. Sites without a hint for another kind of error are dropped and counted.
+    Nothing else changes.
     """
     sessions = list(sessions)
     sites = [site for session in sessions for site in session.sites]
@@ -471,7 +477,7 @@ def _shuffled(session: RenderedSession, hints: list[str | None], swapped: set[in
     if len(sites) < len(session.sites):
         drops[f"{_SITES}: {NO_OTHER_KIND}"] += len(session.sites) - len(sites)
     counts = session.counts.copy()
-    counts[TURNED] = sum(id(pair) in swapped for pair in session.pairs)  # a count of 0 still marks a control
+    counts[TURNED] = sum(id(pair) in swapped for pair in session.pairs)  # even a count of 0 marks a control
     pairs = [
         pair._replace(chosen=pair.rejected, rejected=pair.chosen) if id(pair) in swapped else pair
         for pair in session.pairs
@@ -480,9 +486,9 @@ def _shuffled(session: RenderedSession, hints: list[str | None], swapped: set[in
 
 
 def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
-    """Return the ids of the pairs to swap: one of every two, paired up within their kind as far as possible."""
+    """Return the ids of the pairs to swap: one of every two, matched within their kind as far as possible."""
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     order = sorted(pairs, key=lambda pair: (pair.kind, draw.random()))
-    # By id(), as pairs contain lists and cannot be hashed.
+    # By id(), because pairs contain lists and are not hashable.
     couples = [order[at : at + 2] for at in range(0, len(order), 2)]
     return {id(draw.choice(couple)) for couple in couples if len(couple) == 2}

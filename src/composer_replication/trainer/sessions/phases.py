@@ -1,4 +1,4 @@
-"""Report the progress of work before the first step, which can take minutes, and what an interrupt would lose."""
+"""Report the progress of the work before the first step, which can take minutes, and what an interrupt would lose."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from composer_replication.canonical_json import decode_object
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """The progress of the work called `name`: `done` of `total` items, whose results are stored in `stored_in`."""
+    """The progress of one kind of work: `done` of `total` items are finished, and stored in `stored_in`."""
 
     name: str
     done: int
@@ -31,30 +31,30 @@ class Phase:
         return self.done >= self.total
 
     def interrupt_message(self) -> str:
-        """Return a sentence about what an interrupt at this point keeps."""
-        progress = f"interrupted in the {self.name}, after {self.done:,} of {self.total:,} {self.items}"
+        """Return a sentence that says what is kept if the work is interrupted now."""
+        progress = f"interrupted during the {self.name}, after {self.done:,} of {self.total:,} {self.items}"
         if self.stored_in is None:
-            return f"{progress}. They are not stored; the next run starts over."
-        return f"{progress}, stored in {self.stored_in}. Run the same command to continue."
+            return f"{progress}. No results are stored; the next run starts over."
+        return f"{progress}; results are in {self.stored_in}. Run the same command to continue."
 
 
 OnPhase = Callable[[Phase], None]
 Say = Callable[[str], None]
-# A context variable rather than an argument: the work is many calls below the command that shows its progress.
+# A context variable rather than an argument, because the work is many calls below the command that shows its progress.
 _listener: ContextVar[OnPhase | None] = ContextVar("phase_listener", default=None)
 
 
 def report_phase(phase: Phase) -> None:
-    """Pass a phase to the callback of `reporting_phases`, if there is one."""
+    """Pass a phase to the callback registered by `reporting_phases`, if there is one."""
     listener = _listener.get()
     if listener is not None:
         listener(phase)
 
 
 class PhaseTimes:
-    """A callback that passes phases on, and adds up the seconds of each phase in a file, over several calls.
+    """A callback that forwards phases, and accumulates the seconds of each phase in a file across several calls.
 
-    A phase is in the file from its beginning, so that one that was killed before the file's next update is not missing.
+    Each phase is written to the file as soon as it begins, so that it is recorded even if the process is killed early.
     """
 
     def __init__(self, path: Path, on_phase: OnPhase) -> None:
@@ -68,7 +68,7 @@ class PhaseTimes:
         now, is_new = time.monotonic(), phase.name not in self._began
         took = now - self._began.setdefault(phase.name, now)
         self.seconds[phase.name] = round(self._earlier.get(phase.name, 0.0) + took, 1)
-        # Not for every item: phases are reported after each of them.
+        # Write only at the start and the end of a phase, because every item reports its phase.
         if is_new or phase.is_over:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             atomic_write_json(self._path, self.seconds)
@@ -77,7 +77,7 @@ class PhaseTimes:
 
 @contextmanager
 def reporting_phases(on_phase: OnPhase, say: Say) -> Generator[None]:
-    """Pass phases to `on_phase` inside the block. An interrupt (Ctrl-C or SIGTERM) reports what is stored."""
+    """Pass phases to `on_phase` inside the block. An interrupt (Ctrl-C or SIGTERM) reports which results are stored."""
     latest: list[Phase] = []
 
     def on_report(phase: Phase) -> None:
@@ -105,7 +105,7 @@ def _sigterm_as_ctrl_c() -> Generator[None]:
     def interrupt(_number: int, _frame: object) -> None:
         raise KeyboardInterrupt
 
-    # None: a handler that was not set from Python, which cannot be restored.
+    # None: a handler that was not installed from Python and so cannot be restored.
     before = signal.signal(signal.SIGTERM, interrupt)
     try:
         yield

@@ -1,7 +1,7 @@
 """Run the hint check on all sites of a data set, and store its results as `hint_proof.jsonl`.
 
-Stored results of the same model, sites and settings are reused. While the check runs, each site's result is appended to
-`hint_proof.partial.jsonl`, so that an interrupt loses the result of one site.
+Stored results for the same model, sites and settings are reused. While the check runs, the result of each site is
+appended to `hint_proof.partial.jsonl`, so that an interrupt loses at most one result.
 """
 
 from __future__ import annotations
@@ -42,18 +42,18 @@ SCHEMA, VERSION = "hint_proof", 3
 _NAME = "hint_proof"
 _PARTIAL = "hint_proof.partial.jsonl"
 _SOURCES = ("conversations", "sites")
-# The file's rows also have derived values and ids, for its readers.
+# Rows of the file also contain derived values and ids, for readers of the file.
 _PROOF = tuple(field.name for field in fields(HintProof))
-# Good calls per site. Those in another context than the site's cost a pass of their own, hence fewer of them.
+# Good calls per site; fewer of those in other contexts, because each of them costs a separate pass.
 _MAX_GOOD_CALLS = 4
 _MAX_WITH_OWN_CONTEXT = 2
-# Candidates per group that are compared with the site's decision, the nearest first.
+# How many candidates per group are compared with the site's decision, nearest first.
 _MAX_CANDIDATES = 64
 
 
 @dataclass(frozen=True, kw_only=True)
 class ProofSettings:
-    """What the results depend on besides the weights and the sites."""
+    """The settings that affect the results, besides the weights and the sites."""
 
     margin: float
     placement: Placement
@@ -72,10 +72,10 @@ def prove_sites(
     *,
     with_adapter: bool = False,
 ) -> list[HintProof]:
-    """Return one proof per site, from the run directory if it has those of this model and these sites.
+    """Return one proof per site, reusing those in the run directory if they are for this model and these sites.
 
-    Processes that check the same sites write the same file; each write replaces it as a whole. With `with_adapter` the
-    results are those of the weights with their adapter, which is then not a fresh one.
+    Processes that check the same sites write the same file, and every write replaces the whole file. With
+    `with_adapter` the check uses the weights with their trained adapter.
     """
     provable = _provable(renderer, sites, good_calls, settings.max_context)
     recorded_settings: dict[str, str] = {}
@@ -114,11 +114,11 @@ def _provable(
 def _controls(
     renderer: Renderer, site: KeptSite, good_calls: Sequence[GoodCall], max_context: int
 ) -> list[DecidedCall]:
-    """Return a few good calls to compare a site with, each decided by as many tokens.
+    """Return a few good calls to compare with a site, each decided by as many tokens as the site's call.
 
-    In the site's session only calls before the error count: a later good call may be the one that the hint names. Calls
-    that share the site's context come first, then other calls of the session, then, if it has none, those of other
-    sessions. In each group calls of the same tool come first, and the nearest ones among them.
+    In the site's own session only calls before the error qualify, because the hint may recommend a later good call.
+    Calls that share the site's context are preferred. The fallback is other calls in the session, then calls from other
+    sessions. Calls of the same tool come first, then the nearest calls.
     """
     session = site.rendered.conversation_id
     own_calls = [call for call in good_calls if call.rendered.conversation_id == session and call.number < site.number]
@@ -132,7 +132,7 @@ def _controls(
         nearest = sorted(
             candidates, key=lambda call: (call.words.name != site.site.tool, abs(call.number - site.number))
         )
-        # A generator: finding the deciding tokens of a call is costly, and only the first few are needed.
+        # A generator, because finding the deciding tokens of a call is costly and only the first few calls are needed.
         calls = (
             DecidedCall(candidate.rendered, candidate.span, decision)
             for candidate in nearest[:_MAX_CANDIDATES]
@@ -144,7 +144,7 @@ def _controls(
 
 
 def read_proofs(run: RunDir) -> list[HintProof]:
-    """Return the proofs of a run, in the order of its sites; none if an earlier version measured something else."""
+    """Return the proofs of a run, in site order; none if an earlier version of the check wrote them."""
     if run.meta(_NAME).version < VERSION:
         return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
@@ -152,7 +152,7 @@ def read_proofs(run: RunDir) -> list[HintProof]:
 
 
 class _PartialProofs:
-    """The proofs so far, in the order of the sites. If there are several processes, only the first writes them."""
+    """The proofs so far, in the order of the sites. With several processes, only the first one writes them."""
 
     def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
         self.path, self.proofs, self._total, self._journal = path, proofs, total, journal
@@ -162,19 +162,19 @@ class _PartialProofs:
     def open(
         cls, run: RunDir | None, settings: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
     ) -> Generator[_PartialProofs]:
-        """Yield the proofs of an interrupted call with the same settings and sites, and a journal to continue them."""
+        """Yield the proofs stored by an interrupted call with the same settings and sites, open for appending."""
         if run is None:
             yield cls(None, len(sites), [], None)
             return
         path = run.path(_NAME).with_name(_PARTIAL)
         header = {"settings": settings, "made_of": {name: run.meta(name).sha256 for name in _SOURCES}}
         stored_proofs = _leading_proofs(sites, _read_partial(path, header))
-        # The fewest of all processes that share the weights, since they have to make their passes together.
+        # Use the minimum over all processes that share the weights, because they must make their passes together.
         least = -agreed_most([model], [-len(stored_proofs)])[0]
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
             yield cls(path, len(sites), stored_proofs[:least], None)
             return
-        if not stored_proofs:  # a file of other settings or sites is replaced
+        if not stored_proofs:  # a file for other settings or sites is replaced
             path.unlink(missing_ok=True)
         with Journal(path) as journal:
             if not stored_proofs:
@@ -192,7 +192,7 @@ class _PartialProofs:
         report_phase(Phase(name="hint proof", done=done, total=total, items="sites", stored_in=self.path))
 
     def remove(self) -> None:
-        """Delete the partial file, after the whole artefact has been written."""
+        """Delete the partial file once the complete artifact has been written."""
         if self.path is not None and self._journal is not None:
             self.path.unlink(missing_ok=True)
 
@@ -200,7 +200,7 @@ class _PartialProofs:
 def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
     try:
         rows = read_journal(path).rows
-    except (FileNotFoundError, ArtefactCorruptError):  # nothing to resume from; the check starts over
+    except (FileNotFoundError, ArtefactCorruptError):  # nothing to resume; the check starts over
         return []
     if not rows or rows[0] != header:
         return []
@@ -208,13 +208,16 @@ def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
 
 
 def _leading_proofs(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
-    """Return the proofs of the first sites, up to a site without one. Concurrent runs may have mixed their lines."""
+    """Return the proofs of the leading sites, up to the first site without a proof.
+
+    Concurrent runs may have interleaved their lines in the file.
+    """
     by_site = {proof.site_id: proof for proof in proofs}
     return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
 
 
 def _digest(sites: Sequence[ProvableSite]) -> str:
-    """Return a digest of the sites with their hints and decisions, in order, which decides the unrelated hints."""
+    """Return a digest of the sites with their hints and decisions; their order determines the unrelated hints."""
     entries = [
         (site.site_id, site.kind, site.hint, site.decision, [good.decision for good in site.good_calls])
         for site in sites
@@ -264,6 +267,6 @@ def _store(
 
 
 def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings, with_adapter: bool) -> dict[str, str]:
-    # As text, like all settings in an artefact's metadata.
+    # As text, like all settings in the metadata of an artifact.
     recorded_settings = {name: str(value) for name, value in asdict(settings).items()}
     return recorded_settings | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()

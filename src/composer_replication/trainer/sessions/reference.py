@@ -1,9 +1,9 @@
 """Compute the reference log-probs of preference pairs once, with the initial model, and store them with the data.
 
-A DPO step compares the model with the initial model. Reference log-probs belong to its weights, the tokenizer, the
-template and the precision; they are stored with a fingerprint of all four, and a store with another fingerprint is
-refused. A store without a precision, from an older version, is stale. With an adapter the initial model is the model
-with its adapter off.
+A DPO step compares the model with the initial model. Reference log-probs depend on the initial weights, the tokenizer,
+the template and the precision. They are stored with a fingerprint of all four, and a file with any other fingerprint is
+rejected as stale, as is a file from an older version that has no precision. If the model has an adapter, the initial
+model is the model with the adapter off.
 """
 
 from __future__ import annotations
@@ -39,14 +39,14 @@ __all__ = ["ReferenceLogprobs", "precompute_ref_logprobs"]
 
 _SCHEMA = "composer_replication.ref_logprobs"
 _VERSION = "1"
-# In these dtypes passes over different tokens agree to 1e-5 nats.
+# In these dtypes the log-probs from passes over different tokens agree to 1e-5 nats.
 _EXACT_DTYPES = ("float32", "float64")
 
 
 class ReferenceLogprobs:
-    """Summed log-probs of responses, by the digest of their ids, and the fingerprint of what computed them.
+    """Summed log-probs of responses, keyed by a digest of their token ids, and the fingerprint of the model.
 
-    `of_steps` says that they come from the same passes as training steps, which matters in half precision.
+    `of_steps` says whether they come from the same passes as training steps, which matters in half precision.
     """
 
     def __init__(
@@ -68,20 +68,20 @@ class ReferenceLogprobs:
         return self._value(chosen_ids, chosen_start), self._value(rejected_ids, rejected_start)
 
     def add(self, response: ResponseIds, value: float) -> None:
-        """Set the log-prob of a response."""
+        """Store the log-prob of a response."""
         self._values[_key(*response)] = value
 
     def take_over(self, other: ReferenceLogprobs) -> None:
-        """Add the log-probs of another store with the same fingerprint that this one lacks."""
+        """Add the log-probs that are missing here from another store with the same fingerprint."""
         self._values = other._values | self._values
 
     def save(self, path: str | Path) -> None:
-        """Write the store as a safetensors file, atomically."""
+        """Write the log-probs to a safetensors file, atomically."""
         from safetensors.torch import save
 
         keys = sorted(self._values)
         tensors = {
-            # reshape: an empty store has no rows that give the width.
+            # reshape() gives the tensor its width even if there are no rows.
             "keys": torch.tensor([list(key) for key in keys], dtype=torch.uint8).reshape(-1, 32),
             "logprobs": torch.tensor([self._values[key] for key in keys], dtype=torch.float64),
         }
@@ -91,17 +91,19 @@ class ReferenceLogprobs:
 
     @classmethod
     def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
-        """Return what `save` wrote. Raises StaleArtefactError if its fingerprint is not the expected one."""
+        """Return the contents of a file written by `save`. Raises StaleArtefactError for any other fingerprint."""
         about, tensors = _read(Path(path))
-        # A field that an older file lacks is "", and so differs.
+        # A field missing from an older file is "", and therefore differs.
         fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
         if different := fingerprint.differences(expected):
             fix = "Delete the file to compute them again, or use the model and settings that it was computed with."
             if torch.distributed.is_available() and torch.distributed.is_initialized():
-                # The processes of one run disagree, so deleting the file would not help.
+                # The processes of one run disagree with each other, so deleting the file would not help.
                 fix = f"Start rank {torch.distributed.get_rank()} with the same settings as the rank that wrote them."
-            got = f"a different {' and '.join(different)}"
-            raise StaleArtefactError(explain(f"reference log-probs in {path}", got=got, expected="the same", fix=fix))
+            got = f"a mismatch in {' and '.join(different)}"
+            raise StaleArtefactError(
+                explain(f"reference log-probs in {path}", got=got, expected="the same fingerprint", fix=fix)
+            )
         keys, values = (tensors[name].tolist() for name in ("keys", "logprobs"))
         logprobs = {bytes(key): value for key, value in zip(keys, values, strict=True)}
         return cls(fingerprint, logprobs, of_steps=about.get("passes") == "steps")
@@ -109,9 +111,9 @@ class ReferenceLogprobs:
     def _value(self, ids: Sequence[int], start: int) -> float:
         value = self._values.get(_key(ids, start))
         if value is None:
-            got = f"none for a response of {len(ids) - start} tokens after {start}"
+            got = f"no value for a response of {len(ids) - start} tokens after {start} context tokens"
             fix = "Run precompute_ref_logprobs on these pairs, with the renderer of the batches."
-            raise InputError(explain("reference log-prob", got=got, expected="a precomputed one", fix=fix))
+            raise InputError(explain("reference log-prob", got=got, expected="a precomputed value", fix=fix))
         return value
 
 
@@ -126,17 +128,18 @@ def precompute_ref_logprobs(
 ) -> ReferenceLogprobs:
     """Return the log-probs of both sides of every pair under the initial model.
 
-    Call it before the first optimizer step. The initial model is the one below an adapter; with `with_adapter`, after a
-    warm-up, the one with it.
+    Call this before the first optimizer step. The initial model is the one below an adapter; with `with_adapter`, which
+    is for use after a warm-up, it includes the adapter.
 
-    Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response is a
-    tree of its own). With a `path`, stored log-probs are reused if the fingerprint fits (StaleArtefactError if not),
-    only missing ones are computed, and each pass is stored at once. Call it under the autocast of the training, as the
-    trainers do: in another precision the initial model is not its own reference.
+    Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response gets
+    a tree of its own). With a `path`, stored log-probs are reused if the fingerprint matches (StaleArtefactError if
+    not), only missing ones are computed, and the results of each pass are stored at once. Call this under the same
+    autocast as the training, as the trainers do; otherwise the reference has another precision than the model that is
+    trained.
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
-    # Pairs may share responses, which are computed once.
+    # Pairs may share responses, each of which is computed only once.
     by_key = {_key(*response): response for pair in pairs for response in pair}
 
     def groups_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
@@ -155,10 +158,11 @@ def reference_logprobs_of_batches(
     path: str | Path | None = None,
     with_adapter: bool = False,
 ) -> ReferenceLogprobs:
-    """Return the same from the passes of training steps, for batches given as their pairs and a function for the batch.
+    """Return the log-probs of all pairs, computed by the same passes as training steps.
 
-    In half precision a log-prob depends on the other tokens of its pass. A step on one of these batches with the
-    initial model gives exactly these numbers, so that its DPO loss is ln 2.
+    Each batch is given as its pairs and a function that builds it. In half precision a log-prob depends on the other
+    tokens in its pass. A step on one of these batches with the initial model gives exactly the same log-probs, so its
+    DPO loss is ln 2.
     """
     listed = [([response for pair in pairs for response in pair], make) for pairs, make in batches]
 
@@ -198,14 +202,14 @@ def _completed(
     with_adapter: bool,
     of_steps: bool = False,
 ) -> ReferenceLogprobs:
-    """Return the store at `path`, or an empty one, after running the passes for what it lacks."""
+    """Return the store at `path`, or a new one, after running the passes for missing log-probs."""
     if has_no_weights(model):
         fix = (
             "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded. Pass"
-            " the pairs to the trainer, which loads the weights on every rank first, or switch it off."
+            " the pairs to the trainer, which loads the weights on every rank first, or switch that option off."
         )
         got = "a model whose weights are all zeros"
-        raise InputError(explain("reference log-probs", got=got, expected="the start weights", fix=fix))
+        raise InputError(explain("reference log-probs", got=got, expected="loaded initial weights", fix=fix))
     fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
     store_path = None if path is None else Path(path)
     is_stored = store_path is not None and store_path.exists()
@@ -213,16 +217,16 @@ def _completed(
     if store_path and is_stored:
         store = ReferenceLogprobs.load(store_path, fingerprint)
         if of_steps and not store.of_steps and fingerprint.precision not in _EXACT_DTYPES:
-            got = "log-probs of other passes, by precompute_ref_logprobs or an earlier version"
+            got = "log-probs from other passes (by precompute_ref_logprobs or an earlier version)"
             fix = "Delete the file to compute them again."
-            expected = "log-probs of the passes of steps"
+            expected = "log-probs from the passes of training steps"
             raise StaleArtefactError(
                 explain(f"reference log-probs in {store_path}", got=got, expected=expected, fix=fix)
             )
     passes = passes_of(store)
     with nullcontext() if with_adapter else start_weights(model):
         _compute(model, store, passes, total, store_path)
-    # Nothing to compute and no file: a data set without pairs still gets its artefact.
+    # Nothing to compute and no file yet: a data set without pairs still gets its artifact.
     if store_path is not None and not passes and not is_stored:
         _save_merged(store, store_path)
     return store
@@ -231,7 +235,7 @@ def _completed(
 def _compute(
     model: nn.Module, store: ReferenceLogprobs, groups: list[_ReferencePass], total: int, path: Path | None
 ) -> None:
-    """Run the passes, and store each before the next one begins: an interrupt loses one pass."""
+    """Run the passes, storing the results of each before the next begins, so that an interrupt loses one pass."""
 
     def report_progress(remaining: int) -> None:
         report_phase(
@@ -247,7 +251,7 @@ def _compute(
         if path is not None:
             _save_merged(store, path)
         num_remaining -= len(group.responses)
-    # Another process of a sharded model has more passes, in which all processes have to take part.
+    # Another process of a sharded model has more passes, and all processes have to take part in them.
     for _ in range(passes - len(groups)):
         response_logprobs(model, [([0, 0], 1)])
     if groups:
@@ -255,7 +259,7 @@ def _compute(
 
 
 def _save_merged(store: ReferenceLogprobs, path: Path) -> None:
-    """Write the store together with what other processes have written meanwhile."""
+    """Write the log-probs, merged with those that other processes have written in the meantime."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with directory_lock(path.parent, exclusive=True):
         if path.exists():
@@ -264,7 +268,7 @@ def _save_merged(store: ReferenceLogprobs, path: Path) -> None:
 
 
 def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
-    """Yield groups of responses that fit into a tree. Neighbors in sorted order share the longest prefixes."""
+    """Yield groups of responses that fit into one tree. After sorting, neighbors share the longest prefixes."""
     if not responses:
         return
     prefixes = SharedPrefixes([torch.tensor(response.ids) for response in responses])
@@ -272,7 +276,7 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
     size = 0
     for number, shared in prefixes.in_sorted_order():
         response = responses[number]
-        # The first response of a tree pays for its whole context.
+        # The first response in a tree pays for its whole context.
         new = len(response.ids) - (shared if group else 0)
         if group and size + new > max_tree_tokens:
             yield group
@@ -283,7 +287,7 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
 
 
 def _key(ids: Sequence[int], start: int) -> bytes:
-    # With the start, as responses of one sequence may begin at different tokens.
+    # The start is part of the key, because responses of one sequence may begin at different tokens.
     return hashlib.sha256(array("q", [start, *ids]).tobytes()).digest()
 
 
@@ -294,8 +298,10 @@ def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
         with safe_open(str(path), framework="pt") as file:
             about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
-        fix = "Delete the file to compute it again."
-        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="safetensors", fix=fix)) from error
+        fix = "Delete the file to recompute it."
+        raise ArtefactCorruptError(
+            explain(str(path), got=str(error), expected="a safetensors file", fix=fix)
+        ) from error
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     number = shapes.get("logprobs", (0,))[0]
     expected_shapes = {"keys": (number, 32), "logprobs": (number,)}

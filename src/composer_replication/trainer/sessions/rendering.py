@@ -1,8 +1,8 @@
-"""Read logged sessions from a run directory, and render each one as token ids with the items of each channel.
+"""Read logged sessions from a run directory, and render each session as token ids with the items of each channel.
 
 A `LoggedSession` is a conversation with its error sites, hints and preference pairs. `render_session` turns it into a
-`RenderedSession`: its token ids, the good turns of channel 1, the sites of channel 2, the pairs of channel 3, and
-counts of what was dropped. Windows, hint checks and references are computed from that, without the conversation.
+`RenderedSession`: its token ids, the good turns for channel 1, the sites for channel 2, the pairs for channel 3, and
+counts of what was dropped. Windows, hint checks and references are computed from the rendered session alone.
 """
 
 from __future__ import annotations
@@ -59,7 +59,7 @@ NOT_RENDERED = "not_rendered"
 NOT_IN_RENDERING = "turn_not_in_rendering"
 NO_SUCH_TURN = "pair_of_no_such_turn"
 _RESPONSES, _SITES, _PAIRS = CHANNELS
-# One int object per token id, see `_with_shared_ids`.
+# Interned ints, one per token id; see `_with_shared_ids`.
 _int_objects: dict[int, int] = {}
 
 
@@ -67,10 +67,10 @@ _int_objects: dict[int, int] = {}
 class WindowSettings:
     """How sessions are cut into windows, and which items they have.
 
-    `responses` are the turns of channel 1: the good ones (`good_turns`, which also uses `work_failures`), all of the
+    `responses` selects the turns of channel 1: good turns (`good_turns`, which also uses `work_failures`), all of the
     model's turns that no pair rejects and no site blames, or none. Turns copied from another conversation are never
-    among them. `use_sites` and `use_pairs` switch channels 2 and 3 on. With `contrast` a site also has an unrelated
-    hint. The other settings are those of `session_batches`.
+    selected. `use_sites` and `use_pairs` switch channels 2 and 3 on. With `contrast`, sites also get an unrelated hint.
+    The other settings are passed to `session_batches`.
     """
 
     budget: int
@@ -90,7 +90,7 @@ class WindowSettings:
 
 
 class KeptSite(NamedTuple):
-    """A site to train on: its hint, its turn's span, the tokens that decide its call, and the turn's number."""
+    """A site to train on: its hint, the span and number of its turn, and the tokens that decide its call."""
 
     site: ErrorSite
     hint: str
@@ -101,7 +101,7 @@ class KeptSite(NamedTuple):
 
 
 class GoodCall(NamedTuple):
-    """A good turn with a call: its span, the words that identify its first call, and the turn's number."""
+    """A good turn with a call: the turn's span and number, and the words that identify its first call."""
 
     rendered: RenderedSequence
     span: TurnSpan
@@ -110,9 +110,10 @@ class GoodCall(NamedTuple):
 
 
 class _PairSide(NamedTuple):
-    """One side of a pair: `num_shared` tokens of its session, then `rest`, with the response beginning at `start`.
+    """One side of a pair: `num_shared` tokens of its session, then `rest`; the response begins at `start`.
 
-    Most of a pair's context is the session's own, and a session may have many pairs, so its tokens are not repeated.
+    Most of a pair's context is the session's own, and a session may have many pairs, so those tokens are not stored
+    again.
     """
 
     num_shared: int
@@ -121,17 +122,17 @@ class _PairSide(NamedTuple):
 
     @classmethod
     def of(cls, ids: list[int], start: int, session: list[int]) -> _PairSide:
-        """Return the side for these ids."""
+        """Return the side with these ids, encoded relative to the ids of its session."""
         shared = start if ids[:start] == session[:start] else 0
         return cls(shared, ids[shared:], start)
 
     def ids(self, session: list[int]) -> list[int]:
-        """Return all ids of the side."""
+        """Return all token ids of the side."""
         return [*session[: self.num_shared], *self.rest]
 
 
 class KeptPair(NamedTuple):
-    """A pair as token ids, and the turn `turn_id` that it is about; `kind` is its source and the tools it calls."""
+    """A pair as token ids. It is about the turn `turn_id`; `kind` combines its source and the tools that it calls."""
 
     state_id: str
     rendered: RenderedSequence
@@ -141,7 +142,7 @@ class KeptPair(NamedTuple):
     turn_id: str = ""
 
     def tokens(self) -> TokenPair:
-        """Return both sides with all their ids."""
+        """Return both sides with all their token ids."""
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
         return TokenPair(
             chosen_ids=chosen,
@@ -153,11 +154,11 @@ class KeptPair(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RenderedSession:
-    """The token ids of one conversation, and the items of each channel in them.
+    """The token ids of one conversation, and the items of each channel in it.
 
-    `responses` are the ids of channel 1's turns. `good_calls` are good turns with a call, whether channel 1 trains on
-    them or not. `hints` (site id, kind, text) are those of all kept sites, from which unrelated hints are chosen.
-    `counts` has the numbers of items, `drops` of what was left out, as `channel: reason`.
+    `responses` are the turn ids for channel 1. `good_calls` are good turns with a call, whether or not channel 1 trains
+    on them. `hints` (site id, kind, text) lists the hints of all kept sites, from which unrelated hints are chosen.
+    `counts` has the numbers of items, and `drops` the numbers of items that were left out, as `channel: reason`.
     """
 
     conversation_id: str
@@ -173,13 +174,13 @@ class RenderedSession:
 
 
 def render_session(renderer: Renderer, session: LoggedSession, settings: WindowSettings) -> RenderedSession:
-    """Return the token ids of a session with the items of the channels that are on."""
+    """Return the token ids of a session, with the items of the channels that are on."""
     conversation = session.conversation
     rendered_session = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
     rendered_session.counts["conversations"] += 1
     try:
         rendered_session.sequences = [_with_shared_ids(sequence) for sequence in renderer.render(conversation)]
-    except AlignmentError:  # the template moves text between turns, which makes it wrong for every session
+    except AlignmentError:  # the template moves text between turns, so it would fail for every session
         raise
     except InputError:  # no turns, or none that this template can render
         rendered_session.drops[f"conversations: {NOT_RENDERED}"] += 1
@@ -195,23 +196,23 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
 
 
 def models_of(conversation: Conversation) -> frozenset[str]:
-    """Return the names of the models that wrote the turns; "" for a turn that does not name one."""
+    """Return the names of the models that wrote the turns, with "" for turns that name no model."""
     return frozenset(turn.model or "" for turn in conversation.turns if turn.role == "assistant")
 
 
 def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
-    """Return the sequence with one int object for each id: its list then takes 8 bytes per token instead of 36."""
+    """Return the sequence with interned ids: its list then takes 8 bytes per token instead of 36."""
     return replace(sequence, ids=[_int_objects.setdefault(token_id, token_id) for token_id in sequence.ids])
 
 
 def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
-    """Add the kept sites that have a hint and a rendered turn, in the order of the session; count the other ones."""
+    """Add the kept sites that have a hint and a rendered turn, in session order, and count all other sites."""
     turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
     spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
         if not site.is_kept:
             continue
-        # Also of a site that is dropped below: its hint can still be the unrelated hint of another site.
+        # Even if the site is dropped below, its hint can still serve as the unrelated hint of another site.
         if hint is not None:
             into.hints.append((site.id, site.kind, hint.text))
         if hint is None or not hint.text.strip():
@@ -221,7 +222,7 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
         else:
             rendered, span = spans_by_turn[site.turn_id]
             number, turn = turns[site.turn_id]
-            # The first call, if the site does not name one of this turn.
+            # The first call, if the site does not identify a call in this turn.
             call_number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
             options = {"format_name": session.conversation.format, "right": session.right_call(site)}
             decision = decide_against(renderer, rendered, span, turn, call_number, **options)
@@ -242,7 +243,7 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
 def _responses(
     into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _GoodTurns
 ) -> frozenset[str]:
-    """Return the ids of channel 1's turns; the model's other turns are counted by the reason against them."""
+    """Return the turn ids for channel 1, and count the model's other turns by the reason for leaving them out."""
     if settings.responses == "none":
         return frozenset()
     if settings.responses == "all":
@@ -277,16 +278,16 @@ def _pair(
     rendered: RenderedSequence,
     span: TurnSpan,
 ) -> KeptPair | str:
-    """Return a pair as token ids, or the reason why it has none.
+    """Return a pair as token ids, or the reason why it cannot be used.
 
-    The side of a logged turn uses the session's own ids where the contexts agree.
+    The side that was logged reuses the session's own ids as far as the contexts agree.
     """
     before, logged = conversation.turns[:index], conversation.turns[index]
     name, location = f"{pair.state_id}:chosen", (rendered, span)
-    if pair.rejected is not None:  # the rejected side is one call of the turn, not the turn as it was logged
+    if pair.rejected is not None:  # the rejected side is a single call of the turn rather than the logged turn
         logged, location = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
     answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
-    # The format decides which tools the prompt lists.
+    # The format determines which tools the prompt lists.
     options = {"conversation_id": pair.state_id, "format_name": conversation.format}
     try:
         sides = comparable_ids(renderer, before, answer, logged, **options, logged=location)
@@ -307,7 +308,7 @@ def assistant_token_ids(sessions: Iterable[RenderedSession]) -> set[int]:
     return spoken_ids
 
 
-# Reasons why channel 1 does not train on a turn. They are names of drops in `counts` and reports.
+# Reasons why channel 1 does not train on a turn. They are the names of drops in `counts` and reports.
 REFUSED, BLOCKED, INTERRUPTED = "refused_call", "blocked_call", "interrupted"
 FAILED, FAILED_AS_WORK = "failed_call", "call_failed_as_part_of_the_work"
 REJECTED = "rejected_side_of_a_pair"
@@ -319,28 +320,28 @@ _BY_KIND = {
     "hook_blocked": BLOCKED,
     "user_interrupt": INTERRUPTED,
 }
-# The first reason that applies is counted.
+# In order of precedence: a turn is counted under the first reason that applies.
 _ORDER = (REFUSED, BLOCKED, INTERRUPTED, FAILED, FAILED_AS_WORK, REJECTED, IMAGE, UNSEEN, TEXT_FOLLOWS_CALL)
-# Claude Code's message for a stopped turn, which ends in "]" or in " for tool use]".
+# Claude Code's message for an interrupted turn, which ends in "]" or in " for tool use]".
 _INTERRUPTION = "[Request interrupted by user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _GoodTurns:
-    """The ids of the turns that channel 1 trains on, and the reason against each of the model's other turns."""
+    """The ids of the turns that channel 1 trains on, and the reasons for leaving out the model's other turns."""
 
     good: frozenset[str]
     not_good: dict[str, str]
 
 
 def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _GoodTurns:
-    """Sort the model's own turns into good ones and those that channel 1 must not imitate.
+    """Sort the model's own turns into good turns and turns that channel 1 must not imitate.
 
     A turn is not good if one of its calls failed, was refused, blocked or interrupted (according to a site, kept or
     not, or to the result's flag), if a pair rejects it, if it follows something that a text model cannot see (an image,
-    unlogged context), or if no template can write it in its order. With `work_failures` a call that failed as part of
-    the work (its site blames the task, as with failing tests) is no reason. Turns copied from another conversation are
-    in neither group.
+    unlogged context), or if no template can render its parts in the logged order. With `work_failures`, a call that
+    failed as part of the work (its site blames the task, as with failing tests) does not count against its turn. Turns
+    copied from another conversation are in neither group.
     """
     reasons = {turn.id: reason for turn, reason in _TurnReasons(session, work_failures).reasons()}
     return _GoodTurns(
@@ -357,7 +358,7 @@ def _rejected_turn_ids(session: LoggedSession) -> set[str]:
 
 
 def _trained_against(session: LoggedSession) -> set[str]:
-    """Return the ids of the turns that channels 2 and 3 move the model away from; channel 1 never imitates them."""
+    """Return the ids of the turns that channels 2 and 3 make less likely; channel 1 never imitates them."""
     return _rejected_turn_ids(session) | {site.turn_id for site, _ in session.sites if site.is_kept}
 
 
@@ -374,7 +375,7 @@ class _TurnReasons:
         self._flagged = _failed_calls(self._turns)
 
     def reasons(self) -> Iterator[tuple[Turn, str]]:
-        """Yield each of the model's turns with the first reason against it, or ""."""
+        """Yield each of the model's turns with the first reason against it, or "" if there is none."""
         has_image = False
         for number, turn in enumerate(self._turns):
             if turn.origin == "model" and turn.role == "assistant":
@@ -386,7 +387,7 @@ class _TurnReasons:
                 # A turn with its sampled ids is rendered verbatim, in any order.
                 objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
                 yield turn, next((reason for reason in _ORDER if reason in objections), "")
-            # Images are not rendered, so nothing after the first one has its whole context.
+            # Images are not rendered, so the context of everything after the first image is incomplete.
             has_image = has_image or bool(turn.extra.get("images"))
 
     def _of_calls(self, turn: Turn) -> Iterator[str]:
@@ -396,7 +397,7 @@ class _TurnReasons:
                 yield _BY_KIND.get(site.kind, FAILED)
             elif not self._work_failures:
                 yield FAILED_AS_WORK
-        # A failed call with a site was judged above; the flag counts only where no site explains it.
+        # A failed call with a site was judged above; the flag only counts if no site explains the failure.
         explained = {site.call_id for site in sites}
         if any((turn.id, call.id) in self._flagged and call.id not in explained for call in turn.calls):
             yield FAILED
@@ -410,7 +411,7 @@ class _TurnReasons:
 
 
 def _failed_calls(turns: Sequence[Turn]) -> set[tuple[str, str]]:
-    """Return (turn id, call id) of the calls whose results are marked as failed.
+    """Return (turn id, call id) for the calls whose results are marked as failed.
 
     Some logs reuse call ids; a result then belongs to the latest call with its id.
     """
@@ -433,7 +434,7 @@ def _up_to_next_answer(turns: Sequence[Turn]) -> Iterator[Turn]:
 class LoggedSession:
     """A conversation, its error sites with their hints, and preference pairs for its states.
 
-    `corrections` are right calls by the id of the site that they correct, where they do not come from a pair.
+    `corrections` are the right calls, by the id of the site that each corrects, where they do not come from a pair.
     """
 
     conversation: Conversation
@@ -442,13 +443,13 @@ class LoggedSession:
     corrections: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
 
     def right_call(self, site: ErrorSite) -> ToolCall | None:
-        """Return the call that is right in place of the site's failed call, or None if none or several are."""
+        """Return the call that should replace a site's failed call, or None if no such call or several are known."""
         if site.id in self.corrections:
             return self.corrections[site.id]
         assistant_turns = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
         number = next((at for at, turn in enumerate(assistant_turns) if turn.id == site.turn_id), None)
         turn_pairs = [pair for pair in self.pairs if pair.turn_number == number and pair.rejects_turn]
-        # A pair may reject one call of the turn, or the whole turn; the latter names the call only if it has just one.
+        # A pair may reject one call of the turn or the whole turn; a whole turn identifies the call only if it has one.
         by_call = (pair for pair in turn_pairs if pair.rejected and pair.rejected.calls[0].id == site.call_id)
         whole = (
             pair
@@ -463,9 +464,9 @@ class LoggedSession:
 
 
 def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterator[LoggedSession]:
-    """Yield the conversations of a run directory with their sites and pairs.
+    """Yield the conversations in a run directory with their sites and pairs.
 
-    Raises StaleArtefactError if the sites or pairs are older than what they were computed from.
+    Raises StaleArtefactError if the sites or pairs are older than their sources.
     """
     for name, used in (("sites", with_sites), ("pairs", with_pairs)):
         if used:
@@ -476,7 +477,7 @@ def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterato
     pairs: dict[str, list[LoggedPair]] = defaultdict(list)
     for conversation_id, pair in read_pairs(run) if with_pairs else ():
         pairs[conversation_id].append(pair)
-    # pop() frees the sites and pairs of sessions that have been read.
+    # pop() frees the sites and pairs of sessions that have been yielded.
     for conversation in read_conversations(run):
         identity = conversation.id
         yield LoggedSession(conversation=conversation, sites=sites.pop(identity, ()), pairs=pairs.pop(identity, ()))
@@ -484,13 +485,13 @@ def read_sessions(run: RunDir, *, with_sites: bool, with_pairs: bool) -> Iterato
 
 def _check_current(run: RunDir, name: str) -> None:
     if run.path(SPLIT).exists() and SPLIT not in {source.name for source in run.meta(name).sources}:
-        fix = f"They may come from held-out sessions. Run `{ARTEFACTS[name].command}` again."
+        fix = f"The {name} may come from held-out sessions. Run `{ARTEFACTS[name].command}` again."
         got = f"{name} from before the split"
-        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))
+        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected=f"{name} from after it", fix=fix))
     stale = run.lineage(name).stale
     if stale:
         first = stale[0]
         changed = " and ".join(run.changed_sources(first))
-        got = f"stale {' and '.join(stale)}: {changed} changed since"
+        got = f"stale {' and '.join(stale)}, which are older than the current {changed}"
         fix = f"Run `{ARTEFACTS[first].command} {run.root}` again."
-        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="the newest", fix=fix))
+        raise StaleArtefactError(explain(f"{run.path(name)}", got=got, expected="up-to-date files", fix=fix))

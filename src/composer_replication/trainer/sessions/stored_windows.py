@@ -1,7 +1,8 @@
-"""Store windows of logged sessions compactly, and make them into tree batches on demand.
+"""Store windows of logged sessions compactly, and build tree batches from them on demand.
 
-A tree batch holds the row of every token of every sequence in 64 bits; for a long session with many branches that is
-many times the size of its tokens. A stored window has a sequence's rows as a few runs, and integers of 32 bits.
+A tree batch stores the row of every token of every sequence in 64 bits. For a long session with many branches that
+takes many times the size of its tokens. A stored window encodes the rows of a sequence as a few runs, and uses 32-bit
+integers.
 """
 
 from __future__ import annotations
@@ -39,7 +40,7 @@ class StoredWindow:
     site_ids: tuple[str, ...]
     state_ids: tuple[str, ...]
     small: TreeBatch
-    """The batch, with integers of 32 bits and rows as runs (R, 2)."""
+    """The batch with 32-bit integers, and with rows encoded as runs (R, 2)."""
 
     @property
     def num_tokens(self) -> int:
@@ -51,28 +52,28 @@ class StoredWindow:
         return self.small.pairs is None or self.small.pairs.chosen_reference is not None
 
     def counts(self) -> dict[str, int]:
-        """Return the number of items of each channel: response tokens, erring tokens, pairs."""
+        """Return the item count of each channel: response tokens, erring tokens, pairs."""
         return self.small.counts()
 
     def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
-        """Return the batch that was stored."""
+        """Return the batch in its original form."""
         rows = tuple(torch.cat([torch.arange(*run) for run in runs.tolist()]) for runs in self.small.tree.rows)
         tree = replace(self.small.tree, rows=rows)
         return _mapped(replace(self.small, tree=tree), lambda tensor: tensor.to(device, _full_width(tensor.dtype)))
 
     def pair_ids(self) -> list[PairIds]:
-        """Return both sides of each pair, in the context that they have in this window."""
+        """Return both sides of each pair, in their context in this window."""
         batch = self.batch()
         pairs = batch.pairs
         if pairs is None:
             return []
         masks = [pairs.response == side for side in range(2 * pairs.num_pairs)]
         sides = [_path_ids(batch.tree, pairs.rows[mask], pairs.targets[mask]) for mask in masks]
-        # All chosen sides come first, then all rejected ones.
+        # All chosen sides come first, followed by all rejected sides.
         return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
 
     def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
-        """Return the window with reference log-probs (chosen, rejected) of its pairs, in their order."""
+        """Return the window with reference log-probs (chosen, rejected) for its pairs, in their order."""
         pairs = self.small.pairs
         if pairs is None:
             return self
@@ -91,7 +92,7 @@ class StoredWindow:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class SessionItem:
-    """One item of a data set: one window, or several that share a tree batch."""
+    """One item of a data set: a single window, or several windows that share a tree batch."""
 
     windows: tuple[StoredWindow, ...]
 
@@ -113,7 +114,7 @@ def store_window(
     site_ids: Sequence[str],
     state_ids: Sequence[str],
 ) -> StoredWindow:
-    """Return a tree batch in its compact form."""
+    """Return the tree batch in compact form."""
     tree = replace(batch.tree, rows=tuple(_runs(rows) for rows in batch.tree.rows))
     return StoredWindow(
         conversation_id=conversation_id,
@@ -127,24 +128,24 @@ def store_window(
 
 
 def _packed(batches: Sequence[TreeBatch]) -> TreeBatch:
-    """Return these trees as one batch."""
+    """Pack these trees into one batch."""
     return batches[0] if len(batches) == 1 else pack_batches(batches)
 
 
 def moved(batch: TreeBatch, device: str | torch.device) -> TreeBatch:
-    """Return the batch on a device."""
+    """Copy the batch to a device."""
     return _mapped(batch, lambda tensor: tensor.to(device))
 
 
 def _mapped(value: T, change: Callable[[Tensor], Tensor]) -> T:
-    """Return the same nested records with `change` applied to every tensor in them."""
+    """Return nested records with `change` applied to every tensor in them."""
     if isinstance(value, Tensor):
         return change(value)  # pyright: ignore[reportReturnType]
     if is_dataclass(value) and not isinstance(value, type):
         return replace(value, **{field.name: _mapped(getattr(value, field.name), change) for field in fields(value)})
     if isinstance(value, tuple) and any(isinstance(member, Tensor) for member in value):
         members: Any = [_mapped(member, change) for member in value]
-        # A NamedTuple takes its fields as separate arguments.
+        # The constructor of a NamedTuple takes its fields as separate arguments.
         return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
     return value
 
@@ -159,8 +160,8 @@ def _full_width(dtype: torch.dtype) -> torch.dtype:
 
 
 def _runs(rows: Tensor) -> Tensor:
-    """Return (R, 2): the beginnings and ends of runs of consecutive rows."""
-    # A run ends where the next row is not the successor.
+    """Return the first and one past the last row (R, 2) for each run of consecutive rows."""
+    # A run ends where the next row is not its successor.
     breaks = (rows.diff() != 1).nonzero().flatten()
     first = torch.cat([rows[:1], rows[breaks + 1]])
     last = torch.cat([rows[breaks], rows[-1:]])
@@ -168,8 +169,8 @@ def _runs(rows: Tensor) -> Tensor:
 
 
 def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
-    """Return the sequence of a response: the path to the row that predicts its last token, and that token."""
-    # Any path through the last row has the same tokens up to it.
+    """Return the ids of a response and its context: the path to its last row, and the token predicted there."""
+    # All paths through the last row have the same tokens up to it.
     last = int(rows[-1])
     depth = int(tree.position_ids[last])
     path = next(candidate for candidate in tree.rows if candidate.numel() > depth and int(candidate[depth]) == last)
@@ -186,13 +187,13 @@ class SessionBatch:
 
 
 def collate(batches: Sequence[TreeBatch]) -> dict[str, SessionBatch]:
-    """Return the batches as one micro-batch, for a DataLoader."""
+    """Collate the batches into one micro-batch, for a DataLoader."""
     batch = _packed(batches)
     return {KEY: SessionBatch(batch, batch.counts())}
 
 
 def items_of(batches: Sequence[Mapping[str, SessionBatch]]) -> dict[str, int]:
-    """Return the number of items of each channel in all of these batches, and of the tokens in their trees."""
+    """Return the item counts of the channels over all of these batches, and the number of tokens in their trees."""
     total: Counter[str] = Counter()
     for batch in batches:
         total.update(batch[KEY].items)

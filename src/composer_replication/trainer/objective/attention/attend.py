@@ -1,22 +1,23 @@
-"""Attention over a token tree, in a Hugging Face model that keeps its usual attention for everything else.
+"""Compute attention over a token tree in a Hugging Face model, which keeps its usual attention for all other inputs.
 
-The mask of each call selects the attention. So nothing has to be switched back, and a layer that gradient checkpointing
-runs again in the backward pass uses the same attention as in the forward pass. The kinds, best first:
+The mask that a call receives selects its attention, so nothing has to be switched back afterwards, and a layer that
+gradient checkpointing recomputes in the backward pass uses the same attention as in the forward pass. The kinds, best
+first:
 
     flash   the trunk by the usual causal kernel, the branches by flash kernels on the trunk's keys and values
     flex    FlexAttention with a block mask: any dtype, soft-caps; compiled once for each length
     paths   every stretch by scaled-dot-product attention on the keys of its path: any device and dtype
-    dense   an (L, L) mask, for small trees and for models that take no other
+    dense   an (L, L) mask, for small trees and for models that accept no other mask
 
-flash: a branch's queries see the trunk up to where it branches off, and then their own past. Branches that branch off
-close to each other are one block of queries against the part of the trunk that all of them see; the rest of the trunk
-for each of them, and the branches' own tokens, are a second, causal part. Both are softmaxes over different keys of the
-same query, so they are merged by their log-sum-exp, and with the merged output and log-sum-exp each kernel's own
-backward gives its part of the gradients exactly. There is nothing to compile, so session lengths may vary from step to
-step.
+flash: a branch's queries attend to the trunk up to the branch point and to earlier tokens of the branch. Branches whose
+branch points are close together form one block of queries, which attends to the part of the trunk that all of them
+see. A second, causal part covers the rest of the trunk for each branch, and the branch's own tokens. The two parts are
+softmaxes of the same queries over different keys, so they are merged by their log-sum-exp. Given the merged output and
+log-sum-exp, the backward of each kernel returns its share of the gradients exactly. Nothing is compiled, so session
+lengths may vary from step to step.
 
-paths: keys and values are computed once and read again by every branch, so this costs what the tree costs, not what
-the flat sequences do. It needs nothing but scaled-dot-product attention.
+paths: keys and values are computed once and read by every branch, so the cost is that of the tree, not that of the
+flat sequences. It needs nothing but scaled-dot-product attention.
 """
 
 from __future__ import annotations
@@ -37,39 +38,39 @@ from composer_replication.batch.tree import Run, Stretch, TokenTree
 from composer_replication.errors import InputError, explain
 
 Kind = Literal["flash", "flex", "paths", "dense"]
-# Our attention for a model with "sdpa" is registered as "composer_tree_sdpa".
+# The attention of a model with "sdpa", for example, is registered as "composer_tree_sdpa".
 _PREFIX = "composer_tree_"
 # FlexAttention's default block size.
 _BLOCK = 128
 # FlexAttention is compiled for each length; beyond torch's recompile limit it silently falls back to the dense formula.
 _MAX_LENGTHS = 256
-# Branches share a read of the trunk if they branch off within this part of it, or within this many tokens; the rest of
-# the trunk is read for each branch alone.
+# Branches share one block of queries if their branch points lie within this fraction of the trunk, or this many tokens,
+# of each other; each branch reads the rest of the trunk separately.
 _SPREAD = 1 / 8
 _MIN_SPREAD = 512
-# The usual kernel may be planned for every new length, so trunks are padded to a multiple of this.
+# The usual kernel may be planned again for every length, so trunks are padded to a multiple of this.
 _TRUNK_STEP = 1024
-# Many branches add to the gradients of the same keys; sums in half precision would lose what the kernels computed.
+# Many branches add to the gradients of the same keys; sums in half precision would lose the precision of the kernels.
 _SUMS = torch.float32
 
 
 class OwnMask(BlockMask):
-    """A mask that computes the attention itself. It is a BlockMask only so that models pass it on unchanged."""
+    """A mask that computes the attention itself. It subclasses BlockMask only so that models pass it on unchanged."""
 
     @classmethod
     def of_length(cls, length: int, device: torch.device) -> Self:
-        """Return a mask whose block structure is a dummy of the right size."""
+        """Return a mask for `length` tokens, with a dummy block structure of the right size."""
         zero = torch.zeros(1, 1, 1, dtype=torch.int32, device=device)
         mask: Any = cls.from_kv_blocks(zero, zero[..., None], BLOCK_SIZE=length, seq_lengths=(length, length))
         return mask
 
     @abstractmethod
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Return attention (B, L, heads, D) for queries, keys and values (B, heads, L, D)."""
+        """Return the attention (B, L, heads, D) of queries, keys and values (B, heads, L, D)."""
 
 
 class _TreeMask(OwnMask):
-    """The mask of a tree, with the tree and what the chosen kind of attention needs."""
+    """The mask of a tree, together with the tree and the inputs that the selected kind of attention needs."""
 
     tree: TokenTree
     blocks: BlockMask | None
@@ -80,9 +81,11 @@ class _TreeMask(OwnMask):
 
 
 def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
-    """Return the mask of a tree, which must be on the device of the model."""
+    """Return the mask of a tree, which must already be on the model's device."""
     if kind == "flex" and len(tree) % _BLOCK:
-        raise InputError(explain("tree", got=f"{len(tree)} tokens", expected=f"padding to a multiple of {_BLOCK}"))
+        raise InputError(
+            explain("tree", got=f"{len(tree)} tokens", expected=f"a length padded to a multiple of {_BLOCK}")
+        )
     mask = _TreeMask.of_length(len(tree), tree.enter.device)
     mask.tree = tree
     mask.blocks = _blocks(tree) if kind == "flex" else None
@@ -91,9 +94,9 @@ def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
 
 
 def use_tree_attention(body: Any) -> None:
-    """Let a Hugging Face model accept masks of ours as well; for other masks nothing changes."""
+    """Make a Hugging Face model accept `OwnMask` masks too; with any other mask it behaves as before."""
     before = body.config._attn_implementation
-    # Ours already: the rest of the name is the attention that it wraps.
+    # Already wrapped: the rest of the name is the wrapped attention.
     if before.startswith(_PREFIX):
         return
     name = _PREFIX + before
@@ -103,7 +106,7 @@ def use_tree_attention(body: Any) -> None:
 
 @contextmanager
 def own_masks_taken(body: Any) -> Iterator[None]:
-    """Let a Hugging Face model accept masks of ours inside the block."""
+    """Make a Hugging Face model accept `OwnMask` masks inside the block."""
     before = body.config._attn_implementation
     use_tree_attention(body)
     try:
@@ -114,7 +117,7 @@ def own_masks_taken(body: Any) -> Iterator[None]:
 
 
 def usual_attention(body: Any) -> str:
-    """Return the name of the attention that a model uses for all other masks."""
+    """Return the name of the attention that a model uses with any other mask."""
     return body.config._attn_implementation.removeprefix(_PREFIX)
 
 
@@ -130,30 +133,30 @@ def _register(name: str, before: str) -> None:
     ) -> tuple[Tensor, Tensor | None]:
         if not isinstance(attention_mask, OwnMask):
             return usual(module, query, key, value, attention_mask, **options)
-        # None: the attention weights, which are not computed.
+        # None: attention weights, which are not computed.
         return attention_mask.attend(module, query, key, value, **options), None
 
     AttentionInterface.register(name, attend)
-    # For flat sequences transformers builds the masks of the attention that is wrapped.
+    # For flat sequences, transformers builds the masks of the wrapped attention.
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
 
 
 def attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, **options: Any) -> Tensor:
-    """Return attention (1, L, heads, D) over a tree for (1, heads, L, D); raise for an unsupported option."""
+    """Return the attention (1, L, heads, D) over a tree for inputs (1, heads, L, D); raise for unsupported options."""
     query, key, value = as_computed(query, key, value)
     softcap, scale = options.get("softcap"), options.get("scaling")
     check_options("attention on a tree", options)
     if mask.blocks is not None:
         return _flex(query, key, value, mask.blocks, scale, softcap).transpose(1, 2).contiguous()
     if softcap is not None:
-        raise InputError(explain("attention without FlexAttention", got=f"soft-cap {softcap}", expected="none"))
+        raise InputError(explain("attention without FlexAttention", got=f"soft-cap {softcap}", expected="no soft-cap"))
     if mask.plan is not None:
         return _flash_tree_attention(query, key, value, mask.plan, scale)
     return _path_tree_attention(query, key, value, mask.tree, scale).transpose(1, 2).contiguous()
 
 
 def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
-    """Return the tensors in the dtype of autocast, which casts the inputs of torch's attention but not of ours."""
+    """Cast the tensors to autocast's dtype if it is on: it casts the inputs of torch's attention, but not of ours."""
     device = states[0].device.type
     if not torch.is_autocast_enabled(device):
         return states
@@ -161,18 +164,18 @@ def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
 
 
 def check_options(what: str, options: Mapping[str, Any]) -> None:
-    """Raise if a layer passes an option that our attention does not support."""
+    """Raise InputError if a layer passes an option that our attention does not support."""
     # s_aux: attention sinks (gpt-oss); position_bias: T5 and its relatives
     got = sorted(name for name in ("s_aux", "position_bias") if options.get(name) is not None)
     got += ["dropout"] if options.get("dropout") else []
     if got:
-        raise InputError(explain(what, got=f"options {got}", expected="none of them"))
+        raise InputError(explain(what, got=f"unsupported options {got}", expected="no such options"))
 
 
 def _flex(
     query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scale: float | None, softcap: float | None
 ) -> Tensor:
-    # With grouped queries the kernel runs on the few key heads, which leaves too little to do in parallel.
+    # With grouped queries the kernel would run on the few key heads only, which leaves too little parallel work.
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     with torch._dynamo.config.patch(recompile_limit=_MAX_LENGTHS, accumulated_recompile_limit=_MAX_LENGTHS):
@@ -181,13 +184,13 @@ def _flex(
 
 @cache
 def _compiled_flex() -> Any:
-    """Return FlexAttention, compiled for each length separately: one kernel for all lengths is a quarter slower."""
+    """Return FlexAttention, compiled for each length: one dynamic kernel for all lengths is a quarter slower."""
     return torch.compile(flex_attention, dynamic=False)
 
 
 @cache
 def _soft_cap(cap: float | None) -> Any:
-    """Return one function object per cap, so that all layers and steps share a compiled kernel."""
+    """Return the score function for a soft-cap, cached so that all layers and steps share one compiled kernel."""
     if cap is None:
         return None
 
@@ -198,9 +201,9 @@ def _soft_cap(cap: float | None) -> Any:
 
 
 def _blocks(tree: TokenTree) -> BlockMask:
-    """Return which blocks are visible, fully or in part, from each block's bounds of `enter` and `leave`.
+    """Return which blocks are visible in full or in part, from the bounds of `enter` and `leave` in each block.
 
-    That needs no (L, L) tensor. Row q sees row kv if kv comes before it and q lies in kv's subtree [enter, leave).
+    This needs no (L, L) tensor. Row q sees row kv if kv comes before q and q lies in kv's subtree [enter, leave).
     """
     enter, leave = tree.enter.to(torch.int32), tree.leave.to(torch.int32)
 
@@ -211,7 +214,7 @@ def _blocks(tree: TokenTree) -> BlockMask:
     min_leave, max_leave = (bound(leave.view(-1, _BLOCK), dim=1) for bound in (torch.amin, torch.amax))
     index = torch.arange(len(min_enter), device=enter.device)
     row, column = index[:, None], index[None]
-    # No pair of rows of two blocks can satisfy `sees`, or every pair does; in all other blocks it is evaluated.
+    # In empty blocks no pair of rows can satisfy `sees`, in full blocks every pair does; it is evaluated in all others.
     is_empty = (column > row) | (max_enter[:, None] < min_enter[None]) | (min_enter[:, None] >= max_leave[None])
     is_full = (column < row) & (max_enter[None] <= min_enter[:, None]) & (max_enter[:, None] < min_leave[None])
     partial, full = _listed(~is_empty & ~is_full), _listed(is_full)
@@ -220,13 +223,13 @@ def _blocks(tree: TokenTree) -> BlockMask:
 
 
 def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return, for each row of blocks, how many are marked, and all block numbers with the marked ones first."""
+    """Return how many blocks are marked in each row, and the numbers of all blocks with the marked ones first."""
     numbers = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).to(torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()
 
 
 class _Lengths(NamedTuple):
-    """The cumulative lengths of packed queries and keys, and the longest of each, as flash kernels take them."""
+    """The cumulative and maximum lengths of packed queries and keys, as flash kernels expect them."""
 
     query_ends: Tensor
     key_ends: Tensor
@@ -235,24 +238,24 @@ class _Lengths(NamedTuple):
 
 
 class _PackedBranches(NamedTuple):
-    """All branch queries in order, cut into sequences, and the packed rows of the keys of each sequence."""
+    """All branch queries in order, cut into sequences, and the packed rows of the keys for each sequence."""
 
     key_rows: Tensor
     lengths: _Lengths
 
 
 class _Branches(NamedTuple):
-    """The branches of all trees, and the two parts of their attention."""
+    """The branches of all trees, and the two parts that their attention is computed in."""
 
     runs: tuple[Run, ...]
-    """Rows of the tree that are branches, in order; concatenated, they are the queries of both parts."""
+    """Indices of all branch rows in the tree, in order: the queries of both parts."""
     trunk_part: _PackedBranches
     own_part: _PackedBranches
 
 
 @dataclass(frozen=True, eq=False)
 class _BranchPlan:
-    """The rows that each kernel reads."""
+    """The rows that each kernel reads: those of the trunks, and those of the branches."""
 
     trunks: tuple[Run, ...]
     branches: _Branches | None
@@ -260,7 +263,7 @@ class _BranchPlan:
 
 
 def plan_branches(tree: TokenTree) -> _BranchPlan:
-    """Return the plan for a tree. It uses only the stretches, so nothing is read back from the device."""
+    """Return the plan for a tree. It is computed from the stretches alone, so nothing is read back from the device."""
     device = tree.input_ids.device
     trunks: list[Run] = []
     groups: list[list[Stretch]] = []
@@ -282,7 +285,7 @@ def plan_branches(tree: TokenTree) -> _BranchPlan:
 
 
 def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _BranchPlan, scale: float | None) -> Tensor:
-    """Return attention (1, L, heads, D) for (1, heads, L, D), in half precision on a CUDA device."""
+    """Return the attention (1, L, heads, D) for inputs (1, heads, L, D) in half precision on a CUDA device."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
     pieces = {start: _trunk(query, key, value, (start, end), factor) for start, end in plan.trunks}
     covered = max(end for _, end in plan.trunks)
@@ -294,17 +297,17 @@ def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _Bran
         outputs = rows[None].split([end - start for start, end in runs], dim=1)
         pieces |= {start: output for (start, _), output in zip(runs, outputs, strict=True)}
         covered = max(covered, runs[-1][1])
-    # Padding of the tree, whose tokens see only themselves.
+    # The rest is padding, whose tokens see only themselves.
     if covered < plan.num_rows:
         pieces[covered] = _padding_attention(value[:, :, covered:], query.shape[1]).transpose(1, 2)
     return torch.cat([pieces[start] for start in sorted(pieces)], dim=1)
 
 
 def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) -> Tensor:
-    """Return the causal attention of a trunk, which is padded at the end; the padding's results are dropped.
+    """Return the causal attention of a trunk, padded at the end for the kernel; the padding's output is dropped.
 
-    The padding is zeros, not the branches that follow in memory: their masked values may be infinite, and inf * 0 is
-    NaN.
+    The padding is zeros rather than the branches that follow in memory: their masked values may be infinite, and
+    inf * 0 is NaN.
     """
     start, end = run
     missing = -(end - start) % _TRUNK_STEP
@@ -317,7 +320,7 @@ def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) ->
 
 
 class _BranchAttention(torch.autograd.Function):
-    """Attention of the branches' queries (Q, heads, D) to keys and values of all rows (L, key heads, D)."""
+    """The attention of branch queries (Q, heads, D) to all keys and values (L, key heads, D), with its backward."""
 
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Branches, scale: float) -> Tensor:
@@ -346,7 +349,7 @@ class _BranchAttention(torch.autograd.Function):
 
 
 def _parts(plan: _Branches) -> tuple[tuple[_PackedBranches, bool], tuple[_PackedBranches, bool]]:
-    """Return both parts, each with whether it is causal."""
+    """Return the two parts of the plan, each with whether its attention is causal."""
     return (plan.own_part, True), (plan.trunk_part, False)
 
 
@@ -355,7 +358,7 @@ def flash_forward(
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (Q, heads, D) and log-sum-exps (heads, Q) of packed sequences.
 
-    The causal mask is aligned to the last query and the last key of each sequence.
+    A causal mask is aligned at the end: the last query of each sequence sees its last key.
     """
     # 0.0: no dropout; False: no debug mask.
     outputs = torch.ops.aten._flash_attention_forward(query, key, value, *lengths, 0.0, is_causal, False, scale=scale)
@@ -373,7 +376,7 @@ def flash_backward(
     is_causal: bool,
     scale: float,
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the gradients of queries, keys and values, given output and log-sum-exp over all keys of a row."""
+    """Return the gradients of queries, keys and values, given output and log-sum-exp over all visible keys."""
     unused = torch.zeros(2, dtype=torch.uint64, device=query.device)  # the state of a dropout that is off
     return torch.ops.aten._flash_attention_backward(
         grad, query, key, value, out, lse, *lengths, 0.0, is_causal, unused, unused, scale=scale
@@ -381,14 +384,14 @@ def flash_backward(
 
 
 def _merged(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
-    """Merge two softmaxes over different keys into one over both; lse (heads, Q), out (Q, heads, D)."""
+    """Merge two softmaxes over different keys into one over all of them; out is (Q, heads, D), lse is (heads, Q)."""
     merged_lse = torch.logaddexp(lse, other_lse)
     weight, other_weight = ((part_lse - merged_lse).exp().T[..., None] for part_lse in (lse, other_lse))
     return (out * weight + other_out * other_weight).to(out.dtype), merged_lse
 
 
 def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
-    """Return each trunk with its branches; a stretch without a context begins a new tree."""
+    """Return each trunk with its branches; a stretch without a context is the trunk of a new tree."""
     trees: list[tuple[Run, list[Stretch]]] = []
     for stretch in stretches:
         if stretch.context:
@@ -399,14 +402,14 @@ def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
 
 
 def _branch_point(branch: Stretch, trunk: Run) -> int:
-    """Return how many of the trunk's tokens a branch sees. The tree's layout is sorted by it."""
+    """Return how many of the trunk's tokens a branch sees. Branches are sorted by this number in a tree."""
     # The first run of a branch's context lies in the trunk.
     first, last = branch.context[0]
     return min(last, trunk[1]) - first
 
 
 def _group_by_branch_point(branches: list[Stretch], trunk: Run) -> list[list[Stretch]]:
-    """Return groups of branches that branch off close enough to share a read of the trunk."""
+    """Group branches whose branch points are close enough to share a block of queries."""
     spread = max(_MIN_SPREAD, int((trunk[1] - trunk[0]) * _SPREAD))
     groups: list[list[Stretch]] = []
     for branch in branches:
@@ -425,13 +428,13 @@ def _packed(num_queries: list[int], key_runs: list[list[Run]], device: torch.dev
 
 
 def _runs_after(branch: Stretch, prefix: Run) -> list[Run]:
-    """Return the rows of a branch's path after `prefix`, the part of the trunk that its group reads; and its own."""
+    """Return a branch's rows and those on its path after `prefix`, the part of the trunk that its group shares."""
     runs = [(prefix[1], branch.context[0][1]), *branch.context[1:], (branch.start, branch.end)]
     return [run for run in runs if run[0] < run[1]]
 
 
 def _joined(runs: Iterable[Run]) -> list[Run]:
-    """Return the runs with adjacent ones joined."""
+    """Merge adjacent runs."""
     joined: list[Run] = []
     for start, end in runs:
         if joined and joined[-1][1] == start:
@@ -442,7 +445,7 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
 
 
 def _path_tree_attention(query: Tensor, key: Tensor, value: Tensor, tree: TokenTree, scale: float | None) -> Tensor:
-    """Return attention (1, heads, L, D), stretch by stretch: queries of a stretch on the keys of its path."""
+    """Return the attention (1, heads, L, D), computed stretch by stretch from its queries and the keys on its path."""
     pieces = [_stretch(query, key, value, start, end, context, scale) for start, end, context in tree.stretches]
     covered = tree.stretches[-1].end
     return torch.cat([*pieces, _padding_attention(value[:, :, covered:], query.shape[1])], dim=2)
@@ -463,7 +466,7 @@ def _stretch(
         return F.scaled_dot_product_attention(
             query[:, :, start:end], keys, values, is_causal=True, scale=scale, enable_gqa=True
         )
-    from torch.nn.attention.bias import causal_lower_right  # brings the compiler with it: a second to import
+    from torch.nn.attention.bias import causal_lower_right  # imports the compiler, which takes a second
 
     groups = query.shape[1] // key.shape[1]
     keys, values = (states.repeat_interleave(groups, dim=1) for states in (keys, values))
@@ -472,5 +475,5 @@ def _stretch(
 
 
 def _padding_attention(value: Tensor, num_heads: int) -> Tensor:
-    """Return the attention of padding tokens. A token that sees only itself gets its own value."""
+    """Return the attention of padding tokens: each sees only itself, so the output is its own value."""
     return value.repeat_interleave(num_heads // value.shape[1], dim=1)

@@ -1,21 +1,21 @@
-"""Compute the hidden rows of a whole token tree: in one masked pass where the model allows it, else flat.
+"""Compute the hidden states of a token tree: in one masked pass where the model allows it, else as flat sequences.
 
 A tree may run in one pass if every layer attends to the whole path, or to a window of it that no path exceeds, and if
 nothing in the model depends on a token's slot (its index in the tree's layout). The config is checked first
-(`passes.why_never`). Then an experiment on the tree itself decides (`try_tree`): once for a model and setting, and
-again for every tree that is longer, or has a longer path, than any before. All other trees run flat, as their
-sequences; the rows are the same, and the result says why (`flat_because`).
+(`passes.why_never`). Then an experiment on the tree itself decides (`try_tree`). It runs once per model and setting,
+and again for every tree that is longer, or has a longer path, than all trees before. All other trees run as flat
+sequences, with the same hidden states, and the result gives the reason (`flat_because`).
 
-The experiment does not ask whether a tree's rows are close to those of its sequences, since a weak leak is close as
-well. It asks what they depend on. There are four checks, and the first that fails decides:
+The experiment does not measure how close a tree's hidden states are to those of its sequences, because a weak leak
+changes them only slightly. It tests what they depend on, in four checks, of which the first that fails decides:
 
-    masks       every layer asks for attention, and with the mask that the model was given
-    branches    other tokens in the branches beside a path leave the path's rows unchanged, bit for bit
-    positions   other positions change the rows: a model that does not read them may count slots instead
-    slots       rows of branches differ from those of their sequences no more than rows whose slots equal their
-                positions (the trunk, and the end of the trunk run as a branch): the difference is rounding
+    masks       every layer calls the attention function, with the mask that the model was given
+    branches    changing tokens in the branches beside a path leaves the path's hidden states bitwise identical
+    positions   changing positions changes the hidden states: a model that ignores them may count slots instead
+    slots       hidden states of branches differ from those of their sequences no more than hidden states whose slots
+                equal their positions (the trunk, and the end of the trunk run as a branch): that is rounding
 
-Equality bit for bit is fair in any precision: the shapes, the mask and every other row are the same, so each product
+Bitwise comparison is valid in any precision: the shapes, the mask and all other rows are the same, so each product
 adds up the same numbers in the same order. Mixtures of experts are the exception (`passes.same_rows_for_experts`).
 """
 
@@ -52,12 +52,12 @@ from composer_replication.trainer.objective.distributed import agreed_most, eval
 from composer_replication.trainer.objective.model_head import causal_lm_of, hidden_states
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
-# A failure on shorter paths is not final: a few tokens say little.
+# A failure on shorter paths is not final, since a few tokens prove little.
 _MIN_PATH_TO_FAIL = 16
 
 
 class _HiddenRows(NamedTuple):
-    """Last hidden states (L, H), one row per token; and the attention over the tree, or why it did not run as one."""
+    """Last hidden states (L, H), one row per token, and the kind of tree attention or the reason for running flat."""
 
     hidden: Tensor
     kind: Kind | None = None
@@ -65,34 +65,34 @@ class _HiddenRows(NamedTuple):
 
     @property
     def ran_as(self) -> str:
-        """How the rows were computed, for logs and `LossComponents.ran_as`."""
+        """How the hidden states were computed, for logs and `LossComponents.ran_as`."""
         if self.kind is not None:
             return f"tree ({self.kind})"
         return "flat sequences" if self.flat_because is None else f"flat: {self.flat_because}"
 
 
 class _Trial(NamedTuple):
-    """The result of an experiment, and the largest tree and longest path that it was made with."""
+    """The result of an experiment, with the sizes of the largest tree and the longest path that it has covered."""
 
     choice: _AttentionChoice
     length: int
     path: int
-    has_checked_slots: bool  # which takes more than a few rows of branches
+    has_checked_slots: bool  # the slots check needs more than a few branch rows
 
 
-# By device, precision and usual attention. Weak, so that a model can be freed.
+# Keyed by device, precision and usual attention. Weak references, so that a model can be freed.
 _trials: WeakKeyDictionary[nn.Module, dict[str, _Trial]] = WeakKeyDictionary()
 
 
 def hidden_rows(model: nn.Module, tokens: Tokens) -> _HiddenRows:
-    """Return the rows of a tree's tokens; or of padded sequences, one sequence after the other."""
+    """Return the hidden states of a tree's tokens, or of padded sequences, one sequence after the other."""
     if isinstance(tokens, TokenTree):
         return tree_hidden_states(model, tokens)
     return _HiddenRows(hidden_states(model, tokens.input_ids, tokens.attention_mask).flatten(0, 1))
 
 
 def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenRows:
-    """Return the rows of all tokens, equal to those of the flat sequences up to rounding."""
+    """Return the hidden states of all tokens, equal to those of the flat sequences up to rounding."""
     body = causal_lm_of(model)
 
     def work() -> _HiddenRows:
@@ -104,7 +104,7 @@ def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenRows:
 
 
 def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
-    """Return why this tree cannot go through this model in one pass; None if it can."""
+    """Return the reason why this tree cannot run through this model in one pass, or None if it can."""
     return inside_forward(model, causal_lm_of(model), lambda: _choose_attention(model, tree)).flat_because
 
 
@@ -116,7 +116,7 @@ def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
         return _AttentionChoice(None, never)
     if dropout_on(body) and not body.config._attn_implementation.endswith("eager") and tree.input_ids.is_cuda:
         return _AttentionChoice(None, "attention dropout is on, which no attention over trees has on this device")
-    # Processes that share the weights must make the same choice, or they wait for each other forever.
+    # Processes that share weights must make the same choice; otherwise they wait for each other forever.
     branches = len(tree.stretches) - 1
     length, path, branches = agreed_most([model], [len(tree) if branches else 0, tree.longest_path, branches])
     if not branches:
@@ -138,7 +138,7 @@ def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
 
 
 def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> _AttentionChoice:
-    """Return the choice made on a tree at least as large as this one; a model that failed once is not tried again."""
+    """Return the choice for trees of this size, from the cache or by a new trial; a failed model is not tried again."""
     trials = _trials.setdefault(body, {})
     device = tree.input_ids.device
     setting = f"{device} {compute_dtype(body)} {usual_attention(body)}"
@@ -146,14 +146,14 @@ def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, pat
     if before is not None:
         fits = length <= before.length and path <= before.path
         too_long = _too_long(tree, path, before.choice.window)
-        # The earlier tree had too few rows of branches to check slots, and this one has enough: run it again.
+        # The earlier tree had too few branch rows for the slots check, but this one has enough: run it again.
         if fits and before.choice.kind is not None and not before.has_checked_slots:
             fits = not _can_check_slots(model, tree)
         if fits or too_long is not None or before.choice.kind is None:
             return before.choice
         length, path = max(length, before.length), max(path, before.path)
     choice = try_tree(model, tree, _kinds(body, device), path)
-    # Another tree may fit into the window, and on a few tokens in half precision rounding can fail a good model.
+    # Another tree may fit into the window, and in half precision rounding over a few tokens can fail a good model.
     is_final = path >= _MIN_PATH_TO_FAIL and _too_long(tree, path, choice.window) is None
     if choice.kind is not None or is_final:
         trials[setting] = _Trial(choice, length, path, _can_check_slots(model, tree))
@@ -161,7 +161,7 @@ def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, pat
 
 
 def _can_check_slots(model: nn.Module, tree: TokenTree) -> bool:
-    """Return whether the branches that run alone have enough rows, on any process, to tell slots from rounding."""
+    """Return whether any process has enough branch rows in its lone sequences to tell slots from rounding."""
     return agreed_most([model], [_num_branch_rows(tree)])[0] >= ENOUGH_ROWS
 
 
@@ -171,7 +171,7 @@ def dropout_on(body: nn.Module) -> bool:
 
 
 def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
-    """Return the kinds of attention to try, best first; only a known attention can be replaced by one of ours."""
+    """Return the kinds of attention to try, best first; only known attention functions can be replaced by ours."""
     if not any(name in usual_attention(body) for name in _REPLACEABLE):
         return ("dense",)
     if device.type != "cuda":
@@ -180,18 +180,19 @@ def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
     return ("flash", "flex", "paths") if half else ("flex", "paths")
 
 
-# What models raise that were not written for such a mask. NotImplementedError is a RuntimeError.
+# Errors raised by models that were not written for such a mask. NotImplementedError is a RuntimeError.
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-# How many branches run alone beside the trunk: a fixed number, so that all processes make the same number of passes.
+# The number of branches that are also run alone. It is fixed, so that all processes make the same number of passes.
 _BRANCHES = 2
-# A branch may differ from its sequence by this many times the rounding of the trunk.
+# How much more than the rounding of the trunk a branch may differ from its sequence.
 _MAX_TRUNK_ROUNDINGS = 4.0
-# In half precision a token between two experts may be routed to either; fewer rows than this would say nothing.
+# In half precision a token that scores two experts equally may be routed to either; with fewer rows than this such
+# tokens would dominate the comparison.
 ENOUGH_ROWS = 16
 
 
 class _AttentionChoice(NamedTuple):
-    """The attention that the tree may run with, or why none; and the shortest window that a layer asked for."""
+    """The kind of attention for a tree, or why none works; and the shortest window that a layer asked for."""
 
     kind: Kind | None
     flat_because: str | None
@@ -199,14 +200,14 @@ class _AttentionChoice(NamedTuple):
 
 
 class _LoneSequence(NamedTuple):
-    """The rows of the tree that a sequence has, and their hidden states when it runs alone."""
+    """A sequence's rows in the tree, and the hidden states of the sequence when it runs alone."""
 
     sequence: Tensor
     rows: Tensor
 
 
 class _Pass(NamedTuple):
-    """A pass over the tree, what its layers did, and the sequences to compare it with."""
+    """A pass over the tree, the trace of its layers, and the sequences to compare it with."""
 
     kind: Kind
     masked_tree: MaskedTree
@@ -216,19 +217,20 @@ class _Pass(NamedTuple):
 
 
 def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: int) -> _AttentionChoice:
-    """Return the first kind with which this tree's rows depend only on their paths; in eval mode and the model's dtype.
+    """Return the first kind of attention with which this tree's hidden states depend only on their paths.
 
-    A layer may ask for a window that the config does not mention. If it is shorter than the longest path of all
-    processes, the choice has the window, but neither a kind nor a reason: shorter trees may fit.
+    The experiment runs in eval mode and in the model's dtype. A layer may ask for a window that the config does not
+    mention. If that window is shorter than the longest path on any process, the choice has the window but neither a
+    kind nor a reason, because shorter trees may still fit.
     """
     body = causal_lm_of(model)
     usual, reasons = body.config._attn_implementation, list[str]()
     with torch.no_grad(), evaluating(model):
-        try:  # before anything about the model is changed: every kind has to reproduce these rows
+        try:  # before the model is changed in any way: every kind of attention has to reproduce these rows
             alone = [
                 _LoneSequence(sequence, _flat_rows(model, tree, sequence)) for sequence in _trunk_and_branches(tree)
             ]
-        except torch.OutOfMemoryError:  # a RuntimeError, but it says nothing about the model
+        except torch.OutOfMemoryError:  # a RuntimeError, but no evidence against the model
             raise
         except _REFUSALS as error:
             return _AttentionChoice(None, f"even a plain sequence fails: {type(error).__name__}: {error}"[:200])
@@ -255,7 +257,7 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
 
 
 def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """Return why the first failing check fails, or None; processes that share the weights stop at the same one."""
+    """Return the reason of the first check that fails, or None; processes that share weights stop at the same check."""
     checks: tuple[Callable[[], str | None], ...] = (
         lambda: _other_masks(body, ran.trace),
         lambda: _leaks(model, body, ran.masked_tree, ran.rows),
@@ -271,19 +273,19 @@ def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
 
 
 def _other_masks(body: Any, record: _LayerTrace) -> str | None:
-    """Check "masks"."""
+    """Run the "masks" check."""
     layers = getattr(text_config(body.config), "num_hidden_layers", 1)
     if record.changed_masks:
-        return f"{', '.join(sorted(record.changed_masks))} changes the mask it is given"
+        return f"{', '.join(sorted(record.changed_masks))} changes the mask that it receives"
     if record.extras:
-        return f"its attention uses more than a mask: {', '.join(sorted(record.extras))}"
+        return f"the attention uses more than a mask: {', '.join(sorted(record.extras))}"
     if len(record.layers) < layers:
         return f"only {len(record.layers)} of {layers} layers attend with the mask; the rest cannot be checked"
     return None
 
 
 def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
-    """Check "branches": change the tokens beside the paths of every second branch, and compare the paths' rows."""
+    """Run the "branches" check: change the tokens outside every second branch's path, and compare the path's rows."""
     is_kept = _every_second_path(masked_tree.tree)
     ids = torch.where(is_kept, masked_tree.tree.input_ids, other_tokens(masked_tree.tree.input_ids, body))
     with same_rows_for_experts(body, is_kept) as has_experts:
@@ -296,24 +298,24 @@ def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -
     if not bool(changed.any()):
         return None
     if not bool(same_bits(before, again).all()):
-        return "two identical passes differ, so its branches cannot be checked"
+        return "two identical passes differ, so the branches cannot be checked"
     gap = float((before[is_kept].float() - after[is_kept].float()).abs().max())
-    return f"other tokens in a branch change {int(changed.sum())} of {len(changed)} rows beside it, by up to {gap:.1e}"
+    return f"changing tokens in a branch changes {int(changed.sum())} of {len(changed)} other rows, by up to {gap:.1e}"
 
 
 def _ignores_positions(body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
-    """Check "positions" by counting them backwards, which stays within what any model has positions for."""
+    """Run the "positions" check by counting positions backwards, which keeps them in the model's range."""
     tree = masked_tree.tree
     changed = run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
     if not torch.equal(rows, changed):
         return None
-    # On a path that repeats one token, positions make no difference to any model.
+    # On a path that repeats a single token, positions make no difference to any model.
     has_order = any(bool((tree.input_ids[path] != tree.input_ids[path[0]]).any()) for path in tree.rows)
-    return "it ignores the positions it is given" if has_order else None
+    return "the model ignores positions" if has_order else None
 
 
 def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """Check "slots"."""
+    """Run the "slots" check."""
     (trunk, *branches), rows = ran.alone, ran.rows
     noise = _median_gap(trunk, rows, 0)
     gaps = [_median_gap(branch, rows, _shared(trunk.sequence, branch.sequence)) for branch in branches]
@@ -321,29 +323,30 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     if half and _num_branch_rows(ran.masked_tree.tree) < ENOUGH_ROWS:
         return None
     if noise > (0.1 if half else 1e-3):
-        return f"rows of the trunk differ from those of its sequence by {noise:.1e} of their norm"
-    # A norm inside the model may compute in single precision whatever the weights' dtype is, hence at least 16 of its
-    # roundings; in half precision the floor is one rounding.
+        return f"rows of the trunk differ from those of the flat sequence by {noise:.1e} of their norm"
+    # A norm inside the model may compute in single precision whatever the dtype of the weights, so the floor is 16
+    # single-precision roundings; in half precision it is one rounding.
     floor = torch.finfo(compute_dtype(body)).eps / 2 if half else 16 * torch.finfo(torch.float32).eps
     worst = max(gaps)
-    # A trunk may run with the same kernel as a sequence, without any difference, while branches have another kernel.
+    # The trunk may use the same kernel as a lone sequence and show no difference, while branches use another kernel.
     (unclear,) = agreed_most([model], [int(worst > _MAX_TRUNK_ROUNDINGS * max(noise, floor))])
     noise = max(noise, _noise_of_branches(body, ran, trunk)) if unclear else noise
     if worst <= _MAX_TRUNK_ROUNDINGS * max(noise, floor):
         return None
     return (
-        f"rows of a branch differ from those of its sequence by {worst:.1e} of their norm, of the trunk by {noise:.1e}"
+        f"rows of a branch differ from those of the flat sequence by {worst:.1e} of their norm, "
+        f"rows of the trunk only by {noise:.1e}"
     )
 
 
 def _num_branch_rows(tree: TokenTree) -> int:
-    """Return how many rows of the branches that run alone are not shared with the trunk."""
+    """Return the number of rows, over the branches that run alone, that are not shared with the trunk."""
     trunk, *branches = _trunk_and_branches(tree)
     return sum(branch.numel() - _shared(trunk, branch) for branch in branches)
 
 
 def _noise_of_branches(body: Any, ran: _Pass, trunk: _LoneSequence) -> float:
-    """Return the gap of the end of the trunk when it runs as a branch in its own slots: the rounding of the kernels."""
+    """Return the gap for the end of the trunk, run as a branch in its own slots: the rounding of the kernels."""
     length = trunk.sequence.numel()
     cut = length - max(1, length // 8)
     index = torch.arange(length, device=trunk.sequence.device)
@@ -360,20 +363,20 @@ def _flat_rows(model: nn.Module, tree: TokenTree, sequence: Tensor) -> Tensor:
 
 
 def _median_gap(alone: _LoneSequence, rows: Tensor, skip: int) -> float:
-    """Return the median relative difference between tree and sequence, over all rows after the first `skip`."""
+    """Return the median relative difference between tree and lone sequence, over all rows after the first `skip`."""
     got = rows[alone.sequence].float()
     gaps = (got - alone.rows).norm(dim=-1) / alone.rows.norm(dim=-1).clamp_min(1e-12)
     return float(gaps[skip:].median()) if skip < gaps.numel() else 0.0
 
 
 def _shared(trunk: Tensor, sequence: Tensor) -> int:
-    """Return how many rows a sequence shares with the trunk; they are its first ones."""
+    """Return how many leading rows a sequence shares with the trunk."""
     count = min(trunk.numel(), sequence.numel())
     return int((trunk[:count] == sequence[:count]).sum())
 
 
 def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
-    """Return the trunk, whose slots are its positions, and `_BRANCHES` sequences whose slots differ most from them."""
+    """Return the trunk, whose slots are its positions, and the `_BRANCHES` sequences where both differ most."""
     first = tree.stretches[0]
     trunk = next(
         sequence for sequence in tree.rows if sequence.numel() == first.end and int(sequence[-1]) == first.end - 1
@@ -387,7 +390,7 @@ def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
 
 
 def _every_second_path(tree: TokenTree) -> Tensor:
-    """Return a mask of the rows on paths that end in every second stretch, beginning with the one after the trunk."""
+    """Return a mask of the rows on paths to every second stretch, starting with the stretch after the trunk."""
     is_kept = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     starts = torch.tensor([tree_stretch.start for tree_stretch in tree.stretches])
     for rows in tree.rows:
@@ -397,29 +400,29 @@ def _every_second_path(tree: TokenTree) -> Tensor:
     return is_kept
 
 
-# The name of the attention function in the file of every transformers model.
+# The name of the eager attention function in every model file of transformers.
 _EAGER = "eager_attention_forward"
-# Tensors that layers may pass to their attention. Positions are ours; sinks (`s_aux`) are one more column of each row,
-# and `check_options` refuses them where they are not implemented.
+# Tensors that layers may pass to their attention. Positions come from us; sinks (`s_aux`) are an extra score column,
+# which `check_options` rejects where it is not supported.
 _HARMLESS = {"attention_mask", "position_ids", "cache_position", "s_aux"}
 
 
 @dataclass
 class _LayerTrace:
-    """What the layers of a model did in one pass.
+    """A trace of the attention calls that the layers of a model made in one pass.
 
-    A layer that passes the tree's mask on unchanged sees exactly a token's path. A layer that changes it (sparse
-    selection, a window of its own), or that does not call the model's attention function, cannot be checked.
+    A layer that passes the tree's mask on unchanged sees exactly the path of each token. A layer that changes the mask
+    (sparse selection, a window of its own), or does not call the model's attention function, cannot be checked.
     """
 
     mask: Any
     layers: set[int] = field(default_factory=set[int])
-    """Attention modules that called the attention function, by identity."""
+    """Attention modules that called the attention function, by `id()`."""
     changed_masks: set[str] = field(default_factory=set[str])
-    """Classes of those that passed another mask than the one given to the model."""
+    """Names of the classes whose modules passed another mask than the one given to the model."""
     windows: set[int] = field(default_factory=set[int])
     extras: set[str] = field(default_factory=set[str])
-    """Names of other tensors that they passed: a selection of keys, say, which a special kernel would use."""
+    """Names of other tensors that modules passed, for example a selection of keys for a special kernel."""
 
     def note(self, module: nn.Module, mask: Any, options: dict[str, Any]) -> None:
         self.layers.add(id(module))
@@ -433,7 +436,7 @@ class _LayerTrace:
 
 @contextmanager
 def _watched_attention(body: nn.Module, mask: Any) -> Iterator[_LayerTrace]:
-    """Yield a record of every attention that a layer of this model computes inside the block."""
+    """Yield a trace of every attention call that a layer of this model makes inside the block."""
     record = _LayerTrace(mask)
     inside = {id(module) for module in body.modules()}
 
@@ -473,7 +476,7 @@ def _watch_registered(name: str, watching: Callable[..., Any], after: ExitStack)
 
 
 def _namespaces(body: nn.Module) -> list[dict[str, Any]]:
-    """Return the globals of the files of these modules that have an attention function of their own."""
+    """Return the globals of each file that defines one of these modules and an eager attention function."""
     files = {type(module).__module__ for module in body.modules()}
     loaded = [vars(sys.modules[file]) for file in sorted(files) if file in sys.modules]
     return [namespace for namespace in loaded if callable(namespace.get(_EAGER))]
@@ -492,5 +495,5 @@ def _same_mask(actual_mask: Any, expected_mask: Any) -> bool:
 
 
 def _allowed(mask: Tensor) -> Tensor:
-    """Return where a mask lets a row see a column: True, or nothing added to the score."""
+    """Return where a mask lets a row see a column, for boolean masks (True) and additive masks (0)."""
     return mask if mask.dtype == torch.bool else mask == 0

@@ -1,9 +1,9 @@
-"""Run a token tree through a model: in one masked pass, or its sequences as a padded batch.
+"""Run a token tree through a model, either in one masked pass or with its sequences as a padded batch.
 
-Also what both need to know about the model: whether it is causal (`check_causal`), which sequences that share a prefix
-or are padded require, and what its config says against trees (`why_never`, `shortest_window`, `longest_alike`). A
-config can only forbid: what it does not mention (a convolution inside a layer, a selection by blocks) is found by the
-experiment in `attention.forward`.
+This module also answers questions about the model that both kinds of pass depend on: whether it is causal
+(`check_causal`), which sharing prefixes and padding require, and what its config says against trees (`why_never`,
+`shortest_window`, `longest_alike`). A config can only rule trees out. What it does not mention (a convolution inside a
+layer, a selection by blocks) is found by the experiment in `attention.forward`.
 """
 
 from __future__ import annotations
@@ -25,14 +25,14 @@ from composer_replication.trainer.objective.attention.attend import Kind, tree_m
 from composer_replication.trainer.objective.distributed import agreed_most, evaluating
 from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, hidden_states
 
-# The longest sequence that each model passed `check_causal` with, by dtype. Weak, so that a model can be freed.
+# The longest sequence that passed `check_causal`, by model and dtype. Weak references, so that a model can be freed.
 _longest: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
-# Layer types of transformers for attention to the whole path, or to its last tokens.
+# The layer types in transformers for attention to the whole path, or to its last tokens.
 _BY_MASK = {"full_attention", "attention", "sliding_attention"}
-# Names that configs use for the list of layer types, and for the width of a sliding window.
+# Config keys for the list of layer types, and for the width of a sliding window.
 _KINDS = ("layer_types", "layers_block_type", "block_types")
 _WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "window_size")
-# Kinds of rotary embedding whose frequencies depend on the longest sequence of a call.
+# Kinds of rotary embedding whose frequencies depend on the longest sequence in a call.
 _BY_LENGTH = {"dynamic", "longrope"}
 
 
@@ -45,7 +45,7 @@ class MaskedTree(NamedTuple):
 
 
 def compute_dtype(body: nn.Module) -> torch.dtype:
-    """Return the dtype that a pass computes in: autocast's if it is on, else the weights'."""
+    """Return the dtype that a pass computes in: autocast's if it is on, else that of the weights."""
     parameter = next(body.parameters())
     device = parameter.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
@@ -56,7 +56,7 @@ def masked(body: Any, tree: TokenTree, kind: Kind) -> MaskedTree:
     length = len(tree)
     if kind == "dense":
         return MaskedTree(tree, _dense(body, tree), length)
-    # FlexAttention is compiled for each length, so trees are padded to a few lengths.
+    # FlexAttention is compiled for each length; padding leaves only a few different lengths.
     padded = tree.padded(bucket(length)) if kind == "flex" else tree
     use_tree_attention(body)
     return MaskedTree(padded, tree_mask(padded, kind), length)
@@ -65,7 +65,7 @@ def masked(body: Any, tree: TokenTree, kind: Kind) -> MaskedTree:
 def run_tree(
     body: Any, masked_tree: MaskedTree, *, input_ids: Tensor | None = None, position_ids: Tensor | None = None
 ) -> Tensor:
-    """Return rows (L, H) from one pass; experiments pass other tokens or positions for the same tree."""
+    """Return the hidden states (L, H) from one pass. Experiments override the tokens or positions of the tree."""
     ids = masked_tree.tree.input_ids if input_ids is None else input_ids
     positions = masked_tree.tree.position_ids if position_ids is None else position_ids
     output = decoder_of(body)(
@@ -75,8 +75,8 @@ def run_tree(
 
 
 def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """Return rows (L, H) from one padded batch; a row that several sequences share comes from the longest of them."""
-    if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence shares nothing
+    """Return the hidden states (L, H) from one padded batch, taking shared rows from the longest sequence."""
+    if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
     is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     sequences: list[Tensor] = []
@@ -94,7 +94,7 @@ def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
 
 
 def _dense(body: Any, tree: TokenTree) -> Tensor:
-    """Return the (1, 1, L, L) mask: boolean, or added to the scores for eager attention."""
+    """Return the (1, 1, L, L) mask: boolean, or additive for eager attention."""
     sees = tree.dense_mask()[None, None]
     if not body.config._attn_implementation.endswith("eager"):
         return sees
@@ -103,11 +103,12 @@ def _dense(body: Any, tree: TokenTree) -> Tensor:
 
 
 def check_causal(model: nn.Module, ids_T: Tensor) -> None:
-    """Raise UnsupportedModelError if other tokens in the second half of a sequence change a row of the first half.
+    """Raise UnsupportedModelError if changing tokens in the second half of a sequence changes a row in the first half.
 
-    Some models choose what a token sees among all tokens of a call, including later ones. Their rows of a prefix differ
-    from sequence to sequence, so no batch of shared or padded sequences can be right. Rows are compared bit for bit,
-    once for a model, and again with every sequence that is longer than any before.
+    In some models, what a token sees is selected from all tokens of the call, including later ones. Their hidden states
+    for a prefix differ from sequence to sequence, so neither shared prefixes nor padded batches can be correct. The
+    comparison is bitwise. It runs once per model and dtype, and again for every sequence that is longer than all
+    before.
     """
     body = causal_lm_of(model)
     longest = _longest.setdefault(body, {})
@@ -118,10 +119,10 @@ def check_causal(model: nn.Module, ids_T: Tensor) -> None:
     half = max(1, ids_T.numel() // 2)
     num_changed = _rows_that_change(model, ids_T, half)
     if agreed_most([model], [num_changed]) != [0]:
-        got = f"{num_changed} of {half} hidden states that change with later tokens, in {ids_T.numel()} tokens"
-        fix = "Its sessions cannot share prefixes or be padded; use shorter sequences or another model."
+        got = f"{num_changed} of {half} hidden states that change with later tokens, at length {ids_T.numel()}"
+        fix = "Sequences of this model cannot share prefixes or be padded; use shorter ones or another model."
         raise UnsupportedModelError(
-            explain(f"rows of {type(body).__name__}", got=got, expected="a causal model", fix=fix)
+            explain(f"hidden states of {type(body).__name__}", got=got, expected="a causal model", fix=fix)
         )
     longest[dtype] = length
 
@@ -133,9 +134,9 @@ def _rows_that_change(model: nn.Module, ids_T: Tensor, half: int) -> int:
     try:
         with torch.no_grad(), evaluating(model), same_rows_for_experts(body, is_kept):
             before, after = (hidden_states(model, ids[None], None)[0, :half] for ids in (ids_T, changed))
-    except torch.OutOfMemoryError:  # a RuntimeError, but it says nothing about the model
+    except torch.OutOfMemoryError:  # a RuntimeError, but no evidence against the model
         raise
-    except RuntimeError as error:  # a model that fails here fails in every batch
+    except RuntimeError as error:  # a model that fails here would fail in every batch
         what = f"{type(body).__name__} in {next(body.parameters()).dtype} on a plain sequence of {ids_T.numel()} tokens"
         fix = "Check that model(input_ids=ids, use_cache=False) runs; try another dtype."
         raise UnsupportedModelError(explain(what, got=str(error)[:200], expected="hidden states", fix=fix)) from error
@@ -144,17 +145,17 @@ def _rows_that_change(model: nn.Module, ids_T: Tensor, half: int) -> int:
 
 @contextmanager
 def same_rows_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
-    """Let blocks with experts see the first kept row in place of all rows that are not kept; yield if there are any.
+    """Replace rows that are not kept by the first kept row in mixture-of-experts blocks; yield whether there are any.
 
-    Two passes that differ in some tokens route those to other experts, and a product of another size may add up in
-    another order. With equal rows in those places, passes can be compared bit for bit.
+    When some tokens differ between two passes, they are routed to other experts, and matrix products of another size
+    may add up in another order. With equal rows in these places, the passes can be compared bitwise.
     """
     row = int(is_kept.int().argmax())
 
     def swap(value: Any) -> Any:
         if not isinstance(value, Tensor) or value.dim() < 2 or is_kept.numel() not in value.shape[:2]:
             return value
-        # Rows come as (L, H) or (1, L, H), depending on the model.
+        # Rows are (L, H) or (1, L, H), depending on the model.
         dim = 0 if value.shape[0] == is_kept.numel() else 1
         shape = [1] * value.dim()
         shape[dim] = -1
@@ -163,7 +164,7 @@ def same_rows_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
     def before(_block: nn.Module, args: tuple[Any, ...], options: dict[str, Any]) -> tuple[Any, Any]:
         return tuple(swap(argument) for argument in args), {name: swap(option) for name, option in options.items()}
 
-    # By name: transformers has a class of experts for each model (MixtralExperts, Qwen3MoeExperts, ...).
+    # Detected by class name, since every model in transformers has its own (MixtralExperts, Qwen3MoeExperts, ...).
     blocks = [
         module
         for module in body.modules()
@@ -176,7 +177,7 @@ def same_rows_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
 
 
 def other_tokens(ids: Tensor, body: Any) -> Tensor:
-    """Return another token for each one, taken from the same ids, so that the model is meant to read all of them."""
+    """Replace each token by a different one, chosen from the same ids so that the model can embed all of them."""
     unique_ids, inverse = ids.unique(return_inverse=True)
     if unique_ids.numel() == 1:
         return (ids + 1) % body.get_input_embeddings().weight.shape[0]
@@ -184,36 +185,36 @@ def other_tokens(ids: Tensor, body: Any) -> Tensor:
 
 
 def same_bits(before: Tensor, after: Tensor) -> Tensor:
-    """Return for each row (..., H) whether both tensors are equal; NaN equals NaN."""
+    """Return for each row (..., H) whether both tensors are bitwise equal, with NaN equal to NaN."""
     return ((before == after) | (before.isnan() & after.isnan())).all(dim=-1)
 
 
 def text_config(config: Any) -> Any:
-    """Return the config of the text model, which multimodal models nest in their own."""
+    """Return the config of the text model, which multimodal models nest in theirs."""
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
 def why_never(config: Any) -> str | None:
-    """Return why no tree can go through this model in one pass, or None if its config does not rule it out."""
+    """Return why no tree can run through this model in one pass, or None if the config does not rule it out."""
     text = text_config(config)
     for name in _KINDS:
         kinds = list(getattr(text, name, None) or ())
         other_kinds = Counter(kind for kind in kinds if isinstance(kind, str) and kind not in _BY_MASK)
         if other_kinds:
             listed = ", ".join(f"{count} {kind}" for kind, count in sorted(other_kinds.items()))
-            return f"layers that no mask describes: {listed} of {len(kinds)}"
+            return f"layers that no mask can describe: {listed} of {len(kinds)}"
     if getattr(text, "alibi", False):
-        return "attention that is biased by the distance of slots (ALiBi), which is another one in a tree"
+        return "attention that is biased by slot distance (ALiBi), which is different in a tree"
     if getattr(text, "expert_capacity", None):
-        return "experts of limited capacity: what one token gets depends on the others"
+        return "experts with limited capacity: the output for a token depends on the other tokens"
     sliding = "sliding_attention" in (getattr(text, "layer_types", None) or ())
-    return "sliding attention of unknown width" if sliding and shortest_window(config) is None else None
+    return "sliding attention with an unknown width" if sliding and shortest_window(config) is None else None
 
 
 def shortest_window(config: Any) -> int | None:
-    """Return the smallest sliding window of any layer, or None if every layer sees everything."""
+    """Return the smallest sliding window of all layers, or None if every layer sees the whole sequence."""
     text = text_config(config)
-    # Qwen2's configs have a window, but switch it off.
+    # Qwen2's configs set a window but switch it off.
     if getattr(text, "use_sliding_window", True) is False:
         return None
     kinds = getattr(text, "layer_types", None)
@@ -226,29 +227,31 @@ def shortest_window(config: Any) -> int | None:
 def check_positions(config: Any, longest: int) -> None:
     """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the call's length.
 
-    A tree has several lengths, so no single choice of frequencies would be right for it.
+    A tree contains several lengths, so no single set of frequencies would be right for it.
     """
     limit, why = longest_alike(config)
     if limit is not None and longest > limit:
         fix = "Cut sessions into windows of that length, or use the flat collator."
         got = f"a path of {longest} tokens, {why}"
-        raise UnsupportedModelError(explain("token tree", got=got, expected=f"at most {limit} tokens", fix=fix))
+        raise UnsupportedModelError(
+            explain("token tree", got=got, expected=f"a path of at most {limit} tokens", fix=fix)
+        )
 
 
 def longest_alike(config: Any) -> tuple[int | None, str]:
-    """Return up to which length a row is independent of the call's length (None: any), and why it is not beyond."""
+    """Return the maximum length with results independent of the call's length (None: any), and the reason for it."""
     text = text_config(config)
     limit, why = _rotary_limit(text)
     keep = getattr(text, "keep_window_size", None)
     # Doge keeps only the best keys of a row, and breaks ties by the length of the call.
     if limit is None and isinstance(keep, int):
-        return keep, "more than the keys that the model keeps"
+        return keep, "which exceeds the number of keys that the model keeps"
     return limit, why
 
 
 def _rotary_limit(text: Any) -> tuple[int | None, str]:
-    """Return up to which length the rotary frequencies stay unchanged (None: any length), and why they change."""
-    # Older configs say `rope_scaling` and `type`; the settings may be nested by layer type.
+    """Return the maximum length with constant rotary frequencies (None: any length), and why they change beyond it."""
+    # Older configs use the keys `rope_scaling` and `type`; settings may be nested by layer type.
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     settings = [rope, *(setting for setting in rope.values() if isinstance(setting, dict))]
     kinds = {setting.get("rope_type") or setting.get("type") for setting in settings}

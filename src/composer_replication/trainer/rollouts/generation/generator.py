@@ -1,14 +1,15 @@
-"""Generate rollouts with a key-value cache: a replacement for the sampling loop of transformers' `generate`.
+"""Generate rollouts with a key-value cache, as a replacement for the sampling loop of transformers' `generate`.
 
-What a group of rollouts shares is computed once, and the cache of a rollout is kept for its next turn:
+Whatever the rollouts in a group share is computed once, and the cache of a rollout is kept for its next turn:
 
-    prompts   equal rows are read once and copied, and so are the first tokens that all rows share
-    turns     inside `rollout()` a row continues from the cache of its last turn, up to where its tokens differ
+    prompts   equal rows are read once and copied, as are the leading tokens that all rows share
+    turns     inside `rollout()` a row continues from the cache of its last turn, up to the first different token
     steps     recorded as CUDA graphs on a GPU (`generation.passes`)
     ends      once many rows have ended, only the other rows are computed
 
-Tokens are chosen as transformers chooses them. Calls that are not supported (beam search, an unknown logits processor,
-a model that `passes.why_not_kept` rules out) use transformers' own loop, with one warning per reason.
+Tokens are chosen in the same way as in transformers. Calls that are not supported (beam search, an unknown logits
+processor, a model that `passes.why_not_kept` rules out) fall back to transformers' own loop, with one warning per
+reason.
 """
 
 from __future__ import annotations
@@ -39,17 +40,17 @@ from composer_replication.trainer.rollouts.generation.key_values import (
 from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens, why_not_kept
 
 logger = logging.getLogger(__name__)
-# What transformers passes to the sampling loop of a plain text model; other inputs are for multimodal models.
+# The inputs that transformers passes to the sampling loop for a plain text model; others are for multimodal models.
 _USUAL_INPUTS = {"position_ids", "past_key_values", "use_cache", "logits_to_keep", "cache_position"}
-# A shorter common prefix is not worth a pass of its own.
+# A shorter common prefix is not worth a separate pass.
 _MIN_SHARED_PREFIX = 64
-# Steps between two checks which rows have ended: on a GPU a check waits for all queued work.
+# The number of steps between checks for ended rows: on a GPU a check waits for all queued work.
 _STEPS_BETWEEN_CHECKS = {"cuda": 8}
-# If at most this fraction of the rows is running, the other rows are dropped; on a GPU that costs a new recording.
+# If at most this fraction of the rows is still running, the others are dropped, which costs a new recording on a GPU.
 _COMPACT_BELOW, _COMPACT_BELOW_ON_CPU = {"cuda": 0.5}, 0.75
-# The cache is read up to a multiple of this many slots: on a GPU each such reach is one recording.
+# The cache is read up to a multiple of this many slots; on a GPU each multiple needs its own recording.
 _STRETCH = {"cuda": 256}
-# Processors without a state, which compute scores from a row's scores and ids: rows may be dropped between calls.
+# Stateless processors, whose scores depend only on a row's scores and ids, so that rows may be dropped between calls.
 _PROCESSORS = {
     "TemperatureLogitsWarper",
     "TopKLogitsWarper",
@@ -63,12 +64,12 @@ _MODES = {"sample", "greedy_search"}
 
 
 class _Unsupported(Exception):
-    """The call has to use transformers' own loop; the message is the reason."""
+    """Raised if a call must fall back to transformers' own loop; the message is the reason."""
 
 
 @dataclass
 class _CachedRows:
-    """The cache of a rollout's rows, and how many tokens of each row are its first prompt."""
+    """The cache for a rollout's rows, and the length of each row's first prompt."""
 
     cache: KeyValueRows
     prompts: list[int]
@@ -85,21 +86,21 @@ class _Rollout:
 
 @dataclass
 class RolloutGenerator:
-    """A replacement of `model.generate` with a faster loop; `batch` limits how many rows are generated at once.
+    """A replacement for `model.generate` with a faster loop; `batch` limits how many rows are generated at once.
 
-    Memory: rows x (longest row + new tokens) x layers x 2 x key heads x head size, and half as much again while only a
-    few rows are running; `counts["cache_bytes"]` is the maximum so far. With `batch`, the cache is not kept between
+    Memory: rows x (longest row + new tokens) x layers x 2 x key heads x head size, plus half of that while only a few
+    rows are running; `counts["cache_bytes"]` is the maximum so far. If `batch` is set, the cache is not kept between
     turns.
     """
 
     batch: int | None = None
     counts: Counter[str] = field(default_factory=Counter[str])
     left_because: set[str] = field(default_factory=set[str])
-    """Why calls used transformers' own loop, each reason once."""
+    """The reasons why calls fell back to transformers' own loop, without duplicates."""
     _rollout: _Rollout | None = None
 
     def generate(self, model: Any, *args: Any, **inputs: Any) -> Tensor:
-        """Return what `model.generate` returns, for the same arguments."""
+        """Return the result of `model.generate` for the same arguments."""
         with rows_in_place(model):
             return self._generate(model.generate, args, inputs)
 
@@ -122,7 +123,7 @@ class RolloutGenerator:
 
     @contextmanager
     def rollout(self, *, budget: int | None = None, keep: bool = True) -> Iterator[None]:
-        """Generate all turns of one batch of rollouts inside the block, in which the weights must not change.
+        """Generate all turns of one batch of rollouts inside the block. The weights must not change during it.
 
         `budget` limits the tokens of a rollout after its first prompt, over all turns and including tool results.
         """
@@ -158,9 +159,9 @@ class RolloutGenerator:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Tensor:
-        """Sample as transformers' own loop does, with the inputs that `generate` has prepared for it.
+        """Sample like the loop of transformers, from the inputs that `generate` has prepared for it.
 
-        The names of the parameters are those of that loop: `generate` does not pass other ones.
+        The parameter names are those of that loop, because `generate` passes its inputs by name.
         """
         attention_mask: Tensor | None = model_kwargs.pop("attention_mask", None)
         other_inputs = {name for name, value in model_kwargs.items() if value is not None} - _USUAL_INPUTS
@@ -200,11 +201,11 @@ class RolloutGenerator:
             for origin, row in zip(sources, unequal, strict=True)
         ]
         spent = [len(row) - prompt for row, prompt in zip(unequal, prompts, strict=True)]
-        # A row without any budget still gets one token: a turn cannot be empty.
+        # A row whose budget is used up still gets one token, because a turn cannot be empty.
         budgets = [
             max_new if rollout.budget is None else max(1, min(max_new, rollout.budget - count)) for count in spent
         ]
-        # All but the last token: its pass gives the first new token.
+        # All but the last token, whose pass gives the first new token.
         capacity = max(len(row) - 1 + new for row, new in zip(unequal, budgets, strict=True))
         cache = self._read(model, [row[:-1] for row in unequal], row_numbers, capacity, cached_rows, sources)
         self.counts["prompt_tokens"] += sum(map(len, rows)) - len(rows)
@@ -226,7 +227,7 @@ class RolloutGenerator:
         cached_rows: _CachedRows | None,
         sources: Sequence[Origin | None],
     ) -> KeyValueRows:
-        """Return a cache of the rows, from the last turn or read now; `row_numbers` repeats equal rows."""
+        """Return a cache of the rows, kept from the last turn or read now; `row_numbers` repeats equal rows."""
         if cached_rows is None:
             cache = self._with_shared_prefix(model, rows, capacity)
         else:
@@ -239,7 +240,7 @@ class RolloutGenerator:
         return cache.copied(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
 
     def _with_shared_prefix(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
-        """Return a cache that has the prefix which all rows share, if it is long enough to be read once."""
+        """Return a cache with the common prefix of all rows, if it is long enough for a separate pass."""
         shared = shared_by_all(rows)
         if len(rows) < 2 or shared < _MIN_SHARED_PREFIX:
             return KeyValueRows(len(rows), capacity)
@@ -251,8 +252,8 @@ class RolloutGenerator:
 class _TokenLoop:
     """One turn of a batch. `input_ids` are padded on the left; `cache` has all tokens of each row but the last.
 
-    `budgets` are the maximum numbers of new tokens of each row. With `is_kept` the cache has all rows at the end, as
-    far as they were read; without, its contents must not be used again.
+    `budgets` are the maximum numbers of new tokens for the rows. With `is_kept` the cache covers all rows at the end,
+    as far as they were read; otherwise its contents are invalid afterwards.
     """
 
     def __init__(
@@ -272,7 +273,7 @@ class _TokenLoop:
         self._ids = torch.nn.functional.pad(input_ids, (0, self._most), value=int(choice.pad))
         self._sampler = _Sampler(choice, len(budgets))
         self._starts = torch.tensor([len(row) for row in cache.tokens], device=device)
-        self._ends = self._starts.clone()  # up to where each row of the batch is read
+        self._ends = self._starts.clone()  # how far each row of the batch has been read
         # The following have one entry per row that is still computed: its number in the batch, its next slot, ...
         self._rows = torch.arange(len(budgets), device=device)
         self._slots = self._starts.clone()
@@ -284,7 +285,7 @@ class _TokenLoop:
         self.num_new, self.most_bytes = 0, 0
 
     def run(self) -> Tensor:
-        """Return the ids followed by the new ones, as wide as the longest row; rows that ended are padded."""
+        """Return the ids with the new tokens appended; rows that ended before the longest one are padded."""
         tokens = self._ids[:, self._width - 1]
         for at in range(1, self._most + 1):
             tokens = self._advance(tokens, at)
@@ -304,28 +305,28 @@ class _TokenLoop:
         return ids
 
     def _advance(self, tokens: Tensor, at: int) -> Tensor:
-        """Read these tokens, and return the next ones, which are new token number `at` of each row."""
+        """Read these tokens and return the next ones, the new tokens number `at` of all rows."""
         is_whole = len(self._rows) == len(self._ids)
         column = self._width + at - 1
         stretch = _STRETCH.get(self._kind, 1)
-        # The slots in use, rounded up to a stretch: -(-at // stretch) is the ceiling.
+        # Round the used slots up to a whole number of stretches: -(-at // stretch) is the ceiling.
         reach = min(self._longest_start - (-at // stretch) * stretch, self._cache.capacity)
         logits = self._next.logits(tokens, self._slots, reach)
         before = self._ids[:, :column] if is_whole else self._ids[self._rows, :column]
         tokens = self._sampler.next_tokens(before, logits, None if is_whole else self._rows)
         tokens = tokens.where(self._running, self._choice.pad)
         self._ids[self._rows, column] = tokens
-        # A row that ended stays at the slot after its last token; what is written there is never read.
+        # A row that ended keeps writing to the slot after its last token, which is never read.
         self._slots = self._slots + self._running
         self._running = self._running & ~torch.isin(tokens, self._choice.eos) & (self._slots < self._last_slots)
         self.most_bytes = max(self.most_bytes, self._num_bytes())
         return tokens
 
     def _only_running(self, tokens: Tensor) -> Tensor:
-        """Drop the rows that ended from the computation, and return the tokens of the running ones."""
+        """Drop the rows that ended from the computation, and return the tokens of the remaining rows."""
         self._put_back()
         chosen = self._running.nonzero()[:, 0]
-        # If the cache is kept, the running rows are a copy of rows of the whole batch; otherwise they replace it.
+        # If the cache is kept, the running rows are copied out of the whole batch; otherwise they replace it.
         rows = self._rows[chosen].tolist() if self._is_kept else chosen.tolist()
         lengths = self._slots[chosen].tolist()
         self._cache = self._all.copied(rows, lengths, self._all.capacity, moved=not self._is_kept)
@@ -338,14 +339,14 @@ class _TokenLoop:
         return tokens[chosen]
 
     def _put_back(self) -> None:
-        """Copy the state of the running rows to that of the whole batch."""
+        """Copy the running rows' state back into the whole batch."""
         self._ends[self._rows] = self._slots
         if self._cache is not self._all:
             self._all.put_back(self._rows.tolist(), self._cache, int(self._slots.max()))
 
     def _set_cached_tokens(self, ids: Tensor) -> None:
-        """Tell the cache which tokens it holds."""
-        # A row's tokens begin after its padding; the last new one was chosen, but never read.
+        """Set the record of which tokens are in the cache."""
+        # Skip the padding at the start of each row, and the last new token, which was chosen but never read.
         first = (self._width - 1 - self._starts).tolist()
         whole = zip(ids.tolist(), first, self._ends.tolist(), strict=True)
         self._all.tokens = [row[begin : begin + end] for row, begin, end in whole]
@@ -355,7 +356,7 @@ class _TokenLoop:
 
 
 class _TokenChoice(NamedTuple):
-    """How tokens are chosen and where rows end."""
+    """The settings for choosing tokens and ending rows."""
 
     processors: Any
     is_sampled: bool
@@ -366,7 +367,7 @@ class _TokenChoice(NamedTuple):
 
 
 def _unsupported_setting(processors: Sequence[Any], criteria: Sequence[Any], config: Any) -> str | None:
-    """Return which setting of a generation config is not supported, or None."""
+    """Return the reason why a generation config is not supported, or None if it is."""
     unsupported = sorted({type(processor).__name__ for processor in processors} - _PROCESSORS)
     unsupported += sorted({type(criterion).__name__ for criterion in criteria} - _CRITERIA)
     if unsupported:
@@ -391,7 +392,7 @@ def _token_choice(processors: Any, criteria: Sequence[Any], config: Any, device:
 
 
 class _Sampler:
-    """A sampler for the rows that are still running, of a batch that began with `num_rows`."""
+    """A sampler for the rows that are still running in a batch that started with `num_rows` rows."""
 
     def __init__(self, choice: _TokenChoice, num_rows: int) -> None:
         self._choice, self._num_rows = choice, num_rows
@@ -400,13 +401,14 @@ class _Sampler:
     def next_tokens(self, ids_BT: Tensor, logits_BV: Tensor, running: Tensor | None) -> Tensor:
         """Return one token per row. `running` are the numbers of the rows in the whole batch, None for all of them.
 
-        Random numbers are drawn for the whole batch, so that a row's tokens do not depend on which rows have ended.
+        Random numbers are drawn for the whole batch, so that the tokens of a row do not depend on which other rows have
+        ended.
         """
         scores = self._choice.processors(ids_BT, logits_BV.to(torch.float32, copy=True))
         if not self._choice.is_sampled:
             return scores.argmax(-1)
         probs = scores.softmax(-1)
-        # What torch.multinomial does for one token (an exponential race), without its check of the probabilities,
+        # The computation of torch.multinomial for one token (an exponential race) without its check for valid values,
         # which waits for the device in every step; `check` does that once at the end.
         noise = torch.empty(self._num_rows, probs.shape[1], device=probs.device).exponential_(1)
         noise = noise if running is None else noise[running]
@@ -415,7 +417,7 @@ class _Sampler:
         return (probs / noise).argmax(-1)
 
     def check(self) -> None:
-        """Raise InputError if a probability was NaN, as torch.multinomial does."""
+        """Raise InputError if any probability was NaN, as torch.multinomial would."""
         if self._is_sound is not None and not bool(self._is_sound):
             fix = "Check the weights for NaN; a lower learning rate or float32 may help."
-            raise InputError(explain("probabilities of the next token", got="NaN", expected="numbers", fix=fix))
+            raise InputError(explain("probabilities of the next token", got="NaN", expected="finite numbers", fix=fix))

@@ -1,10 +1,10 @@
-"""A key-value cache in which every row begins at slot 0, and the attention of a model to it.
+"""A key-value cache in which every row starts at slot 0, and the attention of a model to it.
 
-There is no padding on the left, and a row continues where it ended; a token's slot is its position. Layers store their
-keys and values here when they compute attention (`RowMask.attend`), so transformers' own caches are not involved.
+There is no left padding, and a row continues where it ended, so a token's slot is its position. Layers store their keys
+and values here when they compute attention (`RowMask.attend`), so the caches of transformers are not involved.
 
-Also here: how token rows share prefixes (`unequal_rows`, `shared_by_all`, `origins`), and casts of weights that are
-made once instead of in every pass (`Casts`, `casts_kept`).
+This module also finds prefixes that token rows share (`unequal_rows`, `shared_by_all`, `origins`), and keeps casts of
+weights, so that they are made once instead of in every pass (`Casts`, `casts_kept`).
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ Tokens = list[int]
 
 
 class KeyValueRows:
-    """Keys and values (rows, heads, slots, D) of every layer; `tokens` are the ids of each row that are in the cache.
+    """Keys and values (rows, heads, slots, D) of every layer; `tokens` are the ids in the cache for each row.
 
-    The slot at `capacity` is spare: padding is written there, and never read.
+    The slot at `capacity` is a spare one, to which padding is written and which is never read.
     """
 
     def __init__(self, num_rows: int, capacity: int) -> None:
@@ -40,7 +40,7 @@ class KeyValueRows:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of the attention, which is not the weights' if a forward casts; None if nothing has been read."""
+        """The dtype of the attention (not the weights' if a forward casts), or None before the first read."""
         return next((pair[0].dtype for pair in self._layers.values()), None)
 
     @property
@@ -48,9 +48,9 @@ class KeyValueRows:
         return sum(tensor.numel() * tensor.element_size() for pair in self._layers.values() for tensor in pair)
 
     def put(self, module: nn.Module, key: Tensor, value: Tensor, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Write (b, heads, n, D) into the slots (b, n) of these rows (b, 1), and return the layer's keys and values."""
+        """Write keys and values (b, heads, n, D) to the slots (b, n) of rows (b, 1), and return all of the layer's."""
         if id(module) not in self._layers:
-            # Zeros, since masked values are multiplied by 0, and uninitialized memory may hold NaN.
+            # Zeros, because masked values are multiplied by 0 and uninitialized memory may contain NaN.
             shapes = [(self.num_rows, tensor.shape[1], self.capacity + 1, tensor.shape[3]) for tensor in (key, value)]
             self._layers[id(module)] = key.new_zeros(shapes[0]), value.new_zeros(shapes[1])
         keys, values = self._layers[id(module)]
@@ -62,7 +62,7 @@ class KeyValueRows:
         """Return a new cache with the first tokens of these rows. With `moved`, layers are freed as they are copied."""
         new = KeyValueRows(len(rows), capacity)
         new.tokens = [self.tokens[row][:length] for row, length in zip(rows, lengths, strict=True)]
-        # Slots up to the longest row are copied for all rows; what is too much is overwritten before it is read.
+        # All rows are copied up to the length of the longest; any excess is overwritten before it is read.
         width, index = max(lengths, default=0), self._index(rows)
         for name, pair in list(self._layers.items()):
             copies: list[Tensor] = []
@@ -75,7 +75,7 @@ class KeyValueRows:
         return new
 
     def put_back(self, rows: Sequence[int], source: KeyValueRows, width: int) -> None:
-        """Copy rows back that were copied from here and have grown up to `width`."""
+        """Copy rows that were taken from this cache and have grown up to `width` back into it."""
         index = self._index(rows)
         for name, pair in source._layers.items():
             for target, copy in zip(self._layers[name], pair, strict=True):
@@ -86,40 +86,40 @@ class KeyValueRows:
 
 
 class RowMask(OwnMask):
-    """The mask of one pass: new tokens of some rows of a cache attend to their own row, up to themselves."""
+    """The mask of one pass: new tokens of some rows attend to their own row, up to and including themselves."""
 
     cache: KeyValueRows
     rows: Tensor
-    """Numbers (b, 1) of the rows in the cache."""
+    """The numbers (b, 1) of the rows in the cache."""
     slots: Tensor
-    """The slots of their new tokens (b, n)."""
+    """The slots (b, n) of the new tokens."""
     reach: int
-    """How many slots are read; greater than any of `slots`."""
+    """How many slots are read: greater than any of `slots`."""
     is_fresh: bool
-    """The rows are empty before these tokens, so the usual causal kernel is enough."""
+    """The rows are empty before these tokens, so the usual causal kernel suffices."""
     is_whole: bool
-    """The rows are all of the cache, in order."""
+    """The rows are all rows of the cache, in order."""
     _bias: dict[int, Tensor]
 
     @classmethod
     def over(cls, cache: KeyValueRows, device: torch.device) -> RowMask:
-        """Return a mask to be used for many passes, by `aimed`: building one takes as long as a small layer."""
+        """Return a mask to reuse for many passes with `aimed`; building one takes as long as a small layer."""
         mask = cls.of_length(cache.capacity + 1, device)
         mask.cache = cache
         return mask
 
     def aimed(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
-        """Return this mask, set up for the next pass."""
+        """Return this mask after setting it up for the next pass."""
         self.rows, self.slots, self.reach, self.is_fresh, self.is_whole = rows, slots, reach, is_fresh, is_whole
         self._bias = {}
         return self
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Store the keys and values of the new tokens, and return the attention of their queries to the cache."""
+        """Store the new tokens' keys and values, and return the attention of their queries to the cache."""
         query, key, value = as_computed(query, key, value)
         check_options("attention while generating", options)
         if options.get("softcap") is not None:
-            raise ValueError("attention with a soft-cap has no kernel for rows")
+            raise ValueError("attention with a soft-cap is not supported for cached rows")
         scale = options.get("scaling")
         keys, values = self.cache.put(module, key, value, self.rows, self.slots)
         if self.is_fresh:
@@ -131,7 +131,7 @@ class RowMask(OwnMask):
         keys, values = keys[:, :, : self.reach], values[:, :, : self.reach]
         if not self.is_whole:
             keys, values = (tensor.index_select(0, self.rows[:, 0]) for tensor in (keys, values))
-        # Heads that share keys become queries of one head, so that the keys are neither repeated nor read twice.
+        # Queries of heads that share keys become queries of one head, so that keys are not repeated or read twice.
         batch, heads, width, size = query.shape
         groups = heads // keys.shape[1]
         folded = query.reshape(batch, keys.shape[1], groups * width, size)
@@ -141,7 +141,7 @@ class RowMask(OwnMask):
         return attended.reshape(batch, heads, width, values.shape[3]).transpose(1, 2)
 
     def _added(self, query: Tensor, groups: int) -> Tensor:
-        """Return what is added to the scores (b, 1, groups x n, reach); computed once, since all layers share it."""
+        """Return the additive mask (b, 1, groups x n, reach), computed once because all layers share it."""
         if groups not in self._bias:
             hidden = torch.arange(self.reach, device=query.device) > self.slots[:, None, :, None]
             bias = torch.zeros(hidden.shape, dtype=query.dtype, device=query.device)
@@ -151,18 +151,18 @@ class RowMask(OwnMask):
 
 
 class Origin(NamedTuple):
-    """The cached row that a new row continues: its number, and how many tokens they share."""
+    """The cached row that a new row continues: its number, and the length of the common prefix."""
 
     row: int
     shared: int
 
 
 def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tokens] | None:
-    """Return the real tokens of each row, or None if there is padding that is not on the left."""
+    """Return the real tokens of each row, or None if any padding is not on the left."""
     rows: list[Tokens] = input_ids.tolist()
     if attention_mask is None:
         return rows
-    # Padding on the left: once a token is real, all later ones are.
+    # With left padding, all tokens after the first real one are real.
     real = attention_mask.bool()
     if bool((real[:, 1:] < real[:, :-1]).any()) or not bool(real[:, -1].all()):
         return None
@@ -170,7 +170,7 @@ def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> li
 
 
 def unequal_rows(rows: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
-    """Return every distinct row once, and for each of `rows` its index among them."""
+    """Deduplicate rows: return the distinct rows, and the index of each of `rows` among them."""
     numbers: dict[tuple[int, ...], int] = {}
     row_numbers = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
     return [list(row) for row in numbers], row_numbers
@@ -189,14 +189,14 @@ def shared_length(first: Tokens, second: Tokens) -> int:
 
 
 def shared_by_all(rows: Sequence[Tokens]) -> int:
-    """Return the length of the common prefix of all rows, which is that of the smallest and the largest of them."""
+    """Return the length of the common prefix of all rows, which is the common prefix of their minimum and maximum."""
     return shared_length(min(rows), max(rows)) if rows else 0
 
 
 def origins(rows: Sequence[Tokens], cached: Sequence[Tokens], prompts: Sequence[int]) -> list[Origin | None]:
-    """Return for each row the cached row that it shares most tokens with, or None if it begins with no cached prompt.
+    """Return for each row the cached row with the longest common prefix, or None if it starts with no cached prompt.
 
-    `prompts` has the numbers of tokens of each cached row that are its prompt.
+    `prompts` has the length of the prompt in each cached row.
     """
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, (tokens, length) in enumerate(zip(cached, prompts, strict=True)):
@@ -214,10 +214,11 @@ def origins(rows: Sequence[Tokens], cached: Sequence[Tokens], prompts: Sequence[
 
 
 class Casts(TorchDispatchMode):
-    """A cache of the half-precision copies of weights that an autocast makes; the weights must not change meanwhile.
+    """A cache for the half-precision copies that autocast makes of weights.
 
-    A CUDA graph has the addresses of these copies. Autocast's own cache frees them when an autocast ends in any thread,
-    so graphs are recorded with the copies that are held here. The model must not run in another thread meanwhile.
+    The weights must not change while it is in use. A CUDA graph contains the addresses of these copies. Autocast's own
+    cache frees them when an autocast ends in any thread, so graphs are recorded with the copies held here. The model
+    must not run in another thread at the same time.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -238,26 +239,27 @@ class Casts(TorchDispatchMode):
                 self.were_recorded = True
                 return copy
             self._held[key] = copy
-        return self._held[key].detach()  # the same memory in a new tensor, as autograd sets attributes on it
+        return self._held[key].detach()  # the same memory in a new tensor, because autograd sets attributes on it
 
     def _is_cast(self, source: Tensor, kwargs: dict[str, Any]) -> bool:
         """Return whether this is a cast of a weight to autocast's dtype."""
-        # Not every copy: those that a model makes itself may be written to.
+        # Other copies are excluded, because the model may write to copies that it makes itself.
         is_weight = source.data_ptr() in self._weights or (source.is_leaf and source.requires_grad)
         return is_weight and kwargs.get("dtype") == torch.get_autocast_dtype(source.device.type)
 
 
 @contextmanager
 def casts_kept(model: Any) -> Iterator[None]:
-    """Keep the half-precision copies that autocast makes of trained weights until the end of the block.
+    """Keep the half-precision copies of trained weights that autocast makes until the end of the block.
 
-    A trainer with bf16 runs each pass in its own autocast, which frees the copies at its end: the pass of every token
-    would make all of them again, and every CUDA graph would hold its own. The weights must not change inside the block.
+    A trainer with bf16 runs each pass under its own autocast, which frees the copies when it ends. Without this, the
+    pass of every token would repeat the copies, and every CUDA graph would hold its own. The weights must not change
+    inside the block.
     """
     kind = model.device.type
     if not torch.amp.is_autocast_available(kind):
         yield
         return
-    # With the current settings: only the nesting changes, and copies are freed at the end of the outermost autocast.
+    # Same settings as outside; nesting matters because copies are only freed at the end of the outermost autocast.
     with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)):
         yield

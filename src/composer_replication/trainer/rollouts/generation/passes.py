@@ -1,13 +1,13 @@
 """Run a model over rows of a `KeyValueRows` cache: new tokens of some rows at once, or the next token of every row.
 
-On CUDA the pass of the next token is recorded as a graph, one for each reach: launching its thousand kernels one by one
-takes the host several times as long as the device needs to run them. A model whose pass cannot be recorded runs without
-a graph, with a warning.
+On CUDA the pass for the next token is recorded as a graph, one for each length up to which the cache is read. Launching
+its thousand kernels one by one takes the host several times as long as the device needs to run them. A model whose pass
+cannot be recorded runs without graphs, with a warning.
 
-`why_not_kept` says whether a model can generate like this. Its config is checked first, then an experiment is made once
-per setting: it reads a few rows of unequal lengths in pieces, as generation does, and compares the logits with those of
-plain passes over the whole rows. That detects what a config does not mention (a convolution, a recurrent state, a bias
-by slots) before anything is sampled.
+`why_not_kept` tells whether a model can generate in this way. It checks the config first, and then runs an experiment
+once per setting: it reads a few rows of unequal lengths in pieces, as generation does, and compares the logits with
+those of plain passes over the whole rows. This detects what a config does not mention (a convolution, a recurrent
+state, a bias by slots) before anything is sampled.
 """
 
 from __future__ import annotations
@@ -40,20 +40,20 @@ from composer_replication.trainer.rollouts.generation.key_values import (
 )
 
 logger = logging.getLogger(__name__)
-# Tokens of one pass over empty rows, and over rows with a past; new tokens per row in the latter. Enough to fill a
-# device, and few enough that activations stay small compared with the cache.
+# Maximum tokens in a pass over empty rows, in a pass over rows with a past, and per row in the latter. They fill a
+# device, but keep activations small compared with the cache.
 _FRESH_TOKENS, _MORE_TOKENS, _MAX_WIDTH = 16384, 8192, 512
 _unrecordable: WeakSet[nn.Module] = WeakSet()
-# What models raise that were not written for such a mask. NotImplementedError is a RuntimeError.
+# Errors raised by models that were not written for such a mask. NotImplementedError is a RuntimeError.
 _REFUSALS = (TypeError, ValueError, RuntimeError, AttributeError, LookupError, AssertionError)
-# The experiment: the lengths of its rows, and up to where each row is read in each of three pieces.
+# The experiment: the lengths of its rows, and how far each row is read in each of three pieces.
 _LENGTHS, _PIECES = (23, 14, 31), ((0, 9, 20), (6, 6, 11), (0, 17, 28))
-# Its results by device, precision and attention. Weak, so that a model can be freed.
+# Its results, keyed by device, precision and attention. Weak references, so that a model can be freed.
 _trials: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary()
 
 
 def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]) -> int:
-    """Read the tokens of each row that are not in the cache yet, and return how many there were, without padding."""
+    """Read the tokens of each row that are not in the cache yet, and return their number without padding."""
     device = model.device
     mask = RowMask.over(cache, device)
     missing = [(row, len(tokens) - len(cache.tokens[row])) for row, tokens in enumerate(tokens_by_row)]
@@ -63,7 +63,7 @@ def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]
         rows, width = _next_batch(todo, cache)
         pieces = [tokens_by_row[row][len(cache.tokens[row]) :][:width] for row in rows]
         starts = [len(cache.tokens[row]) for row in rows]
-        # Padding goes to the spare slot at `capacity`.
+        # Padding is written to the spare slot at `capacity`.
         slots = [
             [*range(start, start + len(piece)), *[cache.capacity] * (width - len(piece))]
             for start, piece in zip(starts, pieces, strict=True)
@@ -81,7 +81,7 @@ def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]
 
 
 def _next_batch(todo: Sequence[tuple[int, int]], cache: KeyValueRows) -> tuple[list[int], int]:
-    """Return the rows of the next pass, which are all empty or all not, and its number of tokens per row."""
+    """Return the next pass: its rows, which are either all empty or all not, and its number of tokens per row."""
     first, count = todo[0]
     is_fresh = not cache.tokens[first]
     width = count if is_fresh else min(count, _MAX_WIDTH)
@@ -91,7 +91,7 @@ def _next_batch(todo: Sequence[tuple[int, int]], cache: KeyValueRows) -> tuple[l
 
 
 class _Recording(NamedTuple):
-    """A CUDA graph with its input and output tensors, whose addresses are part of it."""
+    """A CUDA graph with its input and output tensors, whose addresses it contains."""
 
     graph: Any
     tokens: Tensor
@@ -100,7 +100,7 @@ class _Recording(NamedTuple):
 
 
 class NextTokens:
-    """The pass that reads one more token of every row of a cache, and returns the logits of the next one."""
+    """The pass that reads one more token of every row in a cache, and returns the logits for the next token."""
 
     def __init__(self, model: Any, cache: KeyValueRows, *, record: bool) -> None:
         self._model, self._cache = model, cache
@@ -135,12 +135,12 @@ class NextTokens:
     def _run_and_record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
         """Run the pass, then record it.
 
-        The plain pass allocates the workspaces that a recording cannot allocate. If it waits for the device, nothing is
-        recorded: a recording that fails half-way breaks later random numbers.
+        The plain pass allocates the workspaces that a recording cannot allocate. If the pass waits for the device, it
+        is not recorded, because a recording that fails half-way corrupts later random numbers.
         """
         try:
             with torch.cuda.device(tokens_B.device), _no_device_sync():
-                torch.clear_autocast_cache()  # copies of other passes, which `_casts` does not hold
+                torch.clear_autocast_cache()  # copies from other passes, which `_casts` does not hold
                 logits = self._run_with_held(tokens_B, slots_B, reach)
             with torch.cuda.device(tokens_B.device):
                 self._recorded[reach] = self._record(tokens_B, slots_B, reach)
@@ -150,15 +150,16 @@ class NextTokens:
             self.is_recording = False
             _unrecordable.add(self._model)
             message = str(error).partition("\n")[0]
-            logger.warning("rollouts run without CUDA graphs: the pass of a token cannot be recorded (%s)", message)
+            logger.warning("rollouts run without CUDA graphs: the pass for one token cannot be recorded (%s)", message)
             return self._run(tokens_B, slots_B, reach)
         return logits
 
     def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> _Recording:
         """Return a recording of the pass.
 
-        It does not use torch.cuda.graph, which runs the garbage collector: in a training process that takes longer than
-        the pass. All recordings use one stream, since only recordings of the same stream share the memory of a pool.
+        torch.cuda.graph is avoided because it runs the garbage collector, which takes longer than the pass in a
+        training process. All recordings use one stream, because only recordings on the same stream share the memory of
+        a pool.
         """
         tokens, slots = tokens_B.clone(), slots_B.clone()
         graph = torch.cuda.CUDAGraph()
@@ -171,7 +172,7 @@ class NextTokens:
                 logits = self._run_with_held(tokens, slots, reach)
             finally:
                 if self._casts.were_recorded:
-                    # These copies are filled by every replay and hold nothing before it, so no other pass may use them.
+                    # These copies are only filled by replays, so no other pass may use them.
                     torch.clear_autocast_cache()
                 graph.capture_end()
         current_stream.wait_stream(stream)
@@ -184,7 +185,8 @@ def _no_device_sync() -> Iterator[None]:
     """Make operations that wait for a CUDA device an error inside the block, as far as PyTorch detects them."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # PyTorch warns that the mode is a prototype that misses some of them
+        # PyTorch warns that this mode is a prototype and does not detect all such operations.
+        warnings.simplefilter("ignore")
         torch.cuda.set_sync_debug_mode("error")
     try:
         yield
@@ -193,7 +195,7 @@ def _no_device_sync() -> Iterator[None]:
 
 
 def _pass(model: Any, ids_bn: Tensor, mask: RowMask) -> Tensor:
-    """Return the logits (b, V) after the last column, which only rows that reach it may use."""
+    """Return the logits (b, V) after the last column; they are only valid for rows that reach it."""
     positions = mask.slots.clamp(max=mask.cache.capacity - 1)
     output = model(input_ids=ids_bn, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
     return output.logits[:, -1]
@@ -217,7 +219,7 @@ def _why_never(model: Any) -> str | None:
     if is_fsdp1 or is_sharded(model) or any(hasattr(parameter, "ds_id") for parameter in model.parameters()):
         return "the weights are spread over processes"
     if len(set((getattr(model, "hf_device_map", None) or {}).values())) > 1:
-        return "the weights lie on several devices"
+        return "the weights are on several devices"
     if getattr(model.config, "is_encoder_decoder", False):
         return "the model has an encoder"
     if dropout_on(model) or any(
@@ -225,7 +227,7 @@ def _why_never(model: Any) -> str | None:
     ):
         return "dropout is on while generating"
     if usual_attention(model) == "eager":
-        return "its attention is eager; load it with attn_implementation='sdpa' if the model supports that"
+        return "the attention is eager; load the model with attn_implementation='sdpa' if it supports that"
     return why_never(model.config)
 
 
@@ -240,15 +242,15 @@ def _why_too_long(config: Any, longest: int) -> str | None:
 def _try_rows(model: Any) -> str | None:
     try:
         return _first_objection(model)
-    except torch.OutOfMemoryError:  # a RuntimeError, but it says nothing about the model
+    except torch.OutOfMemoryError:  # a RuntimeError, but no evidence against the model
         raise
     except _REFUSALS as error:
-        return f"it fails with cached rows: {type(error).__name__}: {error}"[:200]
+        return f"the model fails with cached rows: {type(error).__name__}: {error}"[:200]
 
 
 def _first_objection(model: Any) -> str | None:
     vocabulary = model.get_input_embeddings().weight.shape[0]
-    # Fixed ids spread over the vocabulary by a prime factor.
+    # Fixed ids, spread over the vocabulary by a prime factor.
     rows = [[(7919 * (31 * row + slot + 1)) % vocabulary for slot in range(size)] for row, size in enumerate(_LENGTHS)]
     whole = [_plain_logits(model, row) for row in rows]
     cache = KeyValueRows(len(rows), max(_LENGTHS))
@@ -257,11 +259,11 @@ def _first_objection(model: Any) -> str | None:
             read_tokens(model, cache, [row[:end] for row, end in zip(rows, ends, strict=True)])
         layers = getattr(text_config(model.config), "num_hidden_layers", 1)
         if cache.num_layers < layers:
-            return f"only {cache.num_layers} of its {layers} layers use attention; the state of others is not cached"
+            return f"only {cache.num_layers} of {layers} layers use attention; the state of the others is not cached"
         worst = _worst_step(model, cache, rows, whole)
     half = cache.dtype in (torch.float16, torch.bfloat16)
-    if not worst <= (0.1 if half else 1e-3):  # so that NaN fails too
-        return f"logits with cached rows differ from those of plain passes by {worst:.1e} of their size"
+    if not worst <= (0.1 if half else 1e-3):  # negated, so that NaN fails too
+        return f"logits with cached rows differ from those of plain passes by {worst:.1e} (relative)"
     return None
 
 

@@ -2,8 +2,8 @@
 
 TRL samples a turn of all rollouts, then calls all tools, then samples the next turn. Here a conversation continues as
 soon as it has its answer. `Talking` is for a small model on a CPU: the running conversations are the first rows of its
-cache, and those that have ended cost nothing. `RecordedTalking` is for a GPU: all rows take part in every pass, since a
-CUDA graph has a fixed shape; what belongs to a row that waits or has ended is written into a spare slot.
+cache, and those that have ended cost nothing. `RecordedTalking` is for a GPU: all rows take part in every pass, because
+a CUDA graph has a fixed shape, and rows that are waiting or have ended write to a spare slot.
 """
 
 from __future__ import annotations
@@ -29,15 +29,15 @@ from composer_replication.trainer.rollouts.generation.key_values import (
 from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens
 
 MAX_TURN_TOKENS = 256
-# The cache is read up to a multiple of this many slots: each such reach is one recording.
+# The cache is read up to a multiple of this many slots; each multiple needs its own recording.
 _STRETCH = 256
 
 
 class Talk(Protocol):
-    """A conversation as token ids: its prompt, and the answer to each turn of the model (None: it is over)."""
+    """A conversation as token ids: its prompt, and the answer to each turn of the model (None ends it)."""
 
     draw: random.Random
-    """The random numbers of its tokens, so that they do not depend on which other conversations are running."""
+    """The random generator for its tokens, so that they do not depend on which other conversations are running."""
 
     def begin(self) -> Sequence[int]: ...
 
@@ -45,7 +45,7 @@ class Talk(Protocol):
 
 
 class _Cache:
-    """Keys and values of all conversations, in the interface that a model's layers use (`update`)."""
+    """Keys and values of all conversations, with the interface that the layers of a model use (`update`)."""
 
     def __init__(self, num_layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
         self._layers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(num_layers)]
@@ -53,7 +53,7 @@ class _Cache:
         self.is_first_rows, self.longest = False, 0
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_ignored: object) -> tuple[Tensor, Tensor]:
-        """Store the new keys and values of a layer, and return all that the pass may see; called by the model."""
+        """Store a layer's new keys and values, and return everything that the pass may see; called by the model."""
         visible: list[Tensor] = []
         for buffer, new in zip(self._layers[layer], (keys, values), strict=True):
             buffer[self.rows[:, None], :, self.slots] = new.transpose(1, 2)
@@ -70,7 +70,7 @@ class _Cache:
 
 
 class _CacheSlot:
-    """A conversation in a row of `_Cache`: its length so far, its maximum, the turn so far, and tokens to be read."""
+    """A conversation in a row of `_Cache`: its current and maximum length, the turn so far, and unread tokens."""
 
     def __init__(self, talk: Talk, *, room: int, most_new: int | None) -> None:
         self.talk, self.length, self.turn = talk, 0, list[int]()
@@ -81,8 +81,8 @@ class _CacheSlot:
 class Talking:
     """A runner of conversations on a CPU: at most `places` at a time, of at most `room` tokens each.
 
-    A conversation that would be longer is over; with `most_new` also one that would have more tokens than that after
-    its prompt. Answers are read together once a quarter of the conversations has one: one pass over many is cheaper.
+    A conversation ends when it would exceed `room`, or `most_new` tokens after its prompt. Answers are read in batches,
+    once a quarter of the conversations has one, because one pass over many is cheaper.
     """
 
     def __init__(
@@ -99,8 +99,7 @@ class Talking:
         self._model: Any = model
         self._ends, self._room, self._temperature, self._max_rows = frozenset(ends), room, temperature, places
         self._most_new = most_new
-        # One spare slot, into which padding is written and which is never read.
-        # Not all configs have the size of a head.
+        # One spare slot, to which padding is written and which is never read.
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (places, config.num_key_value_heads, room + 1, head)
         weight = next(model.parameters())
@@ -111,7 +110,7 @@ class Talking:
         self.num_sampled = 0
 
     def run(self, talks: Iterable[Talk]) -> None:
-        """Run all conversations to their end."""
+        """Run all conversations until they end."""
         coming = deque(talks)
         while coming or self._rows:
             while coming and len(self._rows) < self._max_rows:
@@ -124,11 +123,11 @@ class Talking:
             self._step()
 
     def _step(self) -> None:
-        """Sample one token of every conversation that is not waiting, and remove those that have ended."""
+        """Sample one token for every conversation that is not waiting, and remove those that have ended."""
         talking = [row for row, cache_row in enumerate(self._rows) if not cache_row.waiting]
         tokens = self._pick(talking)
         picked: dict[int, int] = dict(zip(talking, tokens, strict=True))
-        # All rows take part, also those that get no token: the first rows of the cache need no copy.
+        # All rows take part, even those that get no token, because using the first rows of the cache needs no copy.
         self._feed(range(len(self._rows)), [[picked[row]] if row in picked else [] for row in range(len(self._rows))])
         for row in reversed(talking):
             cache_row = self._rows[row]
@@ -145,7 +144,7 @@ class Talking:
                 cache_row.waiting = answer
 
     def _remove(self, row: int) -> None:
-        """Remove a conversation; the last one moves into its row."""
+        """Remove a conversation, and move the last one into its row."""
         last = len(self._rows) - 1
         if row != last:
             self._cache.move(last, row, self._rows[last].length)
@@ -155,7 +154,7 @@ class Talking:
 
     @torch.inference_mode()
     def _feed(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Read tokens of some rows, and set `_logits` of those rows to the logits of their next tokens."""
+        """Read tokens of some rows, and store the logits of their next tokens in `_logits`."""
         counts = torch.tensor([len(row_tokens) for row_tokens in tokens])
         ids = torch.zeros(len(rows), int(counts.max()), dtype=torch.long)
         for number, row_tokens in enumerate(tokens):
@@ -168,7 +167,7 @@ class Talking:
         # All inputs are computed on the host and copied once, so that nothing waits for the device before sampling.
         row_numbers, has_tokens, last = torch.tensor(list(rows)), counts > 0, counts - 1
         slots = torch.where(offsets < counts[:, None], positions, self._room)
-        # A token sees all slots of its row up to its own position.
+        # A token sees all slots in its row up to its own position.
         sees = torch.arange(cache.longest) <= positions[:, :, None]
         cache.rows, cache.slots = row_numbers.to(device), slots.to(device)
         hidden = self._model.model(
@@ -188,10 +187,11 @@ class Talking:
 
 
 def _sample(logits_BV: Tensor, generators: Sequence[random.Random], *, temperature: float) -> list[int]:
-    """Return one token per row, by its own random numbers; with temperature 0 the most likely one."""
+    """Return one token per row, using its own random generator, or the most likely token at temperature 0."""
     if not temperature:
         return logits_BV.argmax(-1).tolist()
-    # Inversion of the cumulative distribution; in double precision, as float32 sums of a large vocabulary are inexact.
+    # Inversion of the cumulative distribution, in double precision because float32 sums over a large vocabulary are
+    # inexact.
     sums = torch.softmax(logits_BV.double() / temperature, dim=-1).cumsum(-1)
     draws = torch.tensor([[generator.random()] for generator in generators], dtype=torch.float64).to(sums.device)
     tokens = torch.searchsorted(sums, draws * sums[:, -1:]).squeeze(1)
@@ -222,10 +222,10 @@ class _CacheRow:
 
 
 class RecordedTalking:
-    """A runner like `Talking` with CUDA graphs: the same conversations with the same random numbers, up to rounding.
+    """A runner like `Talking` with CUDA graphs: the same conversations from the same random numbers, up to rounding.
 
-    A new conversation reuses the prefix that its prompt shares with the last one of its row, such as the tools'
-    schemas. The whole model is called, so that wrappers (the autocast of a trainer) apply here as well.
+    A new conversation reuses the prefix that its prompt shares with the previous conversation in its row, such as the
+    tool schemas. The whole model is called, so that wrappers (such as the autocast of a trainer) also apply here.
     """
 
     def __init__(
@@ -243,7 +243,7 @@ class RecordedTalking:
         self._is_on_gpu = model.device.type == "cuda"
 
     def run(self, talks: Iterable[Talk]) -> None:
-        """Run all conversations to their end, and free the memory of the recordings, which training needs."""
+        """Run all conversations until they end, then free the memory of the recordings for training."""
         self._run(talks)
         if self._is_on_gpu:
             torch.cuda.empty_cache()
@@ -260,7 +260,7 @@ class RecordedTalking:
                 for number, row in enumerate(rows):
                     if row is None and coming:
                         rows[number] = new = coming.popleft()
-                        # All but the last token may be reused: its pass gives the first new token.
+                        # All but the last token may be reused, whose pass gives the first new token.
                         num_shared = shared_length(cache.tokens[number], new.tokens[:-1])
                         del cache.tokens[number][num_shared:]
                 if not any(rows):
@@ -270,11 +270,11 @@ class RecordedTalking:
     def _check(self, lengths: Sequence[int]) -> None:
         for length in lengths:
             if not 0 < length <= self._room:
-                got, expected = f"a conversation that begins with {length} tokens", f"1 to {self._room}"
+                got, expected = f"a conversation that begins with {length} tokens", f"1 to {self._room} tokens"
                 raise InputError(explain("recorded conversations", got=got, expected=expected))
 
     def _with_shared_prefix(self, prompts: Sequence[Tokens]) -> KeyValueRows:
-        """Return a cache whose rows have the prefix that all prompts share."""
+        """Return a cache in which every row contains the common prefix of all prompts."""
         num_rows = min(self._places, len(prompts))
         shared = min(shared_by_all(prompts), *(len(prompt) - 1 for prompt in prompts)) if prompts else 0
         if not shared:
@@ -284,7 +284,7 @@ class RecordedTalking:
         return first.copied([0] * num_rows, [shared] * num_rows, self._room, moved=True)
 
     def _step(self, cache: KeyValueRows, step: NextTokens, rows: list[_CacheRow | None]) -> None:
-        """Sample one token of every conversation that is not waiting; answers are read once a quarter has one."""
+        """Sample a token for every conversation that is not waiting; read answers once a quarter has one."""
         waiting = [number for number, row in enumerate(rows) if row and len(row.tokens) - 1 > len(cache.tokens[number])]
         if 4 * len(waiting) >= sum(row is not None for row in rows):
             token_rows = [row.tokens[:-1] if row else cache.tokens[number] for number, row in enumerate(rows)]

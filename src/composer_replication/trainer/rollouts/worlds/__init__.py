@@ -1,6 +1,6 @@
-"""Environments of other engines: what `train.grpo.environment` may name besides a Python callable.
+"""Environments of other engines: values for `train.grpo.environment` other than a Python callable.
 
-openenv          an OpenEnv server by its address: its tools as methods of an environment
-policy_endpoint  a chat endpoint on this machine that the policy in training answers, in rounds
-verifiers        an environment of verifiers by its id: its own loop, which calls that endpoint
+openenv          an OpenEnv server, given by its address: its tools are methods of an environment
+policy_endpoint  a chat endpoint on this machine, answered in rounds by the policy being trained
+verifiers        an environment from verifiers, given by its id: its own loop, which calls that endpoint
 """

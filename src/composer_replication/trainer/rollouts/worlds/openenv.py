@@ -1,13 +1,12 @@
 """An OpenEnv server as an environment with tools: `train.grpo.environment = "http://127.0.0.1:8000"`.
 
 If the metadata of the first observation list `tools` (schemas as in chat APIs), each tool is a method, and a call is
-the action {"name", "arguments"}. Otherwise there is one tool, `act`, with the fields of the server's action. The model
-reads an observation's `text`, or all of it as JSON. The reward is the sum of the rewards of all steps; the metadata may
-have an action `end`, which ends an episode whose agent has just stopped.
+the action {"name", "arguments"}. Otherwise there is a single tool, `act`, with the fields of the server's action. The
+model reads the `text` of an observation, or the whole observation as JSON. The reward is the sum of the rewards of all
+steps. The metadata may contain an action `end`, which ends an episode when the agent stops.
 
-The server is not trusted: its tools cannot replace methods of ours, rewards have to be numbers, and at most
-`MAX_BYTES` of its schema are read. A login comes from the environment variable CRF_OPENENV_LOGIN, and is never
-shown.
+The server is not trusted: its tools cannot replace our methods, rewards have to be numbers, and at most `MAX_BYTES` of
+its schema are read. Login credentials come from the environment variable CRF_OPENENV_LOGIN, and are never shown.
 """
 
 from __future__ import annotations
@@ -39,22 +38,22 @@ _TYPES: dict[str, type] = {
 _SCHEMES = ("http://", "https://", "ws://", "wss://")
 # Fields of an observation that the model does not see.
 _NOT_SHOWN = ("done", "reward", "metadata")
-# Types of the columns that are sent to the server.
+# The types of columns that are sent to the server.
 _PLAIN = (str, int, float, bool)
-# Sockets and timeouts; errors of the OpenEnv library; an address that cannot be parsed.
+# Errors from sockets and timeouts, from the OpenEnv library, and for an address that cannot be parsed.
 _CONNECTION_ERRORS = (OSError, RuntimeError, ValueError)
 SECONDS, MAX_BYTES = 30.0, 2**20
 LOGIN = "CRF_OPENENV_LOGIN"
-"""The variable with user:password. They must not be in the address, since configs are stored and shown."""
+"""The variable with user:password, which must not be in the address, because configs are stored and shown."""
 
 
 def is_address(name: str) -> bool:
-    """Return whether an environment's name is the address of a server."""
+    """Return whether the name of an environment is the address of a server."""
     return name.startswith(_SCHEMES)
 
 
 def openenv_environment(url: str) -> Callable[[], Any]:
-    """Return a factory of environments on that server, which is asked for its tools once, now."""
+    """Return a factory for environments on this server, whose tools are requested once, now."""
     core = require("openenv.core", extra="openenv")
     url = _with_login(url)
 
@@ -68,13 +67,13 @@ def openenv_environment(url: str) -> Callable[[], Any]:
     for schema in schemas:
         name = _tool_name(schema, methods)
         methods[name] = _method(schema, is_named)
-    # A class per server, since TRL reads the tools from the methods of an environment.
+    # One class per server, because TRL reads the tools from the methods of an environment.
     kind = type("OpenEnvEnvironment", (_OpenEnvSession,), methods)
     return lambda: kind(connect)
 
 
 def address_without_login(url: str) -> str:
-    """Return an address without the login that may be in it."""
+    """Return the address without the login that it may contain."""
     parts = urllib.parse.urlsplit(url)
     return urllib.parse.urlunsplit(parts._replace(netloc=parts.netloc.rpartition("@")[2]))
 
@@ -86,7 +85,7 @@ def _with_login(url: str) -> str:
     if ":" not in login or urllib.parse.quote(login, safe="!$&'()*+,;=:") != login:
         # OpenEnv's client does not decode percent escapes. The value itself is a secret and not shown.
         expected = "user:password without / ? # @ % or spaces"
-        raise ConfigError(explain(LOGIN, got="another format", expected=expected))
+        raise ConfigError(explain(LOGIN, got="a value in another format", expected=expected))
     return urllib.parse.urlunsplit(parts._replace(netloc=f"{login}@{parts.netloc}"))
 
 
@@ -99,7 +98,7 @@ class _OpenEnvSession:
         self._invalid_reward: Any = None
 
     def reset(self, *, prompt: Any = None, **row: Any) -> str | None:
-        """Begin the episode of a row, whose plain columns go to the server; return its prompt if the row has none."""
+        """Begin an episode, sending the row's plain columns to the server; return its prompt if the row has none."""
         if self._client is None:
             self._client = self._connect()
         result = self._client.reset(**{name: value for name, value in row.items() if isinstance(value, _PLAIN)})
@@ -108,24 +107,24 @@ class _OpenEnvSession:
         return None if prompt else self._observe(result)
 
     def get_reward(self) -> float:
-        """Return the sum of the rewards; end an unfinished episode first, if the server has an `end` action."""
+        """Return the sum of the rewards, after ending an unfinished episode if the server has an `end` action."""
         if not self._is_over and isinstance(self._end, Mapping):
             self._act(dict(self._end))
         if self._invalid_reward is not None:
             got = f"{self._invalid_reward!r:.80}"
             raise RunError(
-                explain("reward of a step of the OpenEnv server", got=got, expected="a finite number or null")
+                explain("reward for a step on the OpenEnv server", got=got, expected="a finite number or null")
             )
         return self._reward
 
     def _act(self, action: Mapping[str, Any]) -> str:
         if self._client is None:
-            raise RunError(explain("OpenEnv session", got="an action", expected="reset before it"))
+            raise RunError(explain("OpenEnv session", got="an action before reset()", expected="reset() first"))
         return self._observe(self._client.step(dict(action)))
 
     def _observe(self, result: Any) -> str:
-        """Add up the reward of a step, and return its observation."""
-        # An invalid reward is reported by `get_reward`: TRL would turn an exception here into an answer to the model.
+        """Add the reward of a step to the sum, and return its observation as text."""
+        # An invalid reward is reported by `get_reward`, because TRL would show an exception raised here to the model.
         if isinstance(result.reward, int | float) and math.isfinite(result.reward):
             self._reward += float(result.reward)
         elif result.reward is not None:
@@ -144,7 +143,7 @@ def observation_text(observation: Any) -> str:
 
 
 def _metadata(result: Any) -> Mapping[str, Any]:
-    """Return the metadata of a step, which servers put either next to the observation or into it."""
+    """Return the metadata of a step, which servers put either next to the observation or inside it."""
     inner = result.observation.get("metadata") if isinstance(result.observation, Mapping) else None
     metadata = inner or getattr(result, "metadata", None)
     return metadata if isinstance(metadata, Mapping) else {}
@@ -183,7 +182,7 @@ def _read_action(url: str) -> Mapping[str, Any]:
         request.add_header("Authorization", f"Basic {base64.b64encode(login.encode()).decode()}")
     try:
         with urllib.request.urlopen(request, timeout=SECONDS) as reply:  # noqa: S310 (as above)
-            # One byte more than allowed, to notice that there is more.
+            # Read one byte more than allowed, to detect a longer response.
             text = reply.read(MAX_BYTES + 1)
         if len(text) > MAX_BYTES:
             raise ValueError(f"more than {MAX_BYTES:,} bytes")
@@ -191,7 +190,7 @@ def _read_action(url: str) -> Mapping[str, Any]:
         if not isinstance(action, Mapping):
             raise TypeError("the action is not an object")
     except (*_CONNECTION_ERRORS, KeyError, TypeError) as error:
-        raise _no_answer(url, error, "the schema of its action at /schema") from None  # it may contain the login
+        raise _no_answer(url, error, "the schema of its action at /schema") from None  # the cause may contain the login
     return action
 
 
@@ -210,22 +209,24 @@ def _plain_http(url: str) -> str:
 def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
     value = schema.get(name) or {}
     if not isinstance(value, Mapping):
-        raise ConfigError(explain(f"{name} of a tool of the OpenEnv server", got=f"{value!r:.80}", expected="a table"))
+        raise ConfigError(
+            explain(f"{name} of a tool on the OpenEnv server", got=f"{value!r:.80}", expected="a JSON object")
+        )
     return value
 
 
 def _tool_name(schema: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
-    """Return a tool's name. Raises ConfigError if it cannot be a method, or would replace one of ours (`reset`)."""
+    """Return the name of a tool. Raises ConfigError if it cannot be a method or would replace one of ours."""
     name = schema.get("name")
     is_plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
     if not is_plain or hasattr(_OpenEnvSession, str(name)) or name in methods:
         expected = "a unique Python identifier that does not begin with _ and is not reset or get_reward"
-        raise ConfigError(explain("a tool of the OpenEnv server", got=f"the name {name!r:.80}", expected=expected))
+        raise ConfigError(explain("a tool on the OpenEnv server", got=f"the name {name!r:.80}", expected=expected))
     return str(name)
 
 
 def _parameter_names(tool: str, properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the server's names of parameters by Python names: `from` becomes from_, `max-lines` max_lines."""
+    """Return the server's parameter names by Python name: `from` becomes from_, `max-lines` becomes max_lines."""
     names: dict[str, str] = {}
     for server_name in properties:
         # "max-lines" -> "max_lines"
@@ -235,13 +236,13 @@ def _parameter_names(tool: str, properties: Mapping[str, Any]) -> dict[str, str]
         if name in names:
             got = f"parameters {names[name]!r:.80} and {server_name!r:.80}"
             expected = "names that differ in letters or digits"
-            raise ConfigError(explain(f"tool {tool} of the OpenEnv server", got=got, expected=expected))
+            raise ConfigError(explain(f"tool {tool} on the OpenEnv server", got=got, expected=expected))
         names[name] = server_name
     return names
 
 
 def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
-    """Return a tool as a method, with the signature, types and Google-style docstring that TRL reads schemas from."""
+    """Return a tool as a method with the signature, types and Google-style docstring from which TRL reads schemas."""
     name, parameters = schema["name"], _mapping(schema, "parameters")
     properties, required = _mapping(parameters, "properties"), parameters.get("required") or ()
     server_names = _parameter_names(name, properties)
@@ -267,7 +268,7 @@ def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
         )
         for key, value in fields.items()
     ]
-    # inspect.signature, from which TRL builds the schema, uses this attribute instead of **kwargs.
+    # inspect.signature, from which TRL builds the schema, reads this attribute instead of **kwargs.
     first = inspect.Parameter("self", inspect.Parameter.POSITIONAL_OR_KEYWORD)
     tool.__dict__["__signature__"] = inspect.Signature([first, *signature], return_annotation=str)
     return tool

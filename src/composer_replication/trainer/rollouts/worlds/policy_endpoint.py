@@ -1,13 +1,13 @@
-"""A chat endpoint on this machine that is answered by the policy in training.
+"""A chat endpoint on this machine, answered by the policy being trained.
 
-An engine with a loop of its own calls a model over HTTP, with another model name for each episode. Requests wait until
-every episode that is not over has one; then one call of the trainer's own generation answers all of them. The record
-of an episode is its token ids: a later request continues the ids of the earlier ones verbatim, and only the messages
-between two turns are rendered.
+An engine with its own loop calls a model over HTTP, with a different model name for each episode. Requests wait until
+every running episode has one; then a single call of the trainer's generation answers all of them. An episode is
+recorded as token ids: a later request continues the recorded ids verbatim, and only the messages between two turns are
+rendered.
 
 An episode has a maximum number of tokens after its prompt. A turn that reaches it is cut there (`finish_reason`
-"length"). A request without room for a single token is refused, and `on_full` is called before the engine gets the
-refusal: engines treat it differently, but the episode has ended and not failed.
+"length"). A request with no room left for even one token is refused, after a call of `on_full`. How engines treat the
+refusal varies, but the episode has ended rather than failed.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from composer_replication.action_text import parse_reply
 from composer_replication.errors import InputError, UnsupportedModelError, explain
 
 Generate = Callable[[list[list[int]]], tuple[list[list[int]], list[list[float]] | None]]
-"""A function from prompts as ids to the ids sampled after each and, if the engine has them, their log-probs."""
-# A text that marks the end of a turn in a rendering; what follows it comes before the next turn.
+"""A function from prompts as ids to the ids sampled after each of them and, if the engine has them, their log-probs."""
+# A marker for the end of a turn in a rendering; the text after it precedes the next turn.
 _MARKER, SECONDS = "said here", 3600.0
 MAX_BYTES, READ_SECONDS = 64 * 2**20, 60.0
-"""Limits of one request, which contains the whole conversation."""
+"""Limits on the bytes and the reading time of one request, which contains the whole conversation."""
 
 
 class SpokenEpisode:
-    """One episode as token ids, which its requests and the policy's turns extend; `sampled` is 1 on the policy's ids.
+    """One episode as token ids, extended by requests and by the policy's turns; `sampled` is 1 on the policy's ids.
 
-    `budget` limits the tokens after the prompt, `context` the prompt and these tokens together.
+    `budget` limits the tokens after the prompt; `context` limits the prompt and these tokens together.
     """
 
     def __init__(self, tokenizer: Any, template: dict[str, Any], budget: int, *, context: int | None = None) -> None:
@@ -53,20 +53,21 @@ class SpokenEpisode:
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def take(self, request: dict[str, Any]) -> bool:
-        """Extend the ids by a request, and return whether there is room for a turn."""
+        """Append a request to the ids, and return whether there is room for a turn."""
         messages: list[dict[str, Any]] = request["messages"]
         if not self.prompt_ids:
             self.tools = request.get("tools") or []
             self.prompt_ids = self._encode(self._render(messages))
         else:
-            # The turns before are on record as ids; a request may only add messages of users and tools.
+            # Earlier turns are recorded as ids; a request may only add messages from users and tools.
             new = messages[self._num_heard :]
             if len(messages) < self._num_heard or any(message["role"] == "assistant" for message in new):
                 got = f"{len(messages)} messages after {self._num_heard}"
-                raise InputError(explain("a later request of an episode", got=got, expected="one that continues it"))
+                expected = "the earlier messages, followed by messages of users and tools only"
+                raise InputError(explain("later request in an episode", got=got, expected=expected))
             self._add(self._encode(self._between(new)), 0, None)
             self.messages += new
-        self._num_heard = len(messages) + 1  # with the turn that will answer this request
+        self._num_heard = len(messages) + 1  # including the turn that will answer this request
         return self.room() > 0
 
     @property
@@ -79,7 +80,7 @@ class SpokenEpisode:
         return self.limit - len(self.ids)
 
     def hear(self, turn_ids: list[int], logprobs: list[float] | None) -> dict[str, Any]:
-        """Record a turn's ids, cut to the remaining room, and return the message that the endpoint answers with."""
+        """Record a turn's ids, truncated to the remaining room, and return the reply message."""
         room = self.room()
         turn_ids, logprobs = turn_ids[:room], None if logprobs is None else logprobs[:room]
         before = len(self.prompt_ids) + len(self.ids)
@@ -103,8 +104,8 @@ class SpokenEpisode:
             }
             for number, call in enumerate(action.calls)
         ]
-        # A model may have several end tokens, or its sampler may drop them, so a turn in a full episode only counts as
-        # cut if it does not end with the usual one.
+        # A model may have several end tokens, or its sampler may drop them, so a turn only counts as truncated if the
+        # episode is full and the turn does not end with the usual token.
         is_cut = len(turn_ids) >= room and (not turn_ids or turn_ids[-1] != self._tokenizer.eos_token_id)
         self.finish_reason = "length" if is_cut else "tool_calls" if calls else "stop"
         message: dict[str, Any] = {"role": "assistant", "content": action.text if calls else text}
@@ -121,8 +122,8 @@ class SpokenEpisode:
         return self._tokenizer.apply_chat_template(_read_calls(messages), tools=self.tools or None, **options)
 
     def _between(self, new: list[dict[str, Any]]) -> str:
-        """Return what the template writes from the end of a turn to the beginning of the next one."""
-        # Some templates need a tool message's name; chat APIs send only the id of its call.
+        """Return the text that the template writes between the end of a turn and the start of the next turn."""
+        # Some templates need the name of a tool message, but chat APIs send only the id of its call.
         names = {
             call["id"]: call["function"]["name"] for message in self.messages for call in message.get("tool_calls", ())
         }
@@ -130,12 +131,12 @@ class SpokenEpisode:
             {**message, "name": message.get("name") or names.get(message.get("tool_call_id", ""), "")}
             for message in new
         ]
-        # Rendered after a dummy turn and cut at its end, where the template writes the same as after the real turn.
+        # Render the messages after a dummy turn and cut at its end: the template writes the same after the real turn.
         dummy = [{"role": "user", "content": "-"}, {"role": "assistant", "content": _MARKER}]
         before, end, after = self._render([*dummy, *named_messages]).partition(_MARKER + str(self._tokenizer.eos_token))
         if not end or _MARKER in before:
-            expected = "a turn that ends with its text and the end token"
-            raise UnsupportedModelError(explain("chat template", got="another end of a turn", expected=expected))
+            expected = "turns that end with their text and the end token"
+            raise UnsupportedModelError(explain("chat template", got="turns with another ending", expected=expected))
         return after
 
     def _encode(self, text: str) -> list[int]:
@@ -143,7 +144,7 @@ class SpokenEpisode:
 
 
 def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with the arguments of calls as mappings, which templates expect; over HTTP they are text."""
+    """Return messages with their call arguments parsed from JSON text into mappings, which templates expect."""
     parsed_messages: list[dict[str, Any]] = []
     for message in messages:
         calls = [
@@ -159,17 +160,17 @@ def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
 def _mapping(arguments: Any) -> Any:
     try:
         return json.loads(arguments) if isinstance(arguments, str) else arguments
-    except ValueError:  # the policy's own malformed arguments, which the template gets as they are
+    except ValueError:  # the policy's own malformed arguments, which the template gets unchanged
         return arguments
 
 
 def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
-    """Answer rounds of requests until all episodes are over, which None in `requests` means."""
+    """Answer rounds of requests until all episodes are over, which is signaled by None in `requests`."""
     live = list(episodes)
     while live:
         waiting: list[SpokenEpisode] = []
         for episode in list(live):
-            # Every episode that is not over sends a request, so this waits for the slowest of them.
+            # Every running episode sends a request, so this waits for the slowest of them.
             request = episode.requests.get(timeout=SECONDS)
             if request is None:
                 live.remove(episode)
@@ -177,7 +178,7 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
                 waiting.append(episode)
             else:
                 episode.is_full = True
-                episode.on_full()  # before the answer, on which the engine acts at once
+                episode.on_full()  # before the answer, because the engine acts on it at once
                 episode.answers.put(None)
         if not waiting:
             continue
@@ -188,15 +189,15 @@ def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
 
 @contextmanager
 def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
-    """Serve the endpoint on this machine inside the block, and yield its base URL; each episode is a model's name.
+    """Serve the endpoint on this machine inside the block, and yield its base URL. Each episode has its own model name.
 
-    The names must be hard to guess: any local process that knows one can send requests for that episode.
+    The names must be hard to guess, because any local process that knows a name can send requests for that episode.
     """
 
     class Handler(_ChatHandler):
         by_name = episodes
 
-    # Port 0: any free port.
+    # Port 0 means any free port.
     server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
     thread = Thread(target=server.serve_forever, kwargs={"poll_interval": 0.05}, daemon=True)
     thread.start()
@@ -209,7 +210,7 @@ def chat_endpoint(episodes: Mapping[str, SpokenEpisode]) -> Iterator[str]:
 
 
 class _ChatHandler(BaseHTTPRequestHandler):
-    """Passes a request to its episode, and answers with the policy's turn."""
+    """A handler that passes each request to its episode, and answers with a turn of the policy."""
 
     by_name: Mapping[str, SpokenEpisode] = {}
     timeout = READ_SECONDS
@@ -260,4 +261,4 @@ class _ChatHandler(BaseHTTPRequestHandler):
         self.wfile.write(json.dumps(body).encode())
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing, since requests contain whole conversations."""
+        """Log nothing, because requests contain whole conversations."""

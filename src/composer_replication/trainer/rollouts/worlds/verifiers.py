@@ -1,10 +1,11 @@
-"""Rollouts for TRL from an environment of verifiers: `train.grpo.environment = "verifiers:composer-workspace"`.
+"""Generate rollouts for TRL in an environment from verifiers: `train.grpo.environment =
+"verifiers:composer-workspace"`.
 
-verifiers runs its own loop and calls a model over HTTP; here that model is the policy in training (`policy_endpoint`).
-Rewards are the environment's; an episode that failed has none (NaN), since the policy is not to blame. An episode that
-filled its context has not failed: its trace is stopped as at any of verifiers' own limits, so it is judged and trained
-on like every rollout that was cut by its length. Errors that the environment reports (`trace.info["sites"]`) become
-the rollouts' signals; other errors are found by rules, as in all rollouts.
+verifiers runs its own loop and calls a model over HTTP; here that model is the policy being trained
+(`policy_endpoint`). Rewards come from the environment. A failed episode has no reward (NaN), because the policy is not
+to blame. An episode that filled its context has not failed: its trace is stopped as by any limit of verifiers, so it is
+judged and trained on like every rollout that was truncated. Errors that the environment reports (`trace.info["sites"]`)
+become signals of the rollouts; all other errors are found by rules, as in every rollout.
 """
 
 from __future__ import annotations
@@ -29,24 +30,24 @@ from composer_replication.trainer.rollouts.worlds.policy_endpoint import (
 
 PREFIX = "verifiers:"
 MAX_TASKS = 1000
-"""A taskset may be infinite; at most this many tasks are used."""
+"""The maximum number of tasks taken from a taskset, which may be infinite."""
 REWARD = "world_reward"
 OUT_OF_ROOM = "max_total_tokens"
-"""The stop condition of an episode that filled its context, one that verifiers counts as truncated."""
+"""The stop condition for an episode that filled its context, which verifiers counts as truncated."""
 
 
 def is_verifiers(name: str) -> bool:
-    """Return whether the name is that of an environment of verifiers."""
+    """Return whether the name refers to an environment from verifiers."""
     return name.startswith(PREFIX)
 
 
 def world_reward(world_reward: Sequence[float], **_kwargs: Any) -> list[float]:
-    """Return the environment's rewards: a reward function for TRL."""
+    """Return the environment's rewards, as a reward function for TRL."""
     return list(world_reward)
 
 
 class VerifiersWorld:
-    """An environment of verifiers: its tasks as prompts, and the rollout function that runs them."""
+    """An environment from verifiers: its tasks as prompts, and the rollout function that runs them."""
 
     def __init__(self, name: str) -> None:
         self._vf = require("verifiers.v1", extra="verifiers")
@@ -64,19 +65,21 @@ class VerifiersWorld:
         """Return the rows of a data set: the prompt and number of each task."""
         rows = [{"prompt": _chat(task.data), "task": number} for number, task in enumerate(self._tasks)]
         if not all(row["prompt"] for row in rows):
-            raise ConfigError(explain(f"environment {self.id}", got="a task without a prompt", expected="prompts"))
+            raise ConfigError(
+                explain(f"environment {self.id}", got="a task without a prompt", expected="a prompt for every task")
+            )
         return rows
 
     def __call__(self, prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-        """Return the fields of TRL's `rollout_func` for these prompts."""
+        """Return the fields that TRL expects from its `rollout_func` for these prompts."""
         if trainer.accelerator.num_processes > 1:
             got = f"{trainer.accelerator.num_processes} processes"
-            # Processes generate together, but engines' loops differ in their number of rounds.
+            # All processes generate together, but the loops of engines differ in their number of rounds.
             expected = "one process"
             raise ConfigError(explain(f"train.grpo.environment {PREFIX}{self.id}", got=got, expected=expected))
         numbers = self._numbers(prompts, trainer)
         template = dict(trainer.chat_template_kwargs or {})
-        # TRL's own template for training, if it replaced the tokenizer's.
+        # TRL's own training template, if it replaced that of the tokenizer.
         if getattr(trainer, "chat_template", None):
             template["chat_template"] = trainer.chat_template
 
@@ -87,7 +90,7 @@ class VerifiersWorld:
         episodes = [SpokenEpisode(trainer.processing_class, template, longest, context=context) for _ in prompts]
         traces = self.play(numbers, episodes, generate)
         has_logprobs = trainer.use_vllm
-        # Cut at the limit, since the last request may have added more messages than there was room for.
+        # Truncated at the limit, because the last request may have added more messages than there was room for.
         return {
             "prompt_ids": [episode.prompt_ids for episode in episodes],
             "completion_ids": [episode.ids[: episode.limit] for episode in episodes],
@@ -100,17 +103,17 @@ class VerifiersWorld:
         }
 
     def _numbers(self, prompts: Sequence[Any], trainer: Any) -> list[int]:
-        """Return the task numbers of the sampled rows; prompts do not identify tasks, as two may have the same one."""
+        """Return the task numbers of the sampled rows; a prompt does not identify its task, as two may share one."""
         rows = getattr(getattr(trainer, "sampling", None), "rows", ())
         numbers = [int(row["task"]) for row in rows if "task" in row]
         if len(numbers) != len(prompts):
             got = f"{len(numbers)} rows with a task, {len(prompts)} prompts"
             fix = "Use ComposerReplicationTrainer, and VerifiersWorld.rows() with all their columns."
-            raise ConfigError(explain(f"environment {self.id}", got=got, expected="the task of each prompt", fix=fix))
+            raise ConfigError(explain(f"environment {self.id}", got=got, expected="one task per prompt", fix=fix))
         return numbers
 
     def _reward(self, trace: Any, episode: SpokenEpisode) -> float:
-        """Return the environment's reward, or NaN ("not judged") for an episode that failed after some turn."""
+        """Return the environment's reward, or NaN (not judged) for an episode that failed after its first turn."""
         if not any(episode.sampled):
             if episode.is_full:
                 got = f"a prompt of {len(episode.prompt_ids):,} tokens, which leaves no room for a turn"
@@ -124,20 +127,20 @@ class VerifiersWorld:
 
     def play(self, tasks: Sequence[int], episodes: Sequence[SpokenEpisode], generate: Generate) -> list[Any]:
         """Run these tasks with the policy, and return their traces."""
-        # Random names, since any local process could send requests for an episode whose name it guesses.
+        # Random names, because any local process could send requests for an episode whose name it guesses.
         names = {f"policy-{secrets.token_hex(16)}": episode for episode in episodes}
         with chat_endpoint(names) as url, ThreadPoolExecutor(max_workers=1) as executor:
             client = self._vf.EvalClientConfig(base_url=url, api_key_var="CRF_NO_KEY")
             traces = executor.submit(self._run_all, tasks, names, client)
             try:
                 speak(episodes, generate)
-            finally:  # after a failure here, episodes that wait for an answer would wait forever
+            finally:  # after an error here, episodes that wait for an answer would wait forever
                 for episode in episodes:
                     episode.answers.put(None)
             return [self._trace(episode) for episode in traces.result()]
 
     def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
-        """Run all tasks, in a thread of its own. However that ends, no episode is waited for any longer."""
+        """Run all tasks in a separate thread. However the thread ends, all episodes are marked as over."""
         try:
             return asyncio.run(self._run(tasks, list(names.items()), client))
         finally:
@@ -167,12 +170,12 @@ class VerifiersWorld:
 
 @cache
 def verifiers_world(name: str) -> VerifiersWorld:
-    """Return the environment of that name, the same object for its tasks and for its rollouts."""
+    """Return the environment with this name, always the same object for its tasks and its rollouts."""
     return VerifiersWorld(name)
 
 
 def _context_length(trainer: Any) -> int | None:
-    """Return how many tokens the generation takes in all, as TRL's own tool loop reads it; None if that is unknown."""
+    """Return the maximum number of tokens in a rollout, as read by TRL's own tool loop, or None if it is unknown."""
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     config: Any = getattr(getattr(trainer, "model", None), "config", None)
@@ -182,7 +185,7 @@ def _context_length(trainer: Any) -> int | None:
 
 
 def _chat(data: Any) -> list[dict[str, Any]]:
-    """Return a task's prompt as messages."""
+    """Return the prompt of a task as messages."""
     prompt = data.prompt
     if isinstance(prompt, str):
         prompt = [{"role": "user", "content": prompt}]
@@ -194,7 +197,7 @@ def _chat(data: Any) -> list[dict[str, Any]]:
 
 
 def _last_error(record: Any) -> str:
-    """Return the last error of a trace or an episode."""
+    """Return the last error recorded in a trace or an episode."""
     errors = getattr(record, "errors", None) or ()
     return f"{errors[-1].type}: {errors[-1].message}" if errors else "without an error"
 
