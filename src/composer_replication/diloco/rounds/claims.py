@@ -91,8 +91,8 @@ def take_rank(
             return mine
         if store.time_is_up:
             what = f"claim {mine} on rank {rank} at {store.uri}"
-            got = "one that cannot be read" if won is None else "a claim of another process"
-            raise RoundTimeout(explain(what, got=got, expected="mine, in time", fix="Check the store."))
+            got = "an unreadable claim" if won is None else "a claim of another process"
+            raise RoundTimeout(explain(what, got=got, expected="the claim of this process", fix="Check the store."))
         sleep(_PAUSE_S)
 
 
@@ -125,9 +125,8 @@ def _refuse_living_holder(
         if is_alive or newest_claim(store, layout, rank, after=number) is not None:
             holder = read_record(store, layout, layout.claim(rank, number), functools.partial(unpack, "claim")) or {}
             fix = "Give each replica its own rank, or end that process."
-            raise RankTaken(
-                explain(f"rank {rank} at {store.uri}", got=_describe_holder(holder), expected="nobody", fix=fix)
-            )
+            what, got = f"rank {rank} at {store.uri}", _describe_holder(holder)
+            raise RankTaken(explain(what, got=got, expected="no living process", fix=fix))
 
 
 def _describe_holder(holder: Mapping[str, Any]) -> str:
@@ -255,7 +254,7 @@ def _read(store: PatientStore, layout: Layout, copy: int) -> dict[str, Any] | No
         with as_record_error("about"):
             checked_int(content["world_size"], below=MAX_RANKS)
             if not _RUN.fullmatch(str(content["run"])):
-                raise ValueError("no id of a run")
+                raise ValueError("invalid run id")
         return content
 
     return read_record(store, layout, layout.about(copy), checked)

@@ -127,7 +127,7 @@ class Comparisons:
         self._give_up(position, "late")
         if self._unresolved is not None and self._unresolved.step > self.agreed:
             what = f"weights of rank {position.rank} at step {self._unresolved.step} in {store.uri}"
-            expected = f"those of rank {self._unresolved.first[0]} to the bit, and nobody published them"
+            expected = f"those of rank {self._unresolved.first[0]} to the bit, which were not published"
             another = f"repeat the run with generation={self.state.layout.generation + 1}"
             fix = f"Use the model of a replica that ended without this error; if there is none, {another}."
             raise StateUnreadable(explain(what, got="different weights", expected=expected, fix=fix))

@@ -213,7 +213,7 @@ class GlobalState:
             content = unpack_fields("genesis", at, data, "name")
             with as_record_error("genesis"):
                 if parse_state(stated := checked_text(content["name"])) is None:
-                    raise ValueError(f"{stated[:40]!r}, which is no name of a state")
+                    raise ValueError(f"{stated[:40]!r}, which is not the name of a state")
                 return stated
 
         return read_record(store, self.layout, key, name)

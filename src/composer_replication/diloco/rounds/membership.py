@@ -294,9 +294,8 @@ class Membership:
         """Return whether all other members of the last commit have the commits that this replica needs."""
         members = () if self.position.last is None else self.position.last.members
         other_ranks = {member.id.rank for member in members} - {self.position.rank}
-        return bool(other_ranks) and other_ranks <= read_departures(store, self.layout).finished_for(
-            self.position.commits
-        )
+        departures = read_departures(store, self.layout)
+        return bool(other_ranks) and other_ranks <= departures.finished_for(self.position.commits)
 
     def _me(self) -> tuple[int, int]:
         return self.position.rank, self.position.claim

@@ -1,4 +1,4 @@
-"""Read how a run is doing from its store alone, without tensors."""
+"""Read how a run is doing from its store, without loading tensors."""
 
 from __future__ import annotations
 
@@ -67,7 +67,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     run = find_run(patient, Layout(generation))
     if run is None:
         where = f"generation {generation} at {store.uri}"
-        raise GenerationRefused(explain(where, got="no run", expected="one that a replica has started"))
+        raise GenerationRefused(explain(where, got="no run", expected="a run that a replica has started"))
     layout, world_size = run.layout, run.world_size
     step = head(patient, layout)
     commits = [(at_step, read_commit(patient, layout, at_step)) for at_step in range(max(0, step - num_rounds), step)]

@@ -94,13 +94,13 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
         content = unpack_fields("state", at, data, "step", "base", "structure", "spec", "chunks")
         with as_record_error("state"):
             if content["step"] != step_of(name):
-                raise ValueError(f"step {str(content['step'])[:40]} at the place of {name}")
+                raise ValueError(f"step {str(content['step'])[:40]} in the record of {name}")
             sizes = [_bytes_of(spec) for spec in checked_list(content["spec"], MAX_TENSORS)]
             checked_text(content["base"])
             _check_chunks(content["chunks"], sizes)
             tensor_numbers = sorted(_tensors_in(content["structure"]))
             if tensor_numbers != list(range(len(sizes))):
-                raise ValueError("a structure that does not hold each tensor once")
+                raise ValueError("the structure does not hold each tensor exactly once")
             return PublishedState(name, **content)
 
     return read_record(store, layout, layout.key("states", name), checked)
@@ -129,34 +129,34 @@ class _Filling:
         self._tensors = tensors
         # Tensor and element where the next piece belongs.
         self._number = self._start = 0
-        self._go_on()
+        self._skip_full()
 
     def add(self, chunk: bytes) -> None:
         """Copy the pieces of a chunk. Raises RecordError if they are not exactly the next ones."""
         pieces = _pieces(chunk)
         named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
         if len(named_matches) != len(pieces):
-            raise RecordError("a chunk of a state with names that are none of its own")
+            raise RecordError("a chunk of a state has invalid piece names")
         for number, start, name in sorted((int(match[1]), int(match[2]), name) for match, name in named_matches):
             self._fill(number, start, pieces[name])
 
     def full_tensors(self) -> list[Tensor]:
         """Return the tensors. Raises RecordError if they are not full."""
         if self._number < len(self._tensors):
-            raise RecordError("a state whose chunks leave numbers out")
+            raise RecordError("the chunks of a state are incomplete")
         return self._tensors
 
     def _fill(self, number: int, start: int, piece: Tensor) -> None:
         if (number, start) != (self._number, self._start) or number >= len(self._tensors):
-            raise RecordError(f"a piece of tensor {number} from {start} on, which is not what comes next")
+            raise RecordError(f"the piece of tensor {number} from {start} on is out of order")
         flat, end = self._tensors[number].view(-1), start + piece.numel()
         if piece.dtype != flat.dtype or end > flat.numel():
-            raise RecordError(f"a piece of tensor {number} that does not fit into it")
+            raise RecordError(f"a piece of tensor {number} does not fit into it")
         flat[start:end].copy_(piece)
         self._start = end
-        self._go_on()
+        self._skip_full()
 
-    def _go_on(self) -> None:
+    def _skip_full(self) -> None:
         """Move on to the next tensor that is not full."""
         while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
             self._number, self._start = self._number + 1, 0
@@ -173,10 +173,10 @@ def _pieces(chunk: bytes) -> dict[str, Tensor]:
     try:
         parsed = safetensors.deserialize(chunk)
     except safetensors.SafetensorError as error:
-        raise RecordError("a chunk of a state that is no safetensors file") from error
+        raise RecordError("a chunk of a state is not a safetensors file") from error
     for name, piece in parsed:
         if piece["dtype"] not in _IN_FILES or len(piece["shape"]) != 1 or not piece["data"]:
-            raise RecordError(f"a piece {name[:40]!r} of a state that is no vector of a known type")
+            raise RecordError(f"piece {name[:40]!r} of a state is not a vector of a known type")
     return {name: torch.frombuffer(piece["data"], dtype=_IN_FILES[piece["dtype"]]) for name, piece in parsed}
 
 
@@ -223,7 +223,7 @@ def _chunks(flat: Flat) -> Iterator[bytes]:
 def _bytes_of(spec: Any) -> int:
     shape, dtype = checked_list(spec, 2)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
-        raise ValueError(f"the type {str(dtype)[:40]!r} of a tensor")
+        raise ValueError(f"unknown dtype {str(dtype)[:40]!r}")
     sizes = [checked_int(size, below=_MAX_BYTES) for size in checked_list(shape, MAX_DEPTH)]
     # torch also multiplies the sizes of an empty tensor, for its strides, so a zero must not hide the other sizes.
     checked_int(math.prod(max(1, size) for size in sizes), below=_MAX_BYTES)
@@ -236,7 +236,7 @@ def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
     most = sum(-(-size // CHUNK_BYTES) for size in sizes)
     for size, sha256 in (checked_list(chunk, 2) for chunk in checked_list(chunks, most)):
         if not checked_int(size, below=CHUNK_BYTES + _HEADER_BYTES):
-            raise ValueError("a chunk of no bytes")
+            raise ValueError("an empty chunk")
         checked_sha256(sha256)
 
 
@@ -303,7 +303,7 @@ def unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
     """Return the state of a structure and its tensors."""
     (tag, content), *rest = structure.items()
     if rest:
-        raise RecordError(f"a structure with the tags {sorted(structure)}")
+        raise RecordError(f"a structure with several tags: {sorted(structure)}")
     if tag == "tensor":
         return tensors[content]
     if tag == "dict":
@@ -340,7 +340,7 @@ def _key(key: object) -> int | str:
 def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
     """Yield the numbers of a structure's tensors. Raises ValueError for anything that `flatten` does not write."""
     if not depth or not isinstance(structure, dict) or len(structure) != 1:
-        raise ValueError(f"{str(structure)[:40]!r} in a structure, or one too deep")
+        raise ValueError(f"invalid or too deeply nested structure: {str(structure)[:40]!r}")
     ((tag, content),) = structure.items()
     if tag == "tensor":
         yield checked_int(content, below=MAX_TENSORS)
@@ -352,4 +352,4 @@ def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
         for inner in checked_list(content, MAX_TENSORS):
             yield from _tensors_in(inner, depth - 1)
     elif tag != "value" or not isinstance(content, _PLAIN):
-        raise ValueError(f"the tag {str(tag)[:40]!r} in a structure")
+        raise ValueError(f"unknown tag in a structure: {str(tag)[:40]!r}")

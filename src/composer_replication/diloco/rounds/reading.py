@@ -204,7 +204,7 @@ class RoundReader:
         def checked(at: str, data: bytes) -> Manifest:
             manifest = unpack_manifest(at, data)
             if manifest.id != offer:
-                raise RecordError(f"{manifest.id} at the place of {offer}")
+                raise RecordError(f"{manifest.id} in the record of {offer}")
             return manifest
 
         return read_record(self.store, self.layout, self.layout.offer(step, offer), checked)
@@ -361,7 +361,7 @@ def _goodbye(at: str, data: bytes) -> Goodbye:
     content = unpack_fields("goodbye", at, data, *Goodbye._fields)
     with as_record_error("goodbye"):
         if not isinstance(content["finished"], bool):
-            raise ValueError("neither true nor false")
+            raise ValueError("`finished` is not a boolean")
         return Goodbye(content["finished"], checked_int(content["step"], below=MAX_COUNTER))
 
 

@@ -272,7 +272,7 @@ def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
     record = COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
     if len(record) > MAX_RECORD_BYTES:
         got, expected = f"{len(record):,} bytes", f"at most {MAX_RECORD_BYTES:,}"
-        fix = "A record grows with tensors, shards and replicas: have fewer of them."
+        fix = "Use fewer tensors, shards or replicas."
         raise InputError(explain(f"record of a {kind}", got=got, expected=expected, fix=fix))
     return record
 
@@ -293,9 +293,11 @@ def unpack(kind: str, at: str, data: bytes) -> dict[str, Any]:
                     problem = f"a {str(got[0])[:40]!r} of format {str(got[1])[:40]!r}"
                     raise OldRecord(problem) if got == (kind, 2) else ValueError(problem)
                 if (written_for := content.pop("at", None)) != at:
-                    raise ValueError(f"one that was written for {str(written_for)[:120]!r}, at {at!r}")
+                    raise ValueError(f"a record of {str(written_for)[:120]!r} at {at!r}")
                 return content
-    raise RecordError(explain(f"record of a {kind}", got=f"{len(data)} bytes without a whole line", expected="one"))
+    raise RecordError(
+        explain(f"record of a {kind}", got=f"{len(data)} bytes without a whole line", expected="at least one")
+    )
 
 
 def pack_manifest(at: str, manifest: Manifest) -> bytes:
@@ -339,7 +341,7 @@ def unpack_outcome(at: str, data: bytes) -> RoundOutcome:
     with as_record_error("outcome"):
         result = content["result"]
         if result not in get_args(Result):
-            raise ValueError(f"the result {str(result)[:40]!r}, which is none of {', '.join(get_args(Result))}")
+            raise ValueError(f"the result {str(result)[:40]!r}, expected one of {', '.join(get_args(Result))}")
         members = _members(content["members"])
         if not members and result != "abort":
             raise ValueError(f"a {result} without members")
@@ -364,7 +366,7 @@ def as_record_error(kind: str) -> Iterator[None]:
     except RecordError:
         raise
     except (TypeError, ValueError, KeyError) as error:
-        raise RecordError(explain(f"record of a {kind}", got=str(error)[:200], expected="its fields")) from error
+        raise RecordError(explain(f"record of a {kind}", got=str(error)[:200], expected="valid fields")) from error
 
 
 def unpack_fields(kind: str, at: str, data: bytes, *names: str) -> dict[str, Any]:
@@ -380,31 +382,31 @@ def checked_int(value: object, *, below: int) -> int:
     """Return the value if it is an int from 0 to `below` - 1; raise ValueError otherwise."""
     # bool is a subclass of int, so True would pass as 1.
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
-        raise ValueError(f"{str(value)[:40]} where a whole number from 0 to {below - 1} belongs")
+        raise ValueError(f"{str(value)[:40]} instead of an integer from 0 to {below - 1}")
     return value
 
 
 def checked_text(value: object) -> str:
     if not isinstance(value, str) or len(value) > _MAX_TEXT:
-        raise ValueError(f"{str(value)[:40]!r} where a text of {_MAX_TEXT} characters at most belongs")
+        raise ValueError(f"{str(value)[:40]!r} instead of a text of up to {_MAX_TEXT} characters")
     return value
 
 
 def checked_sha256(value: object) -> str:
     if not isinstance(value, str) or not _SHA256.fullmatch(value):
-        raise ValueError(f"{str(value)[:40]!r} where a sha256 belongs")
+        raise ValueError(f"{str(value)[:40]!r} instead of a sha256")
     return value
 
 
 def _checked_number(value: object, *, most: float = MAX_WEIGHT) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool) or not 0 <= value <= most:
-        raise ValueError(f"{str(value)[:40]} where a number from 0 to {most:g} belongs")
+        raise ValueError(f"{str(value)[:40]} instead of a number from 0 to {most:g}")
     return float(value)
 
 
 def checked_list(value: object, most: int) -> list[Any]:
     if not isinstance(value, list) or len(value) > most:
-        raise ValueError(f"{str(value)[:40]!r} where a list of {most} at most belongs")
+        raise ValueError(f"{str(value)[:40]!r} instead of a list of up to {most} items")
     return value
 
 
@@ -417,7 +419,7 @@ def _offer_id(value: object) -> OfferId:
 
 def _shard(value: Any) -> Shard:
     if not isinstance(value, dict) or set(value) != {"bytes", "sha256"}:
-        raise ValueError(f"{str(value)[:40]!r} where a shard belongs")
+        raise ValueError(f"{str(value)[:40]!r} instead of a shard")
     return Shard(checked_int(value["bytes"], below=_MAX_BYTES), checked_sha256(value["sha256"]))
 
 

@@ -16,7 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, field
 from functools import partial
 from itertools import islice
-from typing import TYPE_CHECKING, Literal, TypeVar
+from typing import Literal, TypeVar
 
 import torch
 from torch import Tensor
@@ -86,12 +86,8 @@ from composer_replication.errors import (
     explain,
 )
 
-if TYPE_CHECKING:
-    pass
-
-
 _log = logging.getLogger(__name__)
-_ASK_AFTER_POLLS = 3
+_ASK_AFTER_POLLS = 3  # poll intervals until departures are read again
 _MAX_RETURN_S = 4.0  # so that a late replica of a finished run ends within 5 s
 
 
@@ -259,7 +255,7 @@ class RunningRound:
         mine = (self.position.rank, self.position.claim)
         weights = [member.weight for member in outcome.members if member.id[:2] == mine]
         if weights == [0] and self.weight:
-            why = "it is not finite, or far larger than those of the others"
+            why = "it is not finite, or far larger than the offers of the others"
             _log.warning("round %d: the offer of rank %d was left out: %s", self.position.step, self.position.rank, why)
         return sum(weights)
 
@@ -320,22 +316,16 @@ class RunningRound:
         ranks = ", ".join(map(str, sorted(action.ranks))) or "none"
         if action.kind == "spec":
             fix = "Use the same model, fragments, payload and shard size at all replicas."
-            return ShapeError(
-                explain(
-                    f"vectors of {where}",
-                    got=f"other shapes at ranks {ranks}",
-                    expected="those of this replica",
-                    fix=fix,
-                )
-            )
+            got, expected = f"other shapes at ranks {ranks}", "those of this replica"
+            return ShapeError(explain(f"vectors of {where}", got=got, expected=expected, fix=fix))
         if action.kind == "offer":
             got = f"{len(self.tried)} offers of rank {ranks} that cannot be read back"
             fix = "Check the store: reads do not return what was written."
             return OfferUnreadable(explain(where, got=got, expected="a readable one", fix=fix))
         if action.kind == "left":
             return self._quorum_left(where, action, view)
-        there = sorted(offer.id.rank for offer in candidates(view, self._myself()))
-        got = f"offers of ranks {there} after {self.settings.timeout_s:g} s, missing {ranks}"
+        offered = sorted(offer.id.rank for offer in candidates(view, self._myself()))
+        got = f"offers of ranks {offered} after {self.settings.timeout_s:g} s, missing {ranks}"
         fix = "Restart the missing replicas, or lower min_replicas."
         return RoundTimeout(explain(where, got=got, expected=f"at least {self.settings.min_replicas}", fix=fix))
 
@@ -349,7 +339,7 @@ class RunningRound:
 
 
 class _Clock:
-    """Timers of one wait, by this machine's monotonic clock alone.
+    """Timers of one wait, by this machine's monotonic clock.
 
     They run since a quorum of offers was seen, since no quorum is possible any more, since the attempt last made
     progress, and since the wait began.

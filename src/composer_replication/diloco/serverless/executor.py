@@ -139,9 +139,9 @@ class Executor(ABC):
         """
         if (status := self.poll(handle)) not in ENDED:
             fix = "Cancel it first: two replicas must not share a rank."
-            raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has ended", fix=fix))
+            raise InputError(explain(f"rank {handle.rank}", got=status, expected="an ended replica", fix=fix))
         if status == "succeeded":
-            raise InputError(explain(f"rank {handle.rank}", got=status, expected="one that has failed"))
+            raise InputError(explain(f"rank {handle.rank}", got=status, expected="a failed or canceled replica"))
         known_job = job or self._jobs.get(self._key(handle))
         if known_job is None:
             expected = "the job of a replica that another process launched: relaunch(handle, job)"

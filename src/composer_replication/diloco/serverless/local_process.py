@@ -358,7 +358,7 @@ def _all_pids() -> list[int]:
 
 def _ps(*arguments: str) -> str:
     environment = {**os.environ, "LC_ALL": "C"}
-    return subprocess.run(  # noqa: S603 (no shell, and numbers alone)
+    return subprocess.run(  # noqa: S603 (no shell, and only numbers as arguments)
         ["ps", *arguments],  # noqa: S607 (where it lies differs)
         capture_output=True,
         text=True,

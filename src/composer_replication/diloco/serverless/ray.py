@@ -136,7 +136,7 @@ class _NodeKeeper:
     """Runs on the replica's node and holds its process, which ends with it."""
 
     def __init__(self, job: dict[str, Any], env: dict[str, str], secrets: dict[str, str]) -> None:
-        # This process belongs to the replica alone.
+        # Nothing else runs in this process.
         os.environ.update(secrets)
         self._executor = LocalProcessExecutor(secrets=tuple(secrets), env=env)
         self._handle = self._executor.start(ReplicaJob(**{**job, "gpu": None}))

@@ -14,9 +14,9 @@ from composer_replication.diloco.store.objects import ObjectStore, RequestPace, 
 from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
-_EXPECTED = f"{', '.join(f'{scheme}://' for scheme in SCHEMES)} and a place, or the path of a folder"
+_EXPECTED = f"{', '.join(f'{scheme}://' for scheme in SCHEMES)} with a bucket or path, or the path of a folder"
 # "s3:bucket", a scheme whose slashes were forgotten; not "C:/runs", because one letter is a drive
-_LIKE_A_SCHEME = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
+_SCHEME_WITHOUT_SLASHES = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
 def open_store(
@@ -56,10 +56,10 @@ def scheme_of(uri: str) -> str:
     """Return the scheme of a store's URI, `file` for a plain path. Raises InputError for a scheme without a store."""
     scheme, mark, rest = uri.partition("://")
     if not mark:
-        if (like := _LIKE_A_SCHEME.match(uri)) is None:
+        if (match := _SCHEME_WITHOUT_SLASHES.match(uri)) is None:
             return "file"
         fix = "For a folder of that name, write ./ before it."
-        raise InputError(explain("place of a store", got=_shown(uri, like[1]), expected=_EXPECTED, fix=fix))
+        raise InputError(explain("place of a store", got=_shown(uri, match[1]), expected=_EXPECTED, fix=fix))
     _refuse_credentials(uri, scheme)
     if scheme not in SCHEMES:
         raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=_EXPECTED))
@@ -84,11 +84,11 @@ def _refuse_credentials(uri: str, scheme: str) -> None:
         parts = urlsplit(uri)
     except ValueError:
         # A bracket is not closed. The message of the error may repeat the URI, so it is not shown.
-        got = f"{scheme}:..., which is no URI"
-        raise InputError(explain("URI of a store", got=got, expected="scheme://place/prefix")) from None
+        got = f"{scheme}:..., which is not a valid URI"
+        raise InputError(explain("URI of a store", got=got, expected="scheme://bucket/prefix")) from None
     # No bucket has a colon in its name, but a key with its secret does.
     is_address = ":" in parts.netloc and scheme in SCHEMES
     if "@" in parts.netloc or is_address or parts.query or parts.fragment:
         what = f"a {scheme}:// URI with a user, a colon, a query or a fragment"
         fix = "Set credentials in the environment, as for the provider's own tools."
-        raise InputError(explain("URI of a store", got=what, expected="scheme://place/prefix alone", fix=fix))
+        raise InputError(explain("URI of a store", got=what, expected="only scheme://bucket/prefix", fix=fix))
