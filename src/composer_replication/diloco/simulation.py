@@ -239,23 +239,23 @@ def simulate_direct(scenario: Scenario) -> SimulatedRun:
     outcome = SimulatedRun(scenario=scenario)
     work, spot = scenario.work, scenario.spot
     # When each replica is available again.
-    now, back = 0.0, [0.0] * scenario.replicas
-    fails = [_next_kill(random_numbers, scenario, 0.0) for _ in back]
+    now, available_at = 0.0, [0.0] * scenario.replicas
+    kill_at = [_next_kill(random_numbers, scenario, 0.0) for _ in available_at]
     while outcome.rounds < work.num_rounds and outcome.lost_rounds < _MAX_LOST_RATIO * work.num_rounds:
-        slowest = max(max(0.0, random_numbers.gauss(work.train_s, work.spread * work.train_s)) for _ in back)
-        here = _reap(random_numbers, outcome, back, fails, until=now + slowest)
+        slowest = max(max(0.0, random_numbers.gauss(work.train_s, work.spread * work.train_s)) for _ in available_at)
+        present = _reap(random_numbers, outcome, available_at, kill_at, until=now + slowest)
         now += slowest
-        members = [rank for rank in here if back[rank] <= now - slowest]
+        members = [rank for rank in present if available_at[rank] <= now - slowest]
         if not members:
-            now = min(back)
+            now = min(available_at)
             continue
-        ring = _ring_s(scenario, len(members))
-        broken = any(fails[rank] < now + ring for rank in members)
-        _reap(random_numbers, outcome, back, fails, until=now + ring)
+        ring_s = _ring_s(scenario, len(members))
+        broken = any(kill_at[rank] < now + ring_s for rank in members)
+        _reap(random_numbers, outcome, available_at, kill_at, until=now + ring_s)
         share = 2 * (len(members) - 1) * work.payload_bytes
         outcome.sent_bytes += share
         outcome.received_bytes += share
-        now += ring + (spot.heartbeat_s if broken else 0.0)
+        now += ring_s + (spot.heartbeat_s if broken else 0.0)
         if broken:
             outcome.lost_rounds += 1
         else:
@@ -266,18 +266,18 @@ def simulate_direct(scenario: Scenario) -> SimulatedRun:
 
 
 def _reap(
-    random_numbers: random.Random, run: SimulatedRun, back: list[float], fails: list[float], *, until: float
+    random_numbers: random.Random, run: SimulatedRun, available_at: list[float], kill_at: list[float], *, until: float
 ) -> list[int]:
     """Kill replicas whose time has come, and return those available at the end. A heal copies the state from a peer."""
     scenario = run.scenario
     heal_s = scenario.work.state_bytes / MB / min(scenario.machine.up_mb_s, scenario.machine.down_mb_s)
-    for rank, fails_at in enumerate(fails):
-        if fails_at < until:
+    for rank, killed_at in enumerate(kill_at):
+        if killed_at < until:
             run.kills += 1
             run.received_bytes += scenario.work.state_bytes
-            back[rank] = fails_at + scenario.spot.return_s + heal_s
-            fails[rank] = _next_kill(random_numbers, scenario, back[rank])
-    return [rank for rank, there in enumerate(back) if there <= until]
+            available_at[rank] = killed_at + scenario.spot.return_s + heal_s
+            kill_at[rank] = _next_kill(random_numbers, scenario, available_at[rank])
+    return [rank for rank, available in enumerate(available_at) if available <= until]
 
 
 def _next_kill(random_numbers: random.Random, scenario: Scenario, after: float) -> float:

@@ -97,7 +97,7 @@ class Membership:
         return max(1, sum(key.startswith(FRAGMENT) for key in self.functions))
 
     def num_tensors(self) -> int | None:
-        """The number of tensors that the round of this step averages; None if no function is registered for it."""
+        """Return how many tensors the round of this step averages; None if no function is registered for it."""
         key = f"{FRAGMENT}{self.position.step % self.num_fragments}"
         # The call copies the weights, so the number is cached.
         if key in self.functions and key not in self._num_tensors:
