@@ -102,7 +102,7 @@ class Replayed(Comparisons):
     def _first_digest(self, _store, step):
         return self._read("said", step)
 
-    def _wait_while_it_lives(self, _store, _compared, look, **_limits):
+    def _wait_while_alive(self, _store, _compared, look, **_limits):
         return look()
 
     def _wait_for_digest(self, _store, compared, _until):

@@ -84,9 +84,9 @@ class Comparisons:
     def begin(self, store: PatientStore, position: RunPosition, first: tuple[int, int], *, wait_s: float) -> None:
         """Begin a comparison as another member: wait a little for the digest of the first one. `look` compares."""
         self._open.append(StateComparison(position.step, first, self.state.numbers(position)))
-        read_numbers = functools.partial(self._first_digest, store, position.step)
+        read_digest = functools.partial(self._first_digest, store, position.step)
         is_gone = functools.partial(self._is_gone, store, first)
-        _wait(read_numbers, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
+        _wait(read_digest, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
 
     def look(self, store: PatientStore, position: RunPosition, *, follows: bool) -> RunPosition | None:
         """Compare what can be compared by now.
@@ -148,12 +148,12 @@ class Comparisons:
     ) -> RunPosition | None:
         """Load the first member's weights after a difference; return None if they do not count or are missing."""
         where = (compared.step, position.rank, compared.first[0])
-        differ = "step %d: the weights of rank %d are not those of rank %d to the bit; "
+        differ = "step %d: the weights of rank %d differ from those of rank %d; "
         if compared.step <= self.agreed:
-            _warn("overtaken", differ + "since step %d they are agreed on", *where, self.agreed)
+            _warn("overtaken", differ + "they have been equal since step %d", *where, self.agreed)
             return None
         if self._unresolved is not None and compared.step < self._unresolved.step:
-            _warn("other", differ + "nor are those of step %d, which count", *where, self._unresolved.step)
+            _warn("other", differ + "the difference at step %d decides", *where, self._unresolved.step)
             return None
         loaded = None
         # Without a follower, the commits since an earlier step cannot be applied to its weights.
@@ -163,16 +163,16 @@ class Comparisons:
             )
             until = time.monotonic() + self.state.settings.timeout_s / 2
             is_past = functools.partial(self._is_past, store, compared)
-            loaded = self._wait_while_it_lives(store, compared, load, until=until, is_over=is_past)
+            loaded = self._wait_while_alive(store, compared, load, until=until, is_over=is_past)
         if loaded is not None:
             self.agreed = compared.step
-            _warn("taken", differ + "taking those", *where)
+            _warn("taken", differ + "loading those", *where)
         else:
             self._unresolved = compared
-            _warn("unpublished", differ + "those cannot be loaded, and the next comparison decides", *where)
+            _warn("unpublished", differ + "those cannot be loaded, so the next comparison decides", *where)
         return loaded
 
-    def _wait_while_it_lives(
+    def _wait_while_alive(
         self,
         store: PatientStore,
         compared: StateComparison,
@@ -198,13 +198,13 @@ class Comparisons:
         """
         offered_at: list[float] = []
 
-        def went_on() -> bool:
+        def has_continued() -> bool:
             if not offered_at and self._has_offered(store, compared):
                 offered_at.append(time.monotonic())
             return bool(offered_at) and time.monotonic() - offered_at[0] >= self.state.settings.grace_s
 
-        read_numbers = functools.partial(self._first_digest, store, compared.step)
-        self._wait_while_it_lives(store, compared, read_numbers, until=until, is_over=went_on)
+        read_digest = functools.partial(self._first_digest, store, compared.step)
+        self._wait_while_alive(store, compared, read_digest, until=until, is_over=has_continued)
 
     def _is_past(self, store: PatientStore, compared: StateComparison) -> bool:
         """Return whether a state of a later step is published: then nobody will publish this one."""
@@ -236,7 +236,7 @@ class Comparisons:
         """Log that the comparisons of this step and of later ones will not be made."""
         for comparison in self._open:
             if comparison.step >= since:
-                agreed = f"; since step {self.agreed} they are agreed on" if self.agreed > comparison.step else ""
+                agreed = f"; they have been equal since step {self.agreed}" if self.agreed > comparison.step else ""
                 self._warn_not_compared(position, comparison, why, agreed)
         self._open = [comparison for comparison in self._open if comparison.step < since]
 

@@ -83,8 +83,10 @@ class GlobalState:
             # Check this first: a replica that leaves has published its state before its goodbye.
             is_alone, now = self._is_alone(store, position), time.monotonic()
             alone_since = (now if alone_since is None else alone_since) if is_alone else None
-            is_left = alone_since is not None and now - alone_since >= self.settings.return_grace_s(position.commits)
-            is_over = not self.functions or is_left or now - began >= self.settings.timeout_s
+            grace_is_over = alone_since is not None and now - alone_since >= self.settings.return_grace_s(
+                position.commits
+            )
+            is_over = not self.functions or grace_is_over or now - began >= self.settings.timeout_s
             if (newer := self.newest(store, position, margin=0)) is not None:
                 break
             if is_over:
