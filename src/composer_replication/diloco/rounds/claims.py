@@ -240,7 +240,7 @@ def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any
     # Copies are created one after the other: replicas that begin a run at the same time agree on the first one.
     for copy in range(COPIES):
         if (there := _read(store, layout, copy)) is None:
-            store.settle(layout.about(copy), pack("about", layout.address(layout.about(copy)), dict(about)))
+            store.create_verified(layout.about(copy), pack("about", layout.address(layout.about(copy)), dict(about)))
             there = _read(store, layout, copy)
         if run is None and there is not None:
             # The writer of the first readable copy has drawn the id of the run.

@@ -75,9 +75,9 @@ class Comparisons:
         """Write a digest of my weights as the first member, and publish those weights for replicas that differ."""
         key = self._key(position.step)
         record = pack("sum", self.state.layout.address(key), {"numbers": self.state.numbers(position)})
-        if not store.settle(key, record) and self._first_digest(store, position.step) is None:
+        if not store.create_verified(key, record) and self._first_digest(store, position.step) is None:
             # The record there belongs elsewhere, and nobody else may write this one.
-            store.put_whole(key, record)
+            store.put_verified(key, record)
         self.state.publish(store, position)
         self.agreed = position.step
 

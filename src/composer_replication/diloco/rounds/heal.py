@@ -190,7 +190,7 @@ class GlobalState:
                 if chosen is None:
                     published.publish(store, self.layout, self.saved(), mine)
                 key = self.layout.genesis(slot)
-                store.settle(key, pack("genesis", self.layout.address(key), {"name": chosen or mine.name}))
+                store.create_verified(key, pack("genesis", self.layout.address(key), {"name": chosen or mine.name}))
                 # If the record is unreadable, the next try uses the next slot.
                 if self._genesis(store)[0] is not None:
                     continue

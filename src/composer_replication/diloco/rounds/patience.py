@@ -81,14 +81,14 @@ class PatientStore:
         self.traffic.add(sent=len(data))
         return created
 
-    def settle(self, key: str, record: bytes) -> bool:
+    def create_verified(self, key: str, record: bytes) -> bool:
         """Create a record unless there is one. Returns whether it is mine and was read back.
 
         The creator knows what the record should be, so it may repair it.
         """
-        return self.create(key, record) and self.put_whole(key, record, written=True)
+        return self.create(key, record) and self.put_verified(key, record, written=True)
 
-    def put_whole(self, key: str, data: bytes, *, written: bool = False) -> bool:
+    def put_verified(self, key: str, data: bytes, *, written: bool = False) -> bool:
         """Write an object and read it back, several times if need be. Returns whether it is there."""
         for _ in range(_WRITES):
             if not written:

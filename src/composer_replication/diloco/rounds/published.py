@@ -82,9 +82,9 @@ def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedSta
     or the last one of a run that has ended.
     """
     for index, chunk in enumerate(_chunks(flat)):
-        store.put_whole(_chunk_key(layout, state.name, index), chunk)
+        store.put_verified(_chunk_key(layout, state.name, index), chunk)
     key = layout.key("states", state.name)
-    store.put_whole(key, pack("state", layout.address(key), _content(state)))
+    store.put_verified(key, pack("state", layout.address(key), _content(state)))
 
 
 def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState | None:

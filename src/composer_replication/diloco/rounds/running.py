@@ -271,7 +271,7 @@ class RunningRound:
             seal, key = action.seal, self.layout.seal(self.position.step, view.attempt)
             record = pack_seal(self.layout.address(key), seal)
             self.shards.prefetch_offers(seal.members, own_shards(seal, self._myself(), range(seal.num_shards)))
-            mine = self.store.settle(key, record)
+            mine = self.store.create_verified(key, record)
             return self.reader.sealed(view, mine=record if mine else None)
         elif isinstance(action, Reduce) and isinstance(view.seal, Seal):
             self._reduce(view.attempt, view.seal, action)
@@ -280,7 +280,7 @@ class RunningRound:
             self.shards.prefetch_means(view.attempt, outcome)
             key = self.layout.outcome(self.position.step, view.attempt, view.slot)
             record = pack_outcome(self.layout.address(key), outcome)
-            mine = self.store.settle(key, record)
+            mine = self.store.create_verified(key, record)
             return self.reader.ended(view, mine=record if mine else None)
         elif isinstance(action, Wait):
             self.sleep(self.clock.pause())
