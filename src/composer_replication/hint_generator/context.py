@@ -53,13 +53,13 @@ EditProblem = Literal[
     "other_file",
     "unread",
 ]
-"""Why the text to replace is not in the file:
+"""The reason why the text to replace is not in the file:
 
-- `line_numbers`, `escapes`: it contains the line numbers of a view, or line breaks written as `\\n`;
-- `whitespace`, `line`, `longer`: it differs in whitespace, in one line, or in a line that is longer than the file's;
+- `line_numbers`, `escapes`: the text contains line numbers copied from a view, or line breaks written as `\\n`;
+- `whitespace`, `line`, `longer`: the text differs in whitespace or in one line, or only has additions to a line;
 - `unshown`, `unread`: that part of the file, or the whole file, was never shown;
-- `own_edit`, `changed`: an edit of this session replaced it, or something else may have changed it since;
-- `differs`, `elsewhere`, `other_file`: it differs from what was shown, is not in the file, or is in another file.
+- `own_edit`, `changed`: an edit in this session replaced the text, or the file may have changed in another way;
+- `differs`, `elsewhere`, `other_file`: the text differs from what was shown, is not in the file, or is in another file.
 """
 
 
@@ -378,7 +378,7 @@ class StateCursor:
         self._edits: dict[str, list[tuple[str, str]]] = {}
 
 
-# ---- What an error itself says is right: the name that was meant, the possible names, the command to run -------------
+# ---- Corrections suggested by the error message: the name that was meant, the valid names, the command to run --------
 
 # Limits: characters of a message that are searched, and names that are read from a list in it.
 _MAX_ERROR = 6000
@@ -504,7 +504,7 @@ def _is_inside(wrong: str, name: str) -> bool:
     return len(wrong) > 3 and wrong in re.split(r"[:/.]", name)
 
 
-# ---- What is wrong with arguments, from the words of the error and from the tool's schema ---------------------------
+# ---- Errors in the arguments, according to the error message and the tool's schema ----------------------------------
 
 # Building blocks for the patterns: a quoted name, an unquoted name, and the words for a parameter.
 _NAME = r"[`'\"]([A-Za-z_]\w{0,60})[`'\"]"

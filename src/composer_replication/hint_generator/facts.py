@@ -134,7 +134,7 @@ def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferre
     return facts
 
 
-# ---- The facts of each kind of failure -------------------------------------------------------------------------------
+# ---- The facts for each kind of failure ------------------------------------------------------------------------------
 
 
 def _unknown_tool(case: Case) -> HintContext:

@@ -90,7 +90,7 @@ def _with_parents(folder: str, root: str) -> Iterator[str]:
         folder = posixpath.dirname(folder)
 
 
-# ---- What to do instead, by the words of the message -----------------------------------------------------------------
+# ---- Advice by the wording of the message ----------------------------------------------------------------------------
 
 
 class _Row(NamedTuple):

@@ -1,4 +1,4 @@
-"""Write the hint for an error site, and check that a hint does not quote the failing call.
+"""Write the hint for an error site, and check that the hint does not quote the failing call.
 
 The sources are tried in order: a template, the wording of the error, or a custom writer. If a user corrected the call,
 the user's words are the hint.

@@ -150,7 +150,7 @@ async def _ask(
 
 
 def _text_of(answer: TeacherAnswer) -> str:
-    """Return the text of the answer on one line."""
+    """Return the answer as a single line of text."""
     message = (answer.reply or {}).get("message") or {}
     return " ".join(str(message.get("content") or "").split())
 
@@ -204,7 +204,7 @@ def _parts(text: str, words: re.Pattern[str]) -> set[str]:
 
 
 def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
-    """Return all text up to the failing result, and all text after it."""
+    """Return all text up to and including the failing result, and all text after it."""
     last = site.result_turn_id or site.turn_id
     index = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
     if index is None:

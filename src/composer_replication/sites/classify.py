@@ -122,7 +122,7 @@ class _ToolResult:
     is_error: bool | None
     extra_rules: tuple[FailureRule, ...]
     may_be_soft: bool
-    """The tool is a shell, whose output may contain any text."""
+    """Whether the tool is a shell, whose output may contain any text."""
     is_edit: bool
 
     def verdict(self) -> Verdict:
@@ -143,7 +143,7 @@ class _ToolResult:
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
     def _harness_verdict(self) -> Verdict | None:
-        """Return a verdict that the user or the harness refused the call, or that the harness could not run it."""
+        """Return a verdict if the user or the harness refused the call, or the harness could not run it."""
         if self.is_error is False and not self.view.is_tagged:
             return None
         verdict = self._first_match(REFUSALS) or self._call_verdict()
@@ -151,7 +151,7 @@ class _ToolResult:
         return None if verdict is None else replace(verdict, is_soft=False)
 
     def _call_verdict(self) -> Verdict | None:
-        """Return a verdict that the call itself was wrong: a nonexistent tool, or arguments that violate the schema."""
+        """Return a verdict if the tool does not exist or the arguments violate its schema."""
         if self.channel == "shell" and not self.view.is_tagged:
             # If the command was run, these words may be part of its output.
             was_run = self._exit_span is not None or (self.command.only_shows and len(self.view.text) > _MAX_MESSAGE)
@@ -174,7 +174,7 @@ class _ToolResult:
         return self.is_edit or _TOOL_MESSAGE.match(self.view.text) is not None
 
     def _tool_verdict(self) -> Verdict | None:
-        """Return a verdict on the result of a non-shell tool, if its text can be a message."""
+        """Return the verdict on the result of a non-shell tool, or None if its text is not an error message."""
         if self.channel == "other":
             is_message = self.is_error is True or self.view.is_labelled
             if not is_message:
@@ -207,7 +207,7 @@ class _ToolResult:
         return verdict or (self._fallback_verdict() if self._failed else None)
 
     def _wrong_use_verdict(self) -> Verdict | None:
-        """Return a verdict that the command could not work as typed, based on its first and last lines."""
+        """Return a verdict if the first or last lines show that the command could not work as typed."""
         ends = replace(self, view=self.view.head_and_tail(_NUM_END_LINES))
         verdict = ends._first_match(_WRONG_USE) or ends._first_match(program_rules(self.command))
         if verdict is None:
@@ -243,7 +243,7 @@ class _ToolResult:
         return None if verdict is None else _weigh_slip(verdict, self.view, self.command)
 
     def _machine_verdict(self) -> Verdict | None:
-        """Return a verdict that the machine or the network caused the failure."""
+        """Return a verdict if the machine or the network caused the failure."""
         verdict = self._outcome(MACHINE)
         if verdict is not None and verdict.kind == "os_permission" and not self._failed:
             # Test output may contain "permission denied", so the message must come from a program in the command.
@@ -438,7 +438,7 @@ _CAUSES = {
     "network": re.compile(
         r"\b(?:curl|wget|git|pip|npm|yarn|pnpm|cargo|docker|apt|apt-get|ssh|gh|go|clone|pull|push|install)\b"
     ),
-    # Any command may take too long: "ls"
+    # Any command may time out: "ls"
     "timeout": re.compile(r""),
     # Any command may lack permissions: "ls"
     "os_permission": re.compile(r""),

@@ -237,7 +237,7 @@ class _EarlierFailure:
     site: ErrorSite
     text: str
     number: int
-    """The number of the call."""
+    """The sequence number of the call."""
     visible_from: int
     """The turn with the result. Only calls in later turns were made with knowledge of it."""
 

@@ -127,7 +127,7 @@ class _PendingFailure:
     command: str
     typed: _TypedCommand | None
     num_calls_left: int = _MAX_CALLS_BETWEEN
-    is_fresh: bool = True  # the model has not written anything since
+    is_fresh: bool = True  # whether the model has written nothing since the failure
 
 
 def _find_mistyped(

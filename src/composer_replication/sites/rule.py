@@ -123,7 +123,7 @@ def rule(
     """Return a rule built from strings. `channels` is separated by blanks; `^` and `$` match at line boundaries."""
     words = channels.split()
     chosen = tuple[Channel, ...](channel for channel in CHANNELS if channel in words)
-    # For example r"^broker unavailable": "Broker unavailable: retry later"
+    # For example, r"^broker unavailable" matches "Broker unavailable: retry later".
     return FailureRule(
         kind=kind,
         pattern=re.compile(pattern, re.MULTILINE | (re.IGNORECASE if ignore_case else 0)),

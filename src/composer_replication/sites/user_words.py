@@ -90,7 +90,7 @@ _PLAIN_REFUSAL = re.compile(
     r"|undo|instead)",
     re.IGNORECASE,
 )
-# A general rule: "never push to main"; "we always use uv"; not "push to main"
+# A rule for the whole project: "never push to main"; "we always use uv"; not "push to main"
 _RULE = re.compile(
     r"\b(?:don'?t|do not|never|always|avoid|prefer|whenever|wherever|unless|every time|from now on|in general"
     r"|we (?:only|always|never|usually)|first\W*$|before (?:you|we|any|each|every|commit|push|pull|merg|open)\w*"

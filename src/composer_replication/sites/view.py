@@ -99,7 +99,7 @@ class CleanedText:
         return _TAG.match(self.text) is not None
 
     def has_any(self, needles: tuple[str, ...]) -> bool:
-        """Whether the text contains one of these lower-case words. Results are cached, since many rules share words."""
+        """Whether the text contains one of these lower-case words. Answers are cached, since many rules share words."""
         cache, lowered = self._needle_cache, self.lowered
         for needle in needles:
             is_present = cache.get(needle)
@@ -152,7 +152,7 @@ class CleanedText:
         return CleanedText(self.text[:head] + _GAP + self.text[tail:], pieces, self.is_cut, self.envelope)
 
     def to_original(self, start: int, end: int) -> tuple[int, int]:
-        """Map a span of this text to a span of the original."""
+        """Map a span in this text to a span in the original."""
         if self.envelope:
             # The original is JSON, in which the span is escaped. If it is missing, the evidence is the whole text.
             quoted = json.dumps(self.text[start:end], ensure_ascii=False)[1:-1]

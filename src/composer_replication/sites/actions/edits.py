@@ -76,7 +76,7 @@ class Insert:
     text: str
 
     def applied(self, files: Mapping[str, str]) -> Changes | None:
-        """Return the changed file, or None if the file is unknown or too short."""
+        """Return the changed file, or None if the file is unknown or has too few lines."""
         text = files.get(self.path)
         lines = text.split("\n") if text is not None else []
         if text is None or not 0 <= self.line <= len(lines):
@@ -175,7 +175,7 @@ def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes
 
 
 def apply_changes(files: dict[str, str], changes: Changes) -> None:
-    """Update `files` in place."""
+    """Apply the changes to `files` in place."""
     for path, text in changes.items():
         if text is None:
             files.pop(path, None)
@@ -286,7 +286,7 @@ _CODEX_SECTION = re.compile(r"\*\*\* (Update|Add|Delete) File: (.+)")
 _MOVE = "*** Move to: "
 # "@@ -12,3 +12,4 @@ def f():" -> ("12", "3", "12", "4"), "@@ -1 +1 @@" -> ("1", None, "1", None)
 _UNIFIED_HUNK = re.compile(r"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
-_MAX_COMPARED_LINES = 20_000_000  # a patch of 1,000 lines to a file of 20,000
+_MAX_COMPARED_LINES = 20_000_000  # a patch of 1,000 lines against a file of 20,000 lines
 _NO_NEWLINE = "\\ No newline at end of file"
 
 

@@ -374,8 +374,8 @@ def _without_emphasis(text: str) -> str:
 #
 #     likeness(a, b) = pairs in both / pairs in either          multiset Jaccard similarity
 #
-# The likeness of two states is the smaller of that of their requests and that of their last messages. If a text has
-# more than 128 pairs, only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
+# The likeness of two states is the minimum over their requests and their last messages. If a text has more than 128
+# pairs, only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
 
 MIN_LIKENESS = 0.7
 """Two states are near-duplicates if their likeness is at least this."""
@@ -385,7 +385,7 @@ _SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
 # Multiplicative (Fibonacci) hashing: 2^64 divided by the golden ratio.
 _PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 Sketch = Sequence[int]
-"""The smallest hashes of a text's word pairs, in ascending order."""
+"""The smallest hashes of the word pairs in a text, in ascending order."""
 State = tuple[Sketch, Sketch]
 """The sketch of the last request, and the sketch of the last messages."""
 

@@ -82,7 +82,7 @@ class SessionState:
         self.tools: dict[str, set[str]] = {}
         self.read: dict[str, str] = {}
         self.reader: str | None = None
-        self.commands: list[str] = []  # only successful ones
+        self.commands: list[str] = []  # successful commands only
         self._events: list[_Event] = []
         self._cwd = cwd
         self._touched: set[str] = set()  # files that were read, written or edited, by normalized path
@@ -222,7 +222,7 @@ class _Shell:
         self._texts: list[str] = []
         self._folders: list[str | None] = []  # the shell's folder for each text
         self._messages: list[str] = []  # the texts that are not call results
-        self._removed: dict[str, int] = {}  # removed path -> the number of texts at that time
+        self._removed: dict[str, int] = {}  # removed path -> the number of texts when it was removed
 
     def add(self, event: _Event) -> None:
         """Add a message, or a call with its result."""
@@ -273,7 +273,7 @@ class _Shell:
         )
 
     def has_shown(self, path: str) -> bool:
-        """Return whether a text has shown this path since it was last removed."""
+        """Return whether a text has shown this path since the path was last removed."""
         name = path.removeprefix("./").rstrip("/")
         # Texts shown before the path, or its name, was removed do not count.
         since = max(self._removed.get(path, 0), self._removed.get(name.rpartition("/")[2], 0))

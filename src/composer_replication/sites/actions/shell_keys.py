@@ -195,7 +195,7 @@ class _ShellWalk:
         return [block.kind, names, parts, _redirect_keys(block.redirects, before)]
 
     def _lose_location(self) -> None:
-        """Continue in an unknown folder, different from any other unknown folder."""
+        """Mark the folder as unknown, and as distinct from every other unknown folder."""
         self.num_unknown += 1
         self.location = _Location(number=self.num_unknown)
 
@@ -556,7 +556,7 @@ def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
         tests.append([test, bool(negated), *(word.key for word in words[end - size : end])])
         at = end
     rest = [word.key for word in words[at:]]
-    # Without an action, `find` prints.
+    # Without an action, `find` prints the paths.
     return ["find", paths or [location.path(".")], _sorted_tests(tests), [] if rest == ["-print"] else rest]
 
 

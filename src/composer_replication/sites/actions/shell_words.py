@@ -172,7 +172,7 @@ class _Lexer:
         self.pending_heredocs.clear()
 
     def _read_word(self) -> ShellWord:
-        """Read a word up to a blank, an operator or a redirection."""
+        """Read a word, which ends at a blank, an operator or a redirection."""
         start, pieces, is_opaque = self.at, _WordPieces(), False
         while self.at < len(self.text):
             char = self.text[self.at]

@@ -86,7 +86,7 @@ class FileTexts:
         self._now = 0
         self._maybe_changed_at = 0  # a person or a command may have changed any file
         self._tree_changed_at = 0  # all files may have been replaced: git checkout, another agent
-        self._reworked_at = 0  # a formatter ran, or the user said that files were changed
+        self._reworked_at = 0  # a formatter ran, or the user reported changes
         self._checked_at: dict[str, int] = {}  # when the doubt about a file was last updated
         self._touched_at: dict[str, int] = {}  # when a file tool last showed or wrote a file
         self._commands = _CommandChanges(shell)
@@ -106,7 +106,7 @@ class FileTexts:
         return text
 
     def edits(self, path: str) -> list[Replace]:
-        """Return the replacements in a file, in order."""
+        """Return the replacements that were made in a file, in order."""
         return self._edits.get(normal_path(path, self.cwd), [])
 
     def add_message(self, text: str) -> None:
@@ -141,7 +141,7 @@ class FileTexts:
         return None if self.is_continued or name in self._mentioned else False
 
     def was_read_in_full(self, path: str) -> bool:
-        """Return whether a file tool has shown or written a whole file in one call."""
+        """Return whether a file tool has shown or written the whole file in one call."""
         return normal_path(path, self.cwd) in self._in_full
 
     def change_by_command(self, path: str) -> Change:

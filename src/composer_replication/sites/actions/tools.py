@@ -181,7 +181,7 @@ def null_is_absent(tool: str) -> bool:
 
 
 def known_defaults(tool: str) -> Mapping[str, Any]:
-    """Return the defaults of a tool's parameters. Paths are relative to the session's folder."""
+    """Return the default values of a tool's parameters. Paths are relative to the session's folder."""
     return {**_FOLDER_DEFAULTS.get(plain_name(tool), {}), **_DEFAULTS.get(tool, {})}
 
 
@@ -191,7 +191,7 @@ def only_looks(tool: str, arguments: Mapping[str, Any]) -> bool:
 
 
 def command_parameter(tool: str, arguments: Mapping[str, Any]) -> str | None:
-    """Return the name of the parameter with the POSIX shell script, or None if the call has none."""
+    """Return the name of the parameter that contains a POSIX shell script, or None if there is none."""
     name = plain_name(tool)
     if not is_shell(tool) or name in _NON_POSIX_SHELLS or name in _WITHOUT_SCRIPT:
         return None

@@ -49,7 +49,7 @@ _ENVIRONMENT = {
     "LC_ALL": "C",
 }
 _TIMEOUT_S = 120
-_MAX_TEXT = 4_000_000  # bytes of one file
+_MAX_TEXT = 4_000_000  # bytes per file
 _MAX_TEXTS = 64_000_000  # bytes for all versions of one file
 _MAX_VERSIONS = 300  # per file
 _GRACE_S = 7 * 24 * 3600  # a work tree may be some days older than the commit that removed a file
@@ -203,7 +203,7 @@ class Checkout:
         A path that is missing from this commit may still have existed if
 
         - a commit that is not an ancestor adds it: it may have been in the work tree earlier, or on another branch;
-        - it was removed in the last days: the work tree may be older;
+        - it was removed only a few days earlier: the work tree may be older;
         - it was removed and the session's branch is unknown: the branch may have started before the removal.
         """
         if relative in self.files or relative in self.folders:

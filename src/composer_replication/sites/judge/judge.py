@@ -262,7 +262,7 @@ def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str,
 
 
 def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
-    """Judge an edit by how often its old text occurs in the file."""
+    """Judge an edit by the number of times its old text occurs in the file."""
     text, source = knowledge.text(path)
     if text is None:
         return Judgement("unknown", "text_not_shown", "edit_no_match")

@@ -119,7 +119,7 @@ class RuleScore:
 
     @property
     def share_failed(self) -> float:
-        """The fraction of these calls that failed."""
+        """The fraction of the calls decided by this rule that failed."""
         return self.failed / self.said
 
 

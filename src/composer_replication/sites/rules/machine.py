@@ -198,7 +198,7 @@ def _command_name(match: re.Match[str]) -> str:
 
 
 def _is_slip(match: re.Match[str], command: Command) -> bool:
-    """Whether a missing program is the model's error: a standard utility, or a misspelled name.
+    """Whether a missing program is the model's error: the program is a standard utility, or its name is misspelled.
 
     Any other program may be one that the project or the machine should have provided.
     """
@@ -211,14 +211,12 @@ def _is_slip(match: re.Match[str], command: Command) -> bool:
 
 
 def _similar_commands(name: str) -> list[str]:
-    """Return a list with the well-known command that this name is a misspelling of, or an empty list."""
+    """Return the most similar well-known command as a list, which is empty if the name is not a misspelling."""
     return difflib.get_close_matches(name, WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
 
 
 def _in_script(line: str) -> bool:
-    """Whether a script failed (`build.sh: line 12: foo: …`), rather than the command as typed
-    (`bash: line 1: foo: …`).
-    """
+    """Whether a script failed (`build.sh: line 12: foo: …`), not the typed command (`bash: line 1: foo: …`)."""
     return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
 
 

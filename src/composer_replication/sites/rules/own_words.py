@@ -1,4 +1,4 @@
-"""Rules for usage errors in the wording of single programs, looked up by the programs in the command.
+"""Rules for the usage errors of single programs, looked up by the programs in the command.
 
 A runner (`npx`, `make`, `go run`) runs code from the project, whose output belongs to the work. The sentences below
 are printed by the runner itself before that code starts. A name in the message must have been typed.

@@ -113,7 +113,7 @@ def shows_its_usage(match: re.Match[str], command: Command) -> bool:
 
 
 def is_typed_target(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured target was typed after `make`."""
+    """Whether the captured target was typed as an argument to `make`."""
     return match[1] in command.text.split() and (command.runs("make") or command.runs("gmake"))
 
 
