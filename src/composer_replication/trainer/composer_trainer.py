@@ -1,8 +1,8 @@
 """GRPO with two more channels, on top of TRL: total = GRPO + alpha_sdpo * channel 2 + beta_replay * channel 3.
 
-Channel 2 trains on the erring turns of the batch's own rollouts, on the very token ids that were sampled; error sites
-are located when rollouts are generated. Channel 3, and channel 2 on logged traces, take their batches from a store of
-logged data. With both weights 0, TRL's step is unchanged.
+Channel 2 trains on the erring turns in the batch's own rollouts, with exactly the token ids that were sampled; error
+sites are located when rollouts are generated. Channel 3, and channel 2 on logged traces, take their batches from a
+store of logged data. With both weights 0, TRL's step is unchanged.
 """
 
 from __future__ import annotations
@@ -68,7 +68,7 @@ from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 
 
 class _WithoutTrl:
-    """Takes the place of TRL's trainer if TRL is not installed: the class can be imported, but not instantiated."""
+    """A placeholder for TRL's trainer if TRL is not installed: subclasses can be imported, but not instantiated."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         require("trl", extra="train")
@@ -93,8 +93,8 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
 
     Args:
         model: As in TRL; `student` is the tiny model that comes with the package, as on the command line.
-        alpha_sdpo, beta_replay: Weights of channels 2 and 3; 0 turns a channel off. A channel with a weight and without
-            data is skipped, and a warning says so.
+        alpha_sdpo, beta_replay: Weights of channels 2 and 3; 0 turns a channel off. A channel that has a
+            weight but no data is skipped with a warning.
         sdpo_jsd_beta, sdpo_temperature, sdpo_token_clip, replay_dpo_beta: As in `compose_loss`. The other fields of
             `ChannelSettings` (sdpo_wrapper, dpo_variant, anneal, ...) are accepted as well, or all of them as
             `settings`.
@@ -102,10 +102,10 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         rollouts: How rollouts are generated and their error sites are located.
         sdpo_weighting: How much each token of an erring turn counts (`RowWeighting`).
         heed_gate: Keep channel 2 off on rollouts until the model is measured to react to hints.
-        trace_dataset, data_collator: Logged traces, and what makes batches of them (`ComposerDataCollator`). Without a
+        trace_dataset, data_collator: Logged traces, and a `ComposerDataCollator` that collates them. Without a
             `trace_dataset`, the rows of `train_dataset` must be TraceExamples: these are the logged traces, and rows
             without a `prompt` get the messages before the agent's first turn as their prompt.
-        logged_sessions: Sessions of a run directory (`LoggedSessions`), in place of these two.
+        logged_sessions: Sessions from a run directory (`LoggedSessions`), instead of traces and a collator.
         logged_batch_size: Logged items per process and micro-step.
         measure_channels: Compute channel 2 even if its weight is 0, for its metrics.
         alarm: Warns of a collapse and keeps the best checkpoint. The default alarm does not stop the run.
@@ -138,7 +138,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         metrics_path: str | Path | None = None,
         **kwargs: Any,
     ) -> None:
-        # Must stay the first statement, so that it holds the arguments only.
+        # Must stay the first statement, so that `locals()` contains only the arguments.
         arguments = locals()
         knobs = {name: arguments[name] for name in _DEFAULTS}
         knobs |= {name: kwargs.pop(name) for name in sorted(_KNOBS & kwargs.keys())}
@@ -146,7 +146,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.wants_sites = self.settings.alpha_sdpo > 0 or measure_channels
         # Without TRL, the constructor of the base class raises below.
         if available("trl"):
-            # By name, so that the model and the data set can be replaced wherever they were passed.
+            # Bind arguments by name, so that the model and the data set can be replaced even if passed by position.
             kwargs, args = _by_name(args, kwargs), ()
             if isinstance(name := kwargs.get("model"), str):
                 kwargs["model"] = resolve_model(name)
@@ -197,7 +197,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             logger.warning(warning)
 
     def _check_all_processes(self, sessions: Any, traces: Sequence[Any] | None) -> None:
-        """Raise if a process runs alone, or differs from rank 0 in tokenizer, logged data or weights."""
+        """Raise an error if a process trains alone, or differs from rank 0 in tokenizer, logged data or weights."""
         check_is_in_group(self.args.world_size)
         if self.args.world_size > 1:
             tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -218,13 +218,17 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             refuse_missing_weights(self.ref_model, what="weights of TRL's reference model", fix=fix)
 
     def _check_arguments(self, options: RolloutOptions) -> None:
-        # The caller has sharded it; this flag keeps transformers from wrapping it again.
+        # The caller has already sharded the model; this flag keeps transformers from wrapping it again.
         if is_sharded(self.model):
             self.is_distributed_loading_by_transformers = True
         if options.max_resamples and self.multi_objective_aggregation != "sum_then_normalize":
-            expected = "'sum_then_normalize': the other one normalizes over the batch, which resampling changes"
+            expected = "'sum_then_normalize', since the alternative normalizes over the batch, which resampling changes"
             raise InputError(
-                explain("aggregation with max_resamples", got=self.multi_objective_aggregation, expected=expected)
+                explain(
+                    "multi_objective_aggregation with max_resamples",
+                    got=self.multi_objective_aggregation,
+                    expected=expected,
+                )
             )
 
     def _add_callbacks(self, diagnosis: RunDiagnosis | None, metrics_path: str | Path | None) -> None:
@@ -250,7 +254,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     def after_step(self) -> None:
         """Update the channels after an optimizer step, before anything is logged or saved."""
         per_generation = self.args.steps_per_generation or 1
-        # `_step` counts micro-steps. The first pass over a generation ends after `per_generation` of them.
+        # `_step` counts micro-steps. The first pass over a generation takes `per_generation` micro-steps.
         next_micro_step = self._step % (per_generation * self.num_iterations)
         is_whole = next_micro_step == 0 or next_micro_step >= per_generation
         message = self.channels.after_step(self.model, self.state.global_step, ends_generation=is_whole)
@@ -263,15 +267,15 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.channel_metrics.end_step(self._metrics["train"])
 
     def mode(self) -> str:
-        """Return the key of TRL's metrics: "train" or "eval"."""
+        """Return the current key into TRL's metrics: "train" or "eval"."""
         return "train" if self.model.training else "eval"
 
     def sum_over(self, values: Tensor) -> Tensor:
-        """Return the sum over all processes."""
+        """Return the sum of `values` over all processes."""
         return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values, reduction="sum")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the channels' metrics to TRL's, and 0 for channels that were skipped."""
+        """Add the channels' metrics to TRL's, and `ran/` metrics of 0 for skipped channels."""
         mode = self.mode()
         self._metrics[mode].update({name: [mean] for name, mean in self.channel_metrics.take(mode).items()})
         self._metrics[mode].update({f"ran/{_LOGGED_METRIC[name]}": [0.0] for name in self.usable.skipped})
@@ -297,9 +301,9 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return HintGate(enabled=is_gated, has_contrast=has_contrast, gather=self._gather_comparisons)
 
     def _gather_comparisons(self, values: list[HintComparison]) -> list[HintComparison]:
-        """Return the comparisons of all processes, on every process.
+        """Gather the comparisons from all processes onto every process.
 
-        They are gathered as text in tensors, because accelerate would pickle objects.
+        They are encoded as text in tensors, because accelerate would pickle objects.
         """
         accelerator = self.accelerator
         if accelerator.num_processes == 1:
@@ -311,7 +315,10 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return [HintComparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
-        """Return a copy of the initial model for the k1 penalty, unless an adapter or TRL's reference has it."""
+        """Return a copy of the initial model for the k1 penalty, or None if none is needed.
+
+        With an adapter or TRL's reference model, the initial weights are available without a copy.
+        """
         if not options.k1_coefficient or self.ref_model is not None or has_adapter(self.model):
             return None
         from trl.trainer.utils import add_fused_lm_head
@@ -352,17 +359,19 @@ def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:
-    """Return the settings from single knobs or `settings`; a mix is refused, as one would be ignored."""
+    """Return `settings`, or settings built from the single knobs. Raises InputError if both are given."""
     if settings is None:
         return ChannelSettings(**knobs)
     changed_knobs = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NO_DEFAULT)]
     if changed_knobs:
         raise InputError(
-            explain("channel knobs", got=f"settings and {', '.join(changed_knobs)}", expected="one of the two")
+            explain(
+                "channel knobs", got=f"settings and {', '.join(changed_knobs)}", expected="settings or single knobs"
+            )
         )
     return settings
 
 
-# The single knobs of the constructor with their defaults, so that `_settings_of` can tell which ones were set.
+# The constructor's single knobs with their defaults, so that `_settings_of` can tell which knobs were set.
 _SIGNATURE = inspect.signature(ComposerReplicationTrainer.__init__).parameters
 _DEFAULTS = {name: parameter.default for name, parameter in _SIGNATURE.items() if name in _KNOBS}

@@ -50,7 +50,7 @@ HintGenerator = Callable[[str, Any], str | None]
 
 
 class TraceTurn(TypedDict, total=False):
-    """One message. Messages of the OpenAI format (tool_calls, tool_call_id, a system role) are accepted as well."""
+    """One message. Messages in the OpenAI format (tool_calls, tool_call_id, a system role) are accepted as well."""
 
     role: Literal["user", "assistant", "tool"]
     content: str
@@ -69,7 +69,7 @@ class TraceExample(TypedDict, total=False):
 
 
 class TokenizerLike(Protocol):
-    """What the collator needs of a tokenizer: token ids for a text.
+    """The part of a tokenizer that the collator uses: it turns a text into token ids.
 
     With a fast Hugging Face tokenizer and a chat template (its own, or `CollatorConfig.chat_template`) conversations
     are rendered with the template. With any other tokenizer, the content of each turn is tokenized on its own.
@@ -86,18 +86,19 @@ class TokenizerLike(Protocol):
 
 @dataclass
 class CollatorConfig:
-    """How traces become a batch.
+    """Settings for collating traces.
 
     Args:
-        pad_token_id: Fills up rows. Any id of the vocabulary will do, since the attention masks say what is padding.
-        ignore_index: The value (-100 or 0) in `sdpo_loss_mask` of tokens that are no targets. All other masks are 0 and
-            1.
-        hint_generator: Makes the hints; without one there are no targets for channel 2.
+        pad_token_id: The id that rows are padded with. Any id in the vocabulary works, since attention masks mark the
+            padding.
+        ignore_index: The value (-100 or 0) that marks non-target tokens in `sdpo_loss_mask`. All other masks contain 0
+            and 1.
+        hint_generator: Returns the hints. Without a generator, channel 2 has no targets.
         placement: Where a hint is inserted.
         tools: Tool schemas for the chat template.
         chat_template: Replaces the tokenizer's template.
-        thinking: Which `reasoning_content` is learned. By default that of the student itself, recognized by the
-            messages' `model` (`ThinkingRules.student_models`); with `render.thinking.ALL_OWN` all of it.
+        thinking: Which `reasoning_content` is trained on: by default only the student's own, recognized by the
+            messages' `model` (`ThinkingRules.student_models`); with `render.thinking.ALL_OWN`, all of it.
     """
 
     max_seq_len: int = 4096
@@ -144,11 +145,12 @@ class ComposerDataCollator:
     these segments. The constructor then warns, and there are no end-of-turn tokens that a mask could include.
 
     A trace is one row, or one row per sequence if a template rewrites history; each row gets the trace's reward. A
-    trace without a reward gets NaN, counted as `no_reward`. Rows longer than `max_seq_len` keep their end, from the
-    start of a message on if possible. Targets are never cut: a turn, site or pair that does not fit is left out.
+    trace without a reward gets NaN, counted as `no_reward`. Rows longer than `max_seq_len` are truncated on
+    the left, at the start of a message if possible. Targets are never truncated: a turn, site or pair that does not
+    fit is dropped.
 
     `counts` has the number of dropped items by reason, over all calls in this process (each data loader worker has its
-    own; `counts.clear()` resets it). What a template could not render faithfully is counted in `renderer.counts`. If no
+    own; `counts.clear()` resets it). `renderer.counts` counts what a template could not render faithfully. If no
     row is left (`batch_without_rows`), the batch has one row of a single token without a target and a reward of NaN:
     `compose_loss` runs, and its `active` shows that lm_ce did not.
     """
@@ -172,7 +174,7 @@ class ComposerDataCollator:
         self._num_ids = _vocabulary_size(self.tokenizer)
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
-        """Return the batch, validated as `compose_loss` will validate it."""
+        """Return the batch, after the validation that `compose_loss` also does."""
         if not batch:
             raise InputError(explain("batch", got="no traces", expected="at least one"))
         students, sites, pairs, rewards = list[StudentRow](), list[SiteRow](), list[PairIds](), list[float]()
@@ -194,7 +196,7 @@ class ComposerDataCollator:
     def pairs(self, traces: Iterable[TraceExample]) -> Iterator[PairIds]:
         """Yield the pairs that batches of these traces contain, for `trainer.reference.precompute_ref_logprobs`.
 
-        They are not added to `counts`.
+        `counts` is left unchanged.
         """
         for index, example in enumerate(traces):
             before = Counter(self.counts)
@@ -241,8 +243,8 @@ class ComposerDataCollator:
             return []
         # A single pair instead of a list is a common mistake, and a mapping would be iterated by its keys.
         if isinstance(pairs, str | Mapping) or not isinstance(pairs, Sequence):
-            raise InputError(explain(f"dpo_pairs of {where}", got=type(pairs).__name__, expected="a list of DPOPairs"))
-        pair_ids = [self._pairs.pair(pair, f"pair {number} of {where}") for number, pair in enumerate(pairs)]
+            raise InputError(explain(f"dpo_pairs in {where}", got=type(pairs).__name__, expected="a list of DPOPairs"))
+        pair_ids = [self._pairs.pair(pair, f"pair {number} in {where}") for number, pair in enumerate(pairs)]
         return [pair for pair in pair_ids if pair is not None]
 
     def _reward(self, example: TraceExample, where: str) -> float:
@@ -258,7 +260,7 @@ class ComposerDataCollator:
             reward = math.nan
         if not math.isfinite(reward):
             fix = "Leave the key out if there is no reward."
-            raise InputError(explain(f"{key} of {where}", got=repr(value), expected="a finite number", fix=fix))
+            raise InputError(explain(f"{key} in {where}", got=repr(value), expected="a finite number", fix=fix))
         return reward
 
     def _tensors(
@@ -280,16 +282,16 @@ class ComposerDataCollator:
 
 
 def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRenderer:
-    """Return the renderer of conversations: by chat template, or turn by turn, with a warning, without a template."""
+    """Return a renderer that uses the chat template, or else one that tokenizes turn by turn, with a warning."""
     is_fast = hasattr(tokenizer, "backend_tokenizer")
     if is_fast and (config.chat_template is not None or getattr(tokenizer, "chat_template", None)):
         # Only a fast tokenizer reports the offsets that align masks with a rendered template.
         return Renderer(tokenizer, tools=config.tools, chat_template=config.chat_template, thinking=config.thinking)
     name = type(tokenizer).__name__
     if config.chat_template is not None:
-        fix = "Load a fast one with AutoTokenizer, or leave chat_template out: turns are then tokenized one by one."
-        got = f"a template, and a tokenizer without a fast backend ({name})"
-        raise InputError(explain("chat_template", got=got, expected="a fast tokenizer with it", fix=fix))
+        fix = "Load a fast tokenizer with AutoTokenizer, or omit chat_template to tokenize turns one by one."
+        got = f"a template for a tokenizer without a fast backend ({name})"
+        raise InputError(explain("chat_template", got=got, expected="a fast tokenizer", fix=fix))
     renderer = SegmentRenderer(tokenizer, tools=config.tools, thinking=config.thinking)
     lacks = "no chat template" if is_fast else "no fast backend"
     warnings.warn(
@@ -297,14 +299,14 @@ def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRe
         "these segments. There are no role headers and no end-of-turn tokens, so the ids differ from what a chat model "
         "sees. For a chat model, load a fast tokenizer with a template, or pass CollatorConfig(chat_template=...).",
         UserWarning,
-        # The caller that creates the collator.
+        # Attribute the warning to the code that creates the collator.
         stacklevel=4,
     )
     return renderer
 
 
 def _vocabulary_size(tokenizer: Any) -> int | None:
-    """Return the number of token ids; None if the tokenizer does not state it."""
+    """Return the number of token ids, or None if the tokenizer does not report it."""
     if hasattr(tokenizer, "__len__"):
         return len(tokenizer)
     size = getattr(tokenizer, "vocab_size", None)
@@ -322,7 +324,7 @@ _GENERIC_KINDS = ("other", "nonzero_exit")
 
 
 class _MarkedError(NamedTuple):
-    """An error that a trace marks: the assistant turn at fault, and the arguments for the hint generator."""
+    """An error marked in a trace: the assistant turn at fault, and the arguments for the hint generator."""
 
     turn: int
     kind: str
@@ -334,10 +336,10 @@ def _marked_errors(
 ) -> Iterator[_MarkedError]:
     """Yield the error of every message with a `tool_error`; errors without an assistant turn are counted.
 
-    The kind is `error_meta["error_kind"]`. Without it, `tool_error` itself if it names a kind. Otherwise the rules of
-    `sites` classify the call and its result: json_decode for arguments that are no JSON, type_error for others that do
-    not fit, and runtime_error if no rule matches. Without an `error_meta`, the generator gets the tool_name and
-    error_message of the trace.
+    The kind is `error_meta["error_kind"]`, or else `tool_error` itself if it names a kind. Otherwise the rules in
+    `sites` classify the call and its result: json_decode for arguments that are not JSON, type_error for other invalid
+    arguments, and runtime_error if no rule matches. Without an `error_meta`, the generator gets the trace's tool_name
+    and error_message.
     """
     for index, message in enumerate(messages):
         error = message.get("tool_error")
@@ -358,7 +360,7 @@ def _marked_errors(
         if kind is None:
             kind = _kind_of(call, text)
         if not isinstance(kind, str):
-            where = f"error_kind of {turns[index].id}"
+            where = f"error_kind in {turns[index].id}"
             raise InputError(explain(where, got=type(kind).__name__, expected="the name of a kind"))
         yield _MarkedError(caller, kind, meta or _meta_from_trace(call, text))
 
@@ -366,7 +368,7 @@ def _marked_errors(
 def _meta_of(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     meta = message.get("error_meta")
     if meta is not None and not isinstance(meta, Mapping):
-        raise InputError(explain(f"error_meta of {where}", got=type(meta).__name__, expected="a mapping"))
+        raise InputError(explain(f"error_meta in {where}", got=type(meta).__name__, expected="a mapping"))
     return dict(cast("Mapping[str, Any]", meta or {}))
 
 
@@ -397,7 +399,7 @@ def _meta_from_trace(call: ToolCall | None, text: str) -> dict[str, Any]:
 
 
 class _ReferenceLookup(Protocol):
-    """Returns the log-probs of both answers of a pair under the initial model, by the ids in the batch."""
+    """Returns the initial model's log-probs for both answers in a pair, looked up by token ids."""
 
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
@@ -405,7 +407,7 @@ class _ReferenceLookup(Protocol):
 
 
 def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Return (B, T), with T the longest row. Padding is marked by lengths, never by an id."""
+    """Return the rows as one (B, T) tensor, padded to the longest row. Masks rely on row lengths, never on `value`."""
     width = max(map(len, rows))
     return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.int64)
 
@@ -424,7 +426,10 @@ def _student_tensors(rows: Sequence[StudentRow], pad: int) -> dict[str, Tensor]:
 
 
 def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_index: int) -> dict[str, Tensor]:
-    """Return the keys of channel 2. Row n of both indices predicts the same token; the mask marks it in `input_ids`."""
+    """Return the batch entries for channel 2.
+
+    Row n of both index tensors predicts the same token; the mask marks that token in `input_ids`.
+    """
     mask = torch.full_like(input_ids, ignore_index)
     student: list[Tensor] = []
     teacher: list[Tensor] = []

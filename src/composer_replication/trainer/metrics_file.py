@@ -1,4 +1,4 @@
-"""Write metrics to `metrics.jsonl`, call a trainer after its own steps, and send evaluations to a tracker."""
+"""Write metrics to `metrics.jsonl`, notify a trainer of its own steps, and send evaluation results to a tracker."""
 
 from __future__ import annotations
 
@@ -54,8 +54,8 @@ def _step_of(row: dict[str, object]) -> int:
 
 
 def _plain(value: Any) -> Any:
-    """Return numbers of other libraries as Python's own, and other values as they are."""
-    # Scalars of torch and numpy.
+    """Return a value as JSON can store it: NaN and infinity as None, objects of unknown types as text."""
+    # torch and numpy scalars have `item`.
     if hasattr(value, "item"):
         value = value.item()
     # JSON has no NaN or infinity.
@@ -65,7 +65,7 @@ def _plain(value: Any) -> Any:
 
 
 class Steps(Protocol):
-    """A trainer with methods that `StepCallback` calls."""
+    """A trainer that `StepCallback` notifies of its steps."""
 
     def before_steps(self) -> None: ...
     def after_step(self) -> None: ...
@@ -89,8 +89,10 @@ _PROJECT = "huggingface"
 
 
 def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return results as metrics: `evaluation/ARM/NAME` and the ends of its interval. Results by kind end with the
-    kind."""
+    """Return evaluation results as metrics: `evaluation/ARM/NAME`, with `/low` and `/high` for its interval.
+
+    A result for one kind of error has `/KIND` after its name.
+    """
     metrics: dict[str, float] = {}
     for figure in evaluation["figures"]:
         name = "/".join(
@@ -107,7 +109,9 @@ def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
 
 
 def report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name: str) -> dict[str, float]:
-    """Log the results as a run of the tracker that `train.report_to` names, and return them; "none" logs nothing."""
+    """Log evaluation results as a new run in the tracker `report_to`, and return them as metrics;
+    "none" logs nothing.
+    """
     metrics = evaluation_metrics(evaluation)
     if report_to == "none":
         return metrics

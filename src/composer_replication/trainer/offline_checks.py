@@ -1,4 +1,6 @@
-"""Checks before an offline run (settings that cannot work) and after it (channels that never ran), and its metrics."""
+"""Check an offline run before it starts (settings that cannot work) and after it ends (channels that never ran), and
+collect its metrics.
+"""
 
 from __future__ import annotations
 
@@ -36,11 +38,13 @@ _KNOBS = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=T
 
 
 def check_arguments(args: Any) -> None:
-    """Raise ConfigError unless each process has one device, all are in one group, and all get as many micro-batches."""
+    """Raise ConfigError unless each process has one device, all are in one group, and all get equally many
+    micro-batches.
+    """
     check_is_in_group(args.world_size)
     if args.n_gpu > 1:
         fix = "Start one process per GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
-        raise ConfigError(explain("GPUs of this process", got=args.n_gpu, expected=1, fix=fix))
+        raise ConfigError(explain("GPUs in this process", got=args.n_gpu, expected=1, fix=fix))
     if args.world_size > 1 and not args.accelerator_config.even_batches:
         fix = "Set it to True: a process with fewer micro-batches would leave the others waiting."
         raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
@@ -59,7 +63,7 @@ def ready_sessions(
 ) -> LoggedSessions:
     """Return the sessions with checked hints and reference log-probs as needed.
 
-    Call it under the autocast of the steps.
+    Call it under the same autocast as the training steps.
     """
     if hint_margin is not None:
         sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
@@ -77,23 +81,24 @@ def ready_sessions(
 
 
 def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
-    """Load the weights that a warm-up ended with into its model, and return the phase of the training that follows.
+    """Load a warm-up's final weights into the model, and return the phase of the training that follows.
 
-    Raises StaleArtefactError if the checkpoint is not that of a warm-up, or of one that began with other weights.
+    Raises StaleArtefactError if the checkpoint was not written by a warm-up, or if that warm-up began with other
+    weights.
     """
     manifest = check_manifest(checkpoint)
     if manifest["about"]["data"].get("phase") != WARM_UP:
-        fix = "Give the checkpoint that `trainer.warmup.warm_up` names."
-        got = "a checkpoint, but not of a warm-up"
-        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="one of a warm-up", fix=fix))
+        fix = "Pass the folder of the `checkpoint` that `trainer.warmup.warm_up` returns."
+        got = "a checkpoint from another training phase"
+        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="a checkpoint from a warm-up", fix=fix))
     # Compared before anything is loaded, so that a refused checkpoint leaves the model unchanged.
     check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
     start_weights, origin = weights_digest(model), manifest["about"]["data"]
     start = {"start_weights": start_weights, "start_adapter": trained_adapter_digest(model)}
     for name, now in start.items():
         if (before := origin.get(name)) != now:
-            fix = "Use the model that the warm-up began with, or warm this one up in another folder."
-            got, expected = f"a warm-up that began with {name} {str(before)[:12]}", f"these, {str(now)[:12]}"
+            fix = "Use the model that the warm-up began with, or run a warm-up of this model in another folder."
+            got, expected = f"{name} {str(before)[:12]}", f"{name} {str(now)[:12]}, as in this model"
             raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
     load_weights(model, checkpoint)
     return {
@@ -105,7 +110,9 @@ def take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
 
 
 def startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
-    """Return the warnings before the first step of an `OfflineTrainer`. Raises if the run cannot work at all."""
+    """Return the warnings to log before an `OfflineTrainer`'s first step. Raises an error if the run cannot work at
+    all.
+    """
     cannot_run = _channels_that_cannot_run(sessions.channels, trainer.weights())
     live_teacher = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
     plan: MemoryPlan = trainer.plan()
@@ -121,7 +128,9 @@ def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, fl
     if not any(items[name] and weights[name] > 0 for name in CHANNELS):
         got = ", ".join(f"{_KNOBS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)
         fix = "Set the weight of a channel that has items, or add sites and pairs to the sessions."
-        raise InactiveChannelError(explain("channels", got=got, expected="at least one that runs", fix=fix))
+        raise InactiveChannelError(
+            explain("channels", got=got, expected="a weight above 0 for a channel with items", fix=fix)
+        )
     return [
         NO_PAIR.format(weights[name])
         if name == CHANNELS[2]
@@ -132,7 +141,7 @@ def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, fl
 
 
 def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterator[str]:
-    """Yield a warning for each channel that never ran, with its largest weight and its items."""
+    """Yield a warning for each channel that never ran, with the number of its items and its largest weight."""
     for name in CHANNELS:
         if not log.ran_steps.get(name, 0):
             coverage = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
@@ -145,9 +154,9 @@ def channels_that_never_ran(log: ChannelLog, items: Mapping[str, int]) -> Iterat
 def plan_run(
     model: nn.Module, args: Any, sessions: LoggedSessions, teacher: str, *, warmed_up: bool = False
 ) -> MemoryPlan:
-    """Return the memory of the largest step that these sessions can make, on the device of this process.
+    """Return a memory estimate for the largest step that these sessions can produce, on this process's device.
 
-    The model is loaded already, so its memory counts as available.
+    The model is already loaded, so the memory that it occupies counts as available.
     """
     bare = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
@@ -187,9 +196,9 @@ NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dp
 class ChannelLog:
     """The channels' metrics since the last log line: means over items, and how often each channel ran.
 
-    Micro-batches add up to steps, and steps to means. Values stay on their device until they are logged. Over the whole
-    run it has `ran_steps`, `seen_items` (also those of steps with weight 0) and `top_weights`, each channel's largest
-    weight.
+    Micro-batches are summed into steps, and steps are averaged. Values stay on their device until they are logged. For
+    the whole run, each channel has its `ran_steps`, its `seen_items` (including items in steps where its weight was 0)
+    and its largest weight in `top_weights`.
     """
 
     def __init__(self) -> None:
@@ -206,7 +215,7 @@ class ChannelLog:
         self._open = values if self._open is None else self._open + values
 
     def take_step(self) -> Tensor:
-        """Return (3,), this process's part of the step that ends here, and begin the next step."""
+        """Return this process's losses in the finished step, of shape (3,), and begin the next step."""
         values = torch.zeros(len(CHANNELS)) if self._open is None else self._open
         self._open = None
         return values
@@ -214,7 +223,7 @@ class ChannelLog:
     def finish_step(
         self, values: Tensor, items: Mapping[str, int], weights: Mapping[str, float], *, tokens: int = 0
     ) -> None:
-        """Add the values of a whole step, over all processes. A channel ran if it had items and a weight above 0.
+        """Add a step's losses, summed over all processes. A channel ran if it had items and a weight above 0.
 
         `tokens` is the number of tokens in all trees of the step.
         """
@@ -273,7 +282,7 @@ class ChannelLog:
         self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
         since = tree["since_log"]
         self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
-        # Checkpoints of earlier versions have none.
+        # Checkpoints written by earlier versions have no token count.
         self._tokens = since.get("tokens", 0)
         self._sums = torch.tensor(since["sums"], dtype=torch.float64)
         self._total, self._weights = since["total"], dict(since["weights"])
@@ -300,12 +309,12 @@ class EvaluationSums:
         self._items += items
 
     def both(self) -> Tensor:
-        """Return (2, 3): sums and item counts, to be added up over processes."""
+        """Return the sums and item counts, of shape (2, 3), to be summed over processes."""
         return torch.stack([self._sums, self._items])
 
     @staticmethod
     def metrics(both: Tensor, weights: Mapping[str, float]) -> dict[str, float]:
-        """Return `total` and the loss of each channel that had items."""
+        """Return the mean loss of each channel that had items, and the weighted sum of these means as `total`."""
         sums, items = both.cpu().double().tolist()
         means = {name: total / count for name, total, count in zip(CHANNELS, sums, items, strict=True) if count}
         total = sum(weights[name] * value for name, value in means.items())
@@ -313,10 +322,10 @@ class EvaluationSums:
 
 
 def weighted_total(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
-    """Return the loss to train on. In `compose_loss` itself, channel 1 always has weight 1."""
+    """Return the training loss. `compose_loss` always gives channel 1 weight 1; this applies the configured weight."""
     return components.total if weights[CHANNELS[0]] == 1.0 else weighted_sum(components, weights)
 
 
 def weighted_sum(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
-    """Return the weighted sum of the channels, whatever weights they were computed with."""
+    """Return the weighted sum of the channels' losses, regardless of the weights passed to `compose_loss`."""
     return sum((weights[name] * getattr(components, name) for name in CHANNELS), start=components.lm_ce.new_zeros(()))

@@ -1,9 +1,9 @@
-"""Train on logged sessions alone: tree batches of windows, three channels, on `transformers.Trainer`.
+"""Train on logged sessions only, with all three channels, on top of `transformers.Trainer`.
 
     loss = lm_weight * lm_ce + alpha_sdpo * sdpo + beta_replay * replay
 
-Each channel is a mean over all its items of an optimizer step, in all micro-batches and on all processes. How a batch
-is divided into micro-batches or over processes therefore changes nothing.
+Each channel is a mean over all its items in an optimizer step, across micro-batches and processes. The loss therefore
+does not depend on how a batch is divided into micro-batches or over processes.
 """
 
 from __future__ import annotations
@@ -82,18 +82,18 @@ class OfflineTrainer(WithTeacher, Trainer):
         lm_weight: Weight of channel 1.
         eval_sessions: The sessions to evaluate on.
         peft_config: Adds an adapter.
-        quantization: "4bit" loads the weights below the adapter in four bits.
+        quantization: "4bit" loads the base weights in four bits; only an adapter is then trained.
         fsdp: Shard the weights over the processes (FSDP2).
-        warmed_up: The last checkpoint of a warm-up (`trainer.warmup`). Its weights are loaded, and hint check,
-            reference log-probs and teacher start from them.
-        hint_margin: If given, sites have to pass the hint check first.
-        shuffle_seed: Makes the run a control: the same sites get hints of other kinds, and half of the pairs are
-            swapped.
-        reference_path: Where reference log-probs of pairs are stored, by default in the run directory. Missing ones are
-            computed from the initial model in the precision of its steps.
+        warmed_up: The last checkpoint of a warm-up (`trainer.warmup`). Its weights are loaded, and the hint check, the
+            reference log-probs and the teacher start from them.
+        hint_margin: If given, train only on sites that pass the hint check with this margin.
+        shuffle_seed: Makes the run a control: the same sites get hints for other kinds of errors, and half of the pairs
+            are swapped.
+        reference_path: The file for the pairs' reference log-probs, by default in the run directory. Missing log-probs
+            are computed from the initial model, in the precision of the training steps.
         metrics_path: The file for metrics, which also go to `report_to`; default `metrics.jsonl` in `output_dir`.
         callbacks: More callbacks.
-        options: Passed to `transformers.Trainer`: optimizers, processing_class and the like.
+        options: More arguments for `transformers.Trainer`, such as `optimizers` and `processing_class`.
     """
 
     # The loss needs no division by the number of micro-batches: each channel is divided by the items of the whole step.
@@ -104,7 +104,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     _taid_state: Mapping[str, float | None] | None = None
     _evaluation: EvaluationSums | None = None
     phase: Mapping[str, str] = {}
-    """The phase of a training with a warm-up. Checkpoints store it, and those of another phase are not resumed from."""
+    """The training phase, if there is a warm-up. A run resumes only from checkpoints saved in its own phase."""
 
     def __init__(
         self,
@@ -155,7 +155,7 @@ class OfflineTrainer(WithTeacher, Trainer):
             self.is_distributed_loading_by_transformers = True
         if not is_sharded_here and warmed_up is not None:
             self.phase = take_warmed_up(model, Path(warmed_up))
-        # Log-probs are compared with those of the steps, so round them alike.
+        # Training steps compare their log-probs with these, so both must be rounded in the same way.
         with self.accelerator.autocast():
             shared_options = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
             proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
@@ -181,7 +181,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         model, sessions = self._start_model, self._train_sessions
         return plan_run(model, self.args, sessions, self.teacher.kind, warmed_up=bool(self.phase))
 
-    # ---- what a step is made of
+    # ---- one step
 
     def weights(self) -> dict[str, float]:
         """Return the weight of each channel in the next step."""
@@ -191,7 +191,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     def get_batch_samples(
         self, epoch_iterator: Iterator[Any], num_batches: int, device: torch.device
     ) -> tuple[list[Any], Any]:
-        """Return the micro-batches of an optimizer step, and each channel's items in them over all processes."""
+        """Return the micro-batches for one optimizer step, and each channel's number of items over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
         local_items = items_of(batches)
         totals = self._sum_over_processes(torch.tensor([local_items[name] for name in (*CHANNELS, TOKENS)])).tolist()
@@ -204,7 +204,8 @@ class OfflineTrainer(WithTeacher, Trainer):
     ) -> Any:
         """Return this micro-batch's share of the step's loss.
 
-        It is multiplied by the number of processes, because the shares have to add up and DDP and FSDP take the mean.
+        The share is multiplied by the number of processes, because DDP and FSDP average the gradients instead of
+        summing them.
         """
         weights = self.weights()
         components = self._components(model, inputs[KEY], weights, num_items_in_batch)
@@ -220,7 +221,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         """Add a batch to the sums of the evaluation, and return its loss."""
         del prediction_loss_only, ignore_keys  # the loss is the only output
         weights = self.weights()
-        # With an annealed weight, channel 2 is of interest most of all at the end, when its weight may be 0.
+        # At the end of annealing channel 2's weight may be 0, but its loss is then of most interest.
         measured = {**weights, CHANNELS[1]: weights[CHANNELS[1]] or self.settings.alpha_sdpo}
         with torch.no_grad():
             components = self._components(model, inputs[KEY], measured, None)
@@ -245,7 +246,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         options = self.settings.loss_options()
         if self.settings.sdpo_wrapper == "taid":
             options["taid_t"] = self.taid.t
-        # Only the model's body is called and not its own forward, which is where Accelerate enables autocast.
+        # Accelerate enables autocast in the model's `forward`, but only the model's body is called here.
         with self.accelerator.autocast():
             return compose_loss(
                 model,
@@ -258,11 +259,11 @@ class OfflineTrainer(WithTeacher, Trainer):
                 **options,
             )
 
-    # ---- what happens after a step
+    # ---- after a step
 
     @property
     def taid(self) -> TAIDScheduler:
-        """The TAID schedule over the steps of this run, or its initial value while their number is unknown."""
+        """The TAID schedule for this run; until the number of steps is known, a schedule at its initial value."""
         return self._taid or self.settings.taid_schedule(1)
 
     def before_steps(self) -> None:
@@ -276,7 +277,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         """Log the step's losses over all processes, and update TAID's schedule and the teacher."""
         values = self._sum_over_processes(self.channel_log.take_step())
         num_steps = self.state.global_step
-        # The weight that the finished step had; `weights` is about the next one.
+        # The weight in the step that just finished; `weights` returns those for the next step.
         alpha = self.settings.alpha_at(num_steps - 1, self.state.max_steps)
         weights = {**self.weights(), CHANNELS[1]: alpha}
         self.channel_log.finish_step(values, self._step_items, weights, tokens=self._step_tokens)
@@ -287,14 +288,14 @@ class OfflineTrainer(WithTeacher, Trainer):
             self.teacher.after_step(self.model_wrapped)
 
     def _sum_over_processes(self, local: Tensor) -> Tensor:
-        """Return the sum over all processes."""
+        """Return the sum of `local` over all processes."""
         if self.accelerator.num_processes == 1:
             return local
         total: Any = self.accelerator.reduce(local.to(self.args.device), reduction="sum")
         return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the channels' metrics to each line about the loss, and a summary to the last line."""
+        """Add the channels' metrics to every log line that has a loss, and a summary to the last line."""
         if "loss" in logs:
             logs |= self.channel_log.take()
             if self.settings.sdpo_wrapper == "taid":
@@ -305,15 +306,15 @@ class OfflineTrainer(WithTeacher, Trainer):
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return 6 operations per weight and token: 2 in the forward pass, 4 in the backward pass."""
+        """Return the estimated operations: 6 per weight and token (2 in the forward pass, 4 in the backward pass)."""
         return 6 * self._num_weights * len(inputs[KEY].batch.tree)
 
     def resume_geometry(self) -> dict[str, Any]:
-        """Add the digest of the sessions, since other sessions may be just as many."""
+        """Add the digest of the sessions, since different sessions may have the same number of items."""
         return {**super().resume_geometry(), "sessions": self._train_sessions.digest, **self.phase}
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what a resumed run needs besides weights, optimizer and random number generators."""
+        """Return the state that a resumed run needs besides weights, optimizer and random number generators."""
         taid = self.taid.state_dict() if self.settings.sdpo_wrapper == "taid" else None
         state = {"teacher": local_state(self.teacher), "taid": taid, "channels": self.channel_log.state()}
         return super().extra_state() | state

@@ -1,8 +1,8 @@
-"""Every method of transformers' and TRL's trainers that is overridden, each in one line that passes on the original.
+"""Override methods of transformers' and TRL's trainers, each in one line that passes the original method on.
 
 `tests/contract/test_transformers_trainer.py` and `test_trl.py` check what these methods rely on, and
-`test_overrides.py` checks that no other file overrides a private method. A class that uses one of these names a trainer
-after it in its bases.
+`test_overrides.py` checks that no other file overrides a private method. In a class's bases, put these classes before
+the trainer.
 """
 
 from __future__ import annotations
@@ -23,14 +23,16 @@ _Trainer: Any = object
 
 
 class SafeCheckpoints(_Trainer):
-    """Put before a Trainer class: `class MyTrainer(SafeCheckpoints, Trainer)`. See `checkpoints.run_checkpoints`."""
+    """A mixin that saves complete checkpoints: `class MyTrainer(SafeCheckpoints, Trainer)`. See
+    `checkpoints.run_checkpoints`.
+    """
 
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
     """Signals that end training after the current step, with a checkpoint; add SIGINT for Ctrl-C."""
     stopped_by: str = ""
     """The name of the signal that ended the last `train`, or ""."""
     was_finished: bool = False
-    """Whether the last `train` found all steps finished, and loaded the weights of their checkpoint."""
+    """Whether the last `train` found all steps already finished, and loaded the last checkpoint's weights."""
     resumed_from: Path | None = None
     """The checkpoint that the last `train` resumed from."""
 
@@ -39,17 +41,19 @@ class SafeCheckpoints(_Trainer):
         return RunCheckpoints(self)
 
     def extra_state(self) -> dict[str, Any]:
-        """Return what else this process needs for an exact resume, as a tree.
+        """Return additional state of this process that an exact resume needs, as a tree.
 
-        Subclasses add to what `super` returns.
+        Subclasses extend the tree that `super` returns.
         """
         return {}
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:
-        """Restore what `extra_state` returned, before the first step. Subclasses call `super`."""
+        """Restore the state that `extra_state` returned, before the first step. Subclasses call `super`."""
 
     def resume_geometry(self) -> dict[str, Any]:
-        """Return settings, as JSON, that must be the same on resume. Subclasses add to what `super` returns."""
+        """Return the settings that must not change on resume, as JSON. Subclasses extend the dict
+        that `super` returns.
+        """
         return {}
 
     def train(self, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:

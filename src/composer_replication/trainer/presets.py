@@ -1,8 +1,8 @@
-"""Recommended settings from recipes/presets/*.toml, as a config and as arguments of the trainers.
+"""Load the recommended settings in recipes/presets/*.toml, as a config and as arguments for the trainers.
 
 composer   Dr. GRPO, one pass over each rollout, k1 in the advantage, effort penalty as a reward; kl_st, trust region
 dapo       a higher upper clip, a mean over all tokens, overlong filter and penalty, dynamic sampling
-none       the defaults of the functions themselves
+none       no preset: the defaults in code
 """
 
 from __future__ import annotations
@@ -56,7 +56,7 @@ _TRL_NAMES = {
 
 
 def preset_config(name: PresetName) -> CrfConfig:
-    """Return the config of a preset without any other settings."""
+    """Return the default config with only this preset applied."""
     return load_with_preset(overrides=[f"train.preset={name}"])
 
 
@@ -112,7 +112,7 @@ def training_arguments(config: TrainConfig) -> dict[str, Any]:
 def composer_grpo_config(
     output_dir: str | os.PathLike[str], *, preset: Literal["composer", "dapo"] = "composer", **overrides: Any
 ) -> Any:
-    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are its own arguments and take precedence.
+    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are arguments of GRPOConfig and win.
 
     TRL computes in bf16 by default. Without a GPU that supports it, and unless `use_cpu` or `bf16` is set, this uses
     fp32.
@@ -120,7 +120,7 @@ def composer_grpo_config(
     trl = require("trl", extra="train")
     arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)
     if not (overrides.get("use_cpu") or is_torch_bf16_gpu_available() or is_torch_xla_available()):
-        # transformers would refuse TRL's own default.
+        # transformers would refuse TRL's default, bf16=True.
         arguments["bf16"] = False
     if not torch.cuda.is_available():
         # torch warns about pinned memory without a GPU.
@@ -166,10 +166,10 @@ def rollout_options(config: CrfConfig) -> RolloutOptions:
 
 
 def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callable[..., list[float]]]:
-    """Return the reward functions that a config adds to those of its task."""
+    """Return the reward functions that a config adds to the task's own."""
     rewards: list[Callable[..., list[float]]] = []
     grpo, effort = config.grpo, config.effort
-    # In tokens before the limit, from a share of it.
+    # The option is a fraction of the limit, but TRL takes a number of tokens.
     soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
     if soft_length:
         rewards.append(_overlong_reward(grpo.max_completion_length, soft_length))
@@ -182,7 +182,7 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
 
 
 def _overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
-    """Return DAPO's soft overlong punishment: 0 until `soft_length` before the limit, then falling to -1."""
+    """Return DAPO's soft overlong penalty: 0 up to `soft_length` tokens before the limit, then falling to -1."""
     rewards = require("trl.rewards", extra="train")
     return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
 
@@ -195,11 +195,13 @@ NO_PAIR = (
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSettings(LossKnobs):
-    """The knobs of `compose_loss`, by the same names, and the annealing of channel 2's weight.
+    """Settings for channels 2 and 3: arguments of `compose_loss` under the same names, and annealing of channel 2's
+    weight.
 
-    `sdpo_is_clip` weights a rollout's token that older weights sampled by min(clip, p now / p then), without gradient.
-    With `sdpo_wrapper="taid"`, t moves from `taid_start` to `taid_end`, as in `TAIDScheduler`. With `anneal="linear"`,
-    the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
+    `sdpo_is_clip` caps the importance ratio (current / sampling probability) by which a rollout's tokens are weighted;
+    no gradient flows through it. With `sdpo_wrapper="taid"`, t moves from `taid_start` to `taid_end`, as in
+    `TAIDScheduler`. With `anneal="linear"`, the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo *
+    anneal_end` at the last.
     """
 
     sdpo_is_clip: float | None = None
@@ -214,21 +216,21 @@ class ChannelSettings(LossKnobs):
         super().__post_init__()
         if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
             raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
-        # Raises InputError for invalid numbers.
+        # Called only to validate: it raises InputError for invalid TAID settings.
         self.taid_schedule(1)
         check_anneal(self.anneal, self.anneal_end)
 
     def alpha_at(self, step: int, total_steps: int) -> float:
-        """Return channel 2's weight in the optimizer step that follows `step` finished ones."""
+        """Return channel 2's weight in the next optimizer step, when `step` steps are finished."""
         return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
     def loss_options(self) -> dict[str, Any]:
-        """Return keyword arguments of `compose_loss`, without the weights and TAID's t, which change over a run."""
+        """Return keyword arguments for `compose_loss`, except the weights and TAID's t, which change during a run."""
         names = {field.name for field in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
         return {name: value for name, value in vars(self).items() if name in names}
 
     def taid_schedule(self, total_steps: int) -> TAIDScheduler:
-        """Return the schedule of TAID's t over a run of `total_steps` steps."""
+        """Return the schedule of TAID's t for a run with `total_steps` steps."""
         return TAIDScheduler(
             max(total_steps, 1),
             t_start=self.taid_start,

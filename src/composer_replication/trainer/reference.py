@@ -1,4 +1,4 @@
-"""An alias of `sessions.reference`, where reference log-probs are computed, for a path that users import."""
+"""Alias of `sessions.reference`, which computes reference log-probs; users import from this path."""
 
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 

@@ -1,6 +1,6 @@
-"""Train as one DiLoCo replica of several: its part of the data, and the outer loop around its steps.
+"""Train one of several DiLoCo replicas: select its part of the data, and run the outer loop around its steps.
 
-This works with any trainer of transformers' kind: on logged sessions or rollouts, with an adapter or full weights.
+This works with any transformers trainer: on logged sessions or rollouts, with an adapter or full weights.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ from composer_replication.errors import InputError, explain
 
 @dataclass(frozen=True, kw_only=True)
 class Replica:
-    """The rank of a replica, and the manager that it exchanges weights through."""
+    """One replica: its rank, and the manager through which it exchanges weights."""
 
     manager: Any
     rank: int
@@ -28,9 +28,9 @@ class Replica:
     outer: OuterLoop = field(default_factory=OuterLoop)
 
     def part_of(self, session_ids: Iterable[str]) -> frozenset[str]:
-        """Return this replica's sessions.
+        """Return the ids of this replica's sessions.
 
-        Each session belongs to one replica, and the parts differ in size by at most one.
+        Each session belongs to exactly one replica, and the replicas' shares differ in size by at most one.
         """
         # Sorted by hash: a shuffled order that is the same on every replica.
         shuffled = sorted(
@@ -39,11 +39,13 @@ class Replica:
         return frozenset(shuffled[self.rank :: self.world_size])
 
     def rows_of(self, number: int) -> range:
-        """Return the indices of this replica's rows of a table."""
+        """Return the indices of this replica's rows in a table with `number` rows."""
         return range(self.rank, number, self.world_size)
 
     def check_steps(self, steps: int) -> None:
-        """Raise InputError unless the steps end with an exchange: those after the last one would be lost."""
+        """Raise InputError unless weights are exchanged after the last step: steps after the last exchange would be
+        lost.
+        """
         every = self.outer.steps_per_commit
         if steps % every:
             nearest = every * max(1, round(steps / every))
@@ -51,19 +53,19 @@ class Replica:
             raise InputError(explain("train.optimiser.steps", got=steps, expected=f"a multiple of {every}", fix=fix))
 
     def weigh(self, num_samples: int) -> None:
-        """Weight this replica by its number of samples."""
+        """Set this replica's weight to its number of samples. Raises InputError if it has none."""
         if not num_samples:
             fix = "Start fewer replicas, or give them more sessions."
-            got = f"no sample for replica {self.rank} of {self.world_size}"
-            raise InputError(explain("data of a replica", got=got, expected="at least one", fix=fix))
+            got = f"no samples for replica {self.rank} of {self.world_size}"
+            raise InputError(explain("data for a replica", got=got, expected="at least one sample", fix=fix))
         self.manager.weight = float(num_samples)
 
 
 class ReplicaSteps(TrainerCallback):
     """Runs the outer loop around a trainer's steps, and leaves the global weights in its model.
 
-    The run's commits determine the step of a replica. One that was restarted continues at the others' step, with the
-    learning rate of that step, and ends when they do.
+    The run's commits determine a replica's step. A restarted replica continues at the other replicas' step, with that
+    step's learning rate, and ends when they do.
     """
 
     loop: Any
@@ -74,8 +76,8 @@ class ReplicaSteps(TrainerCallback):
     def on_train_begin(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del control
         if args.world_size > 1:
-            fix = "Start each replica with one process, and one replica per GPU."
-            raise InputError(explain("processes of a replica", got=args.world_size, expected=1, fix=fix))
+            fix = "Start one replica per GPU, each with a single process."
+            raise InputError(explain("processes in a replica", got=args.world_size, expected=1, fix=fix))
         self._replica.check_steps(state.max_steps)
         outer = self._replica.outer
         commits = state.max_steps // outer.steps_per_commit
@@ -102,9 +104,9 @@ class ReplicaSteps(TrainerCallback):
         step = commits * self._replica.outer.steps_per_commit + self.loop._local_step
         if step > state.global_step:
             state.global_step = min(step, state.max_steps)
-            # The scheduler's own step then sets the learning rate of the step to come.
+            # `lr_scheduler.step()` below increments this and sets the learning rate for the next step.
             lr_scheduler.last_epoch = state.global_step - 1
-            # torch warns that the optimizer has made no step yet, which is intended here.
+            # torch warns if the scheduler steps before the optimizer has, which is intended here.
             with warnings.catch_warnings():
                 warnings.simplefilter("ignore", UserWarning)
                 lr_scheduler.step()

@@ -1,9 +1,8 @@
 """Make sure that all processes of a training begin with the same weights, tokenizer, sessions and settings.
 
 Under FSDP's `cpu_ram_efficient_loading` only rank 0 reads the weights, and the other ranks hold zeros until the model
-is sharded. Whatever is copied or computed from these before would be garbage, so those ranks get rank 0's weights here.
-A rank that loaded different weights is named in an error. Every function in this module is called by all ranks
-together.
+is sharded. Anything copied or computed from these zeros would be garbage, so those ranks get rank 0's weights here. If
+a rank loaded different weights, an error names it. All ranks must call the functions in this module together.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _WAIT_SECONDS = 3.0
 
 
 def num_processes() -> int:
-    """Return the number of processes that train together; 1 without a process group."""
+    """Return the number of processes that train together, or 1 without a process group."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
@@ -41,19 +40,19 @@ def launched_processes() -> int:
 
 
 def check_is_in_group(world_size: int) -> None:
-    """Raise ConfigError if a launcher has started several processes and each would train alone."""
+    """Raise ConfigError if a launcher has started several processes but each would train alone."""
     launched = launched_processes()
     if launched > 1 and world_size == 1:
         fix = "Set TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
         got = "1: transformers found no accelerator and created no process group"
-        raise ConfigError(explain("processes of this training", got=got, expected=launched, fix=fix))
+        raise ConfigError(explain("processes in this training run", got=got, expected=launched, fix=fix))
 
 
 def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> None:
     """Give ranks without weights those of rank 0, and check that all ranks have the same weights and adapter.
 
     An adapter that is still untrained is initialized at random, and is taken from rank 0 as well. Raises InputError, on
-    every rank, that names the ranks with other weights. A model that is sharded already is left alone.
+    every rank, that names the ranks with other weights. A model that is already sharded is left unchanged.
     """
     if num_processes() == 1 or is_sharded(model):
         return
@@ -63,7 +62,7 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
     digests = _gather(_NO_WEIGHTS if is_empty else weights_digest(module))
     if digests[0] == _NO_WEIGHTS:
         fix = "Load the weights at least on rank 0."
-        raise InputError(explain(f"{what} of rank 0", got="only zeros", expected="the weights themselves", fix=fix))
+        raise InputError(explain(f"{what} on rank 0", got="only zeros", expected="loaded weights", fix=fix))
     _refuse(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
     # At least one rank has only zeros, so all ranks take part in sending rank 0's weights.
     if _NO_WEIGHTS in digests:
@@ -74,21 +73,21 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
     if not any(adapters):
         _broadcast(list(adapter_tensors(module).values()), receives=distributed.get_rank() != 0)
         return
-    _refuse(f"adapter on the {what}", [digest or "an untrained one" for digest in adapters], _FIX)
+    _refuse(f"adapter on the {what}", [digest or "an untrained adapter" for digest in adapters], _FIX)
 
 
 def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
-    """Raise InputError, on every rank, that names the ranks whose part of a model is all zeros."""
+    """Raise InputError on every rank if a model has only zeros on some ranks, and name these ranks."""
     if num_processes() == 1:
         return
     empty = [rank for rank, text in enumerate(_gather(str(has_no_weights(unwrapped(model))))) if text == "True"]
     if empty:
         got = f"only zeros on {_ranks(empty)}"
-        raise InputError(explain(what, got=got, expected="the weights themselves", fix=fix))
+        raise InputError(explain(what, got=got, expected="loaded weights", fix=fix))
 
 
 def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank with the same command.") -> None:
-    """Raise InputError, on every rank, that names the ranks where one of these texts differs from rank 0's."""
+    """Raise InputError on every rank if one of these texts differs between ranks, and name the ranks unlike rank 0."""
     if num_processes() == 1:
         return
     for what, text in about.items():
@@ -96,13 +95,14 @@ def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank
 
 
 def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
-    """Publish this rank's error in the launcher's store, and return the error of another rank, by its rank.
+    """Publish this rank's error in the launcher's store, and return another rank's error, keyed by that rank.
 
-    A rank other than 0 waits a moment for rank 0. Rank 0 waits for any rank if its error is not its own (`is_own`),
-    since it may only be a consequence. Returns {} if no error arrives, or if the store cannot be reached.
+    An error that is not `is_own`, but possibly caused by another rank's, is not published. Ranks other than 0 wait
+    briefly for rank 0's error; rank 0 waits for any rank's, unless its own error is the cause. Returns {} if no error
+    arrives in time, or if the store cannot be reached.
     """
     wait = timedelta(seconds=_WAIT_SECONDS)
-    # A restarted job uses the same store, so keys contain the number of the restart.
+    # A restarted job uses the same store, so keys contain the restart count.
     prefix = f"composer_replication/{os.environ.get('TORCHELASTIC_RESTART_COUNT', '0')}/error/"
     try:
         rank, host, port = int(os.environ["RANK"]), os.environ["MASTER_ADDR"], int(os.environ["MASTER_PORT"])
@@ -135,14 +135,16 @@ def _ranks(ranks: Sequence[int]) -> str:
 
 
 def _unique_lines(text: str, other_text: str) -> str:
-    """Return the lines that the other text does not have, with digests shortened."""
+    """Return the lines of `text` that are not in `other_text`, with digests shortened."""
     lines = sorted(set(text.splitlines()) - set(other_text.splitlines()))
-    # SHA-256 digests have 64 characters, of which 12 are enough to tell two apart.
-    return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "less"
+    # SHA-256 digests have 64 characters; the first 12 are enough to distinguish two of them.
+    return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "fewer entries"
 
 
 def _layout(module: nn.Module) -> str:
-    """Return the count, dtypes and digest of names and shapes, which must be equal before weights are sent."""
+    """Describe a model's tensors (count, dtypes, digest of names and shapes), which must match
+    before weights are sent.
+    """
     named_tensors = [*module.named_parameters(), *module.named_buffers()]
     dtypes = sorted(
         {str(tensor.dtype).removeprefix("torch.") for _, tensor in named_tensors if tensor.is_floating_point()}
@@ -162,11 +164,11 @@ def _materialize(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
-    """Send these tensors of rank 0 as bytes, one at a time. Ranks that do not receive keep their own."""
+    """Broadcast rank 0's tensors as bytes, one at a time. Ranks where `receives` is false keep their own values."""
     device = _device()
     for tensor in tensors:
         sent = tensor.detach().contiguous().to(device).reshape(-1).view(torch.uint8)
-        # Broadcasting writes into the tensor, which must not change the weights of ranks that do not receive.
+        # `broadcast` writes into the tensor on every rank, so ranks that keep their weights pass a copy.
         sent = sent.clone() if sent.data_ptr() == tensor.data_ptr() else sent
         distributed.broadcast(sent, src=0)
         if receives:
@@ -174,7 +176,7 @@ def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
 
 
 def _gather(text: str) -> list[str]:
-    """Return the texts of all ranks, in order. They are sent as bytes, since torch would pickle objects."""
+    """Gather one text from every rank, in rank order. Texts are sent as bytes, since torch would pickle objects."""
     device = _device()
     encoded = text.encode()
     lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(num_processes())]
@@ -187,7 +189,7 @@ def _gather(text: str) -> list[str]:
 
 
 def _device() -> torch.device:
-    """Return the device to send tensors from: the CPU if gloo serves it, else this rank's accelerator."""
+    """Return the device for collectives: the CPU if the process group supports it, else this rank's accelerator."""
     accelerator = torch.accelerator.current_accelerator() if torch.accelerator.is_available() else None
     if accelerator is None or "cpu:" in distributed.get_backend_config():
         return torch.device("cpu")

@@ -1,4 +1,4 @@
-"""Prepare the model that a run trains: load, adapt, quantize or shard it, and find untrained rows of its head."""
+"""Prepare the model that a run trains: load, adapt, quantize or shard it, and find untrained rows in its head."""
 
 from __future__ import annotations
 
@@ -45,7 +45,7 @@ def prepare_model(
     adapter_follows: bool = False,
     token_rows: Callable[[nn.Module], Sequence[int]] | None = None,
 ) -> nn.Module:
-    """Return the model that `OfflineTrainer` trains. A name is loaded by `load_model`, without running remote code.
+    """Return the model that `OfflineTrainer` trains. A model given by name is loaded without running remote code.
 
     Raises ConfigError if weights to train are in half precision.
 
@@ -53,9 +53,9 @@ def prepare_model(
         model: A loaded model, or a name.
         args: The training arguments.
         peft_config: The adapter to add, or None.
-        quantization: "4bit" loads the weights below the adapter in four bits.
-        adapter_follows: The caller adds an adapter later, so the weights are loaded as those below one.
-        token_rows: Returns, for the loaded model, the ids whose rows of embedding and head the adapter trains as well.
+        quantization: "4bit" loads the base weights in four bits.
+        adapter_follows: The caller adds an adapter later, so the weights are loaded as frozen base weights.
+        token_rows: Returns, for the loaded model, the token ids whose embedding and head rows the adapter also trains.
     """
     if quantization not in QUANTIZATIONS:
         raise InputError(explain("quantization", got=repr(quantization), expected=f"one of {QUANTIZATIONS}"))
@@ -64,7 +64,7 @@ def prepare_model(
     has_adapter = adapter_follows or peft_config is not None
     dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
     prepared_model = _load(model, quantization, dtype) if isinstance(model, str) else model
-    # First, since other ranks may hold no weights until then.
+    # First, since ranks other than 0 may hold no weights until then.
     share_start_weights(prepared_model)
     if peft_config is not None:
         if token_rows is not None:
@@ -77,11 +77,11 @@ def prepare_model(
 
 
 def shard_model(model: nn.Module, args: Any) -> None:
-    """Shard the weights over all processes, layer by layer (FSDP2), on the devices that they train on.
+    """Shard the weights over all processes, layer by layer (FSDP2), on the training devices.
 
-    Half precision is what a layer's weights are cast to when they are gathered; autocast would keep a copy of every
-    layer until the backward pass. Raises ConfigError for 4-bit weights, and for a model whose layers transformers does
-    not name.
+    With bf16 or fp16, a layer's weights are cast to half precision when they are gathered; autocast would keep a cast
+    copy of every layer until the backward pass. Raises ConfigError for 4-bit weights, and for a model whose layer
+    classes transformers does not list.
     """
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
@@ -90,14 +90,14 @@ def shard_model(model: nn.Module, args: Any) -> None:
     # bitsandbytes packs 4-bit weights into uint8 tensors.
     if any(parameter.dtype == torch.uint8 for parameter in model.parameters()):
         fix = 'Set train.adapter.kind = "lora", or train.fsdp.on = false.'
-        raise ConfigError(explain("train.fsdp.on", got="true, with weights in 4 bits", expected="false", fix=fix))
+        raise ConfigError(explain("train.fsdp.on", got="true, with 4-bit weights", expected="false", fix=fix))
     # The classes of decoder layers, such as "Qwen2DecoderLayer".
     names = set(getattr(causal_lm, "_no_split_modules", None) or ())
     layers = [module for module in causal_lm.modules() if type(module).__name__ in names]
     if not layers:
         fix = "Set train.fsdp.on = false, or shard the model with torch.distributed.fsdp.fully_shard first."
-        got = f"{type(causal_lm).__name__}, whose layers transformers does not name (_no_split_modules)"
-        raise ConfigError(explain("train.fsdp.on", got=got, expected="a model of layers", fix=fix))
+        got = f"{type(causal_lm).__name__}, whose layer classes transformers does not list (_no_split_modules)"
+        raise ConfigError(explain("train.fsdp.on", got=got, expected="a model with known layer classes", fix=fix))
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
     mesh = init_device_mesh(args.device.type, (args.world_size,))
@@ -107,13 +107,13 @@ def shard_model(model: nn.Module, args: Any) -> None:
 
 
 def _check_weights_to_train(model: nn.Module) -> None:
-    """Raise ConfigError if weights that an optimizer changes are in half precision: no fp32 copies of them are kept."""
+    """Raise ConfigError if trainable weights are in half precision, since no fp32 master weights are kept."""
     trained = [(name, parameter.dtype) for name, parameter in model.named_parameters() if parameter.requires_grad]
     half = [f"{name} in {str(dtype).removeprefix('torch.')}" for name, dtype in trained if dtype in _HALVES]
     if half:
-        got = f"{len(half)} of {len(trained)} in half precision, the first {half[0]}"
+        got = f"{len(half)} of {len(trained)} in half precision, such as {half[0]}"
         fix = (
-            "Most steps would round to nothing. Pass model.float() or the model's name, with bf16=True for half "
+            "Most updates would round to zero. Pass model.float() or the model's name, with bf16=True for half "
             "precision"
             " in autocast; or pass a peft_config to train an adapter on these weights."
         )
@@ -121,10 +121,9 @@ def _check_weights_to_train(model: nn.Module) -> None:
 
 
 def check_router_loss(model: nn.Module) -> str | None:
-    """Return a warning if routers are trained without an auxiliary loss, as the model's config asks for none.
+    """Return a warning if routers are trained without their auxiliary loss, which the model's config disables.
 
-    Raises ConfigError for a mixture of experts whose config asks for the router's auxiliary loss, which is not computed
-    here.
+    Raises ConfigError for a mixture of experts whose config enables that loss, which is not computed here.
     """
     config: Any = causal_lm_of(model).config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -134,25 +133,27 @@ def check_router_loss(model: nn.Module) -> str | None:
     if text.output_router_logits:
         fix = (
             'Set "output_router_logits": false in the config.json of train.model (or model.config), and train an'
-            ' adapter on other layers than the routers; or train with rollouts (train.mode = "grpo"), where TRL adds'
+            ' adapter on layers other than the routers; or train with rollouts (train.mode = "grpo"), where TRL adds'
             " that loss."
         )
-        got = f"true, which asks for the router's auxiliary loss ({weight:g} times)"
-        raise ConfigError(explain("output_router_logits on logged sessions", got=got, expected="false", fix=fix))
+        got = f"true, which enables the router's auxiliary loss (coefficient {weight:g})"
+        raise ConfigError(explain("output_router_logits with logged sessions", got=got, expected="false", fix=fix))
     trained = [name for name, parameter in model.named_parameters() if parameter.requires_grad and _ROUTER.search(name)]
     if not trained:
         return None
-    return f"routers are trained without their auxiliary loss ({len(trained)} weights, the first {trained[0]})"
+    return f"routers are trained without their auxiliary loss ({len(trained)} weights, such as {trained[0]})"
 
 
 def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
     peft = require("peft", extra="train")
     if isinstance(model, peft.PeftModel):
         fix = "Pass the model without its adapter, or no peft_config."
-        raise ConfigError(explain("peft_config", got="one, and a model that has an adapter", expected="one", fix=fix))
+        raise ConfigError(
+            explain("peft_config", got="a config for a model that already has an adapter", expected="None", fix=fix)
+        )
     if is_sharded(model):
         fix = "Add the adapter first, then shard the model."
-        raise ConfigError(explain("peft_config", got="one, and a sharded model", expected="a whole model", fix=fix))
+        raise ConfigError(explain("peft_config", got="a config for a sharded model", expected="None", fix=fix))
     if quantization == "4bit":
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
     check_targets(model, peft_config)
@@ -170,7 +171,9 @@ def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quanti
 
 
 def check_targets(model: nn.Module, peft_config: Any) -> None:
-    """Raise ConfigError if an adapter's target is no layer. PEFT complains only if none of the targets is a layer."""
+    """Raise ConfigError if one of an adapter's targets matches no layer. PEFT complains only if
+    none of them matches.
+    """
     targets = getattr(peft_config, "target_modules", None)
     if not isinstance(targets, list | tuple | set) or not targets:
         return
@@ -178,13 +181,13 @@ def check_targets(model: nn.Module, peft_config: Any) -> None:
     # PEFT matches a target against the end of a layer's name, at a dot.
     unknown = sorted(target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names))
     if unknown:
-        raise adapter_refused(ValueError(f"targets that no layer has: {', '.join(unknown)}"), model)
+        raise adapter_refused(ValueError(f"targets that match no layer: {', '.join(unknown)}"), model)
 
 
 def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
-    """Return PEFT's refusal as one of our errors; mostly it is about layer names that the model does not have."""
+    """Convert PEFT's error to a ConfigError that lists the model's layer names, since most are about unknown names."""
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
-    # The names to choose from: PEFT's own message lists none.
+    # PEFT's message does not list the valid names.
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
     expected = f"names of this model's layers: {', '.join(sorted(linear - {'lm_head'}))}, or all-linear"
     fix = "Set train.adapter.targets (target_modules of a peft_config) to some of these."
@@ -192,13 +195,13 @@ def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
 
 
 def _check_quantization(model: str | nn.Module, peft_config: Any | None) -> None:
-    """Raise an error unless bitsandbytes is installed, and the model is loaded here and trained by an adapter only."""
+    """Raise an error unless bitsandbytes is installed, the model is given by name, and only an adapter is trained."""
     if not available("bitsandbytes"):
         fix = 'Type: pip install bitsandbytes. Or train without quantization: LoRA alone, `quantization="none"`.'
         raise MissingExtraError(f'quantization="4bit": bitsandbytes is not installed. {fix}', name="bitsandbytes")
     if not isinstance(model, str):
-        got = f"a {type(model).__name__} that is loaded already"
-        raise ConfigError(explain('model with quantization="4bit"', got=got, expected="its name or folder"))
+        got = f"an already loaded {type(model).__name__}"
+        raise ConfigError(explain('model with quantization="4bit"', got=got, expected="the model's name or folder"))
     if peft_config is None:
         fix = "4-bit weights cannot be trained; pass a peft.LoraConfig."
         raise ConfigError(explain('peft_config with quantization="4bit"', got=None, expected="an adapter", fix=fix))
@@ -225,10 +228,10 @@ _MIN_UNUSED, _MAX_SAMPLED, _LIMIT_SHARE, _MAX_SPREAD_SHARE = 4, 2048, 0.1, 0.5
 
 
 class _UntrainedRows(NamedTuple):
-    """Tokens of the template whose rows of the head were never trained, by id.
+    """The chat template's tokens whose rows in the head were never trained, by id.
 
-    `distances` are the distances of these rows from the center of `num_unused` unused rows, `typical` is that of
-    trained rows, and `limit` is the distance up to which a row counts as untrained.
+    `distances` are these rows' distances from the center of `num_unused` unused rows, `typical` is the distance of a
+    trained row from that center, and `limit` is the distance up to which a row counts as untrained.
     """
 
     tokens: dict[int, str]
@@ -240,30 +243,31 @@ class _UntrainedRows(NamedTuple):
     def describe(self) -> str:
         token_names, share = ", ".join(self.tokens.values()), max(self.distances) / self.typical
         return (
-            f"the model was never trained on {token_names}, which the chat template writes: the row of the head is only"
-            f" {share:.1%} (limit {self.limit / self.typical:.0%}) of a trained token's distance away from those of"
-            f" {self.num_unused} unused tokens, so any of these may be sampled instead"
+            f"the model was never trained on {token_names}, which the chat template writes: in the head, its distance"
+            f" from {self.num_unused} unused tokens is only {share:.1%} of a trained token's distance (limit"
+            f" {self.limit / self.typical:.0%}), so any unused token may be sampled instead"
         )
 
 
 @torch.no_grad()
 def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int]) -> _UntrainedRows | None:
-    """Return which of the template's tokens among `written_ids` (those to be written) were never trained.
+    """Find the chat template's tokens that were never trained, among `written_ids`, the ids that the model has to
+    write.
 
-    None if there are none, or if it cannot be decided. Rows that an adapter trains are ignored.
+    Returns None if there are none, or if the rule below cannot decide. Rows that an adapter trains are ignored.
 
-    A vocabulary has entries that no training text contained. Their rows stay where they were initialized, close
-    together. If one of the template's own tokens is such a row (the mark of a call, the end of a turn), no hidden state
-    can tell it from the others, and LoRA, which leaves the head unchanged, cannot learn it. The rule, over rows of the
-    head:
+    A vocabulary has entries that never occurred in training. Their rows stay close together, where they were
+    initialized. If one of the template's special tokens has such a row (the start of a call, the end of a turn), no
+    hidden state can distinguish it from the others, and LoRA, which leaves the head unchanged, cannot learn it. The
+    rule compares rows of the head:
 
         center    mean of rows that no text can reach: ids after the tokenizer's last one, tokens named reserved or
             unused
-        typical   median distance from it of ordinary tokens' rows, on a sample of them
-        spread    largest distance from it among the unreachable rows themselves
-        limit     the larger of spread and a tenth of typical; a row within it was never trained
+        typical   median distance of ordinary tokens' rows from the center, over a sample
+        spread    largest distance of an unreachable row from the center
+        limit     the larger of spread and a tenth of typical; a row within this distance was never trained
 
-    With fewer than four unreachable rows, or if they spread as far as half of typical, the rule cannot decide.
+    The rule cannot decide with fewer than four unreachable rows, or if spread exceeds half of typical.
     """
     layer: Any = causal_lm_of(model).get_output_embeddings()
     head: Tensor = below_rows(layer).weight
@@ -306,12 +310,12 @@ def _rows(head: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> Any:
-    """Return the adapter's config with these rows of embedding and head trained too (one row if they are tied)."""
+    """Extend an adapter's config to train the embedding and head rows of these ids as well, and return it."""
     if not ids:
         return peft_config
     causal_lm = causal_lm_of(model)
     wrapped = [causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()]
-    # Tied weights: training the row of one trains that of the other.
+    # With tied weights, training the embedding's row also trains the head's.
     if wrapped[1].weight is wrapped[0].weight:
         wrapped = wrapped[:1]
     names = {module: name for name, module in causal_lm.named_modules()}
@@ -320,9 +324,9 @@ def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> A
 
 
 def settle_token_rows(model: nn.Module) -> None:
-    """Fix what PEFT leaves after wrapping the head with trainable rows.
+    """Repair the model after PEFT has wrapped its head to train single rows.
 
-    The rows are converted to fp32, since in bf16 most steps would round to nothing. The wrapper gets the attribute
+    The rows are converted to fp32, since in bf16 most updates would round to zero. The wrapper gets the attribute
     `bias`, which TRL's loss reads, if the head has none.
     """
     head: Any = causal_lm_of(model).get_output_embeddings()
@@ -339,7 +343,9 @@ def ids_of_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     """Return the ids of tokens by their texts. Raises ConfigError for tokens that are not in the vocabulary."""
     vocabulary = tokenizer.get_vocab()
     if unknown := [token for token in tokens if token not in vocabulary]:
-        fix = 'Give tokens exactly as in the vocabulary, or "auto".'
-        got = f"{', '.join(unknown)}, not in the vocabulary"
-        raise ConfigError(explain("train.adapter.token_rows", got=got, expected="tokens of this model", fix=fix))
+        fix = 'Write tokens exactly as in the vocabulary, or use "auto".'
+        got = f"{', '.join(unknown)}"
+        raise ConfigError(
+            explain("train.adapter.token_rows", got=got, expected="tokens in this model's vocabulary", fix=fix)
+        )
     return [vocabulary[token] for token in tokens]

@@ -1,6 +1,6 @@
-"""The teacher of channel 2 over a run: which weights it has, how they are updated, and their state in checkpoints.
+"""Keep channel 2's teacher during a run: its weights, how they are updated, and their state in checkpoints.
 
-    live          the student itself, at every step; it drifts with what it learns
+    live          the student itself at every step; it drifts as the student learns
     frozen        the initial model
     ema           an average of the student's weights: teacher += ema_rate * (student - teacher) after each step
     trust_region  logits (1 - live_share) * initial model + live_share * live
@@ -33,7 +33,7 @@ from composer_replication.trainer.same_start import share_start_weights
 _HALVES = (torch.bfloat16, torch.float16)
 TeacherKind = Literal["live", "frozen", "ema", "trust_region"]
 TEACHER_KINDS: tuple[TeacherKind, ...] = ("live", "frozen", "ema", "trust_region")
-# Parts of the names of optimizers that divide a gradient by its own size.
+# Substrings in the names of optimizers that divide a gradient by its own magnitude.
 _ADAPTIVE = ("ada", "rmsprop")
 
 
@@ -48,7 +48,7 @@ class TeacherKeeper:
             raise InputError(explain("teacher", got=repr(kind), expected=f"one of {TEACHER_KINDS}"))
         for name, value in (("ema_rate", ema_rate), ("live_share", live_share)):
             if not 0 < value < 1:
-                raise InputError(explain(name, got=value, expected="a share between 0 and 1"))
+                raise InputError(explain(name, got=value, expected="a number between 0 and 1, both excluded"))
         self.kind, self.ema_rate, self.live_share = kind, ema_rate, live_share
         self._copy: nn.Module | None = None
         self._moving: list[str] = []
@@ -58,7 +58,7 @@ class TeacherKeeper:
         self._start: str | None = None
 
     def attach(self, model: nn.Module, *, with_adapter: bool = False) -> None:
-        """Use the model's current weights as the initial ones, below its adapter or `with_adapter`.
+        """Take the model's current weights as the initial weights, without its adapter unless `with_adapter` is set.
 
         Call it once, before the model is wrapped or trained, and on all processes together: afterwards each has rank
         0's weights.
@@ -85,18 +85,21 @@ class TeacherKeeper:
         return self._copy
 
     def replace_model(self, model: nn.Module) -> None:
-        """Replace the copy by the same one, moved or sharded. Call it before the first step."""
+        """Replace the copy with its moved or sharded version. Call it before the first step."""
         self._copy = model
         weights = dict(unwrapped(model).named_parameters())
         self._masters = {name: weights[name].detach().float() for name in self._masters}
 
     def shares(self) -> list[WeightedTeacher] | None:
-        """Return the argument `sdpo_teachers` of `compose_loss`; None is the live student."""
+        """Return the argument `sdpo_teachers` for `compose_loss`; None means the live student."""
         if self.kind == "live":
             return None
         # Without this check, an unattached teacher would silently be the live student.
         if self._copy is None and not self._is_below_adapter:
-            raise InputError(explain("teacher", got=f"{self.kind}, not attached", expected="attach(model) first"))
+            fix = "Call attach(model) first."
+            raise InputError(
+                explain("teacher", got=f"{self.kind}, not attached", expected="an attached teacher", fix=fix)
+            )
         teacher = WeightedTeacher(self._copy, 1.0, without_adapter=self._is_below_adapter)
         if self.kind == "trust_region":
             return [teacher._replace(coefficient=1.0 - self.live_share), WeightedTeacher(coefficient=self.live_share)]
@@ -104,7 +107,7 @@ class TeacherKeeper:
 
     @torch.no_grad()
     def after_step(self, model: nn.Module) -> None:
-        """Move an average towards the student. Other teachers do not change."""
+        """Move an EMA teacher towards the student. Teachers of other kinds do not change."""
         self._steps += 1
         if self.kind != "ema" or self._copy is None:
             return
@@ -115,7 +118,9 @@ class TeacherKeeper:
         self.settle()
 
     def state(self) -> dict[str, Any]:
-        """Return what a resumed run needs: the weights of an average. Others are taken from the initial model again."""
+        """Return the state for a resumed run: an EMA's weights. Other kinds take theirs from the
+        initial model again.
+        """
         return {"kind": self.kind, "steps": self._steps, "start_digest": self._start, "weights": self._averages()}
 
     @torch.no_grad()
@@ -123,28 +128,30 @@ class TeacherKeeper:
         if tree["kind"] != self.kind:
             fix = "Resume with the teacher that the run began with."
             raise StaleArtefactError(explain("teacher", got=self.kind, expected=tree["kind"], fix=fix))
-        # Checkpoints of earlier versions hold a digest of only some values, under another key; it cannot be compared.
+        # Checkpoints from earlier versions have another key, for a digest of some values, which cannot be compared.
         if tree.get("start_digest", self._start) != self._start:
             fix = (
                 "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
             )
             got = "different weights"
             raise StaleArtefactError(
-                explain(f"initial weights of teacher {self.kind}", got=got, expected="those of the run", fix=fix)
+                explain(
+                    f"initial weights for teacher {self.kind}", got=got, expected="the run's initial weights", fix=fix
+                )
             )
         self._steps = tree["steps"]
         averages = self._averages()
         if averages.keys() != tree["weights"].keys():
             missing = sorted(averages.keys() ^ tree["weights"].keys())[:3]
             raise StaleArtefactError(
-                explain("teacher weights", got=f"different ones, such as {missing}", expected="those of the checkpoint")
+                explain("teacher weights", got=f"a mismatch in {missing}", expected="the parameters in the checkpoint")
             )
         for name, weight in averages.items():
             weight.copy_(tree["weights"][name].to(weight))
         self.settle()
 
     def _averages(self) -> dict[str, Tensor]:
-        """Return the weights that an average owns; frozen ones are shared with the student."""
+        """Return the weights that an EMA teacher averages; it shares frozen weights with the student."""
         if self.kind != "ema" or self._copy is None:
             return {}
         weights: dict[str, Tensor] = dict(unwrapped(self._copy).named_parameters())
@@ -160,9 +167,9 @@ class TeacherKeeper:
 
 
 def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | None:
-    """Return a warning, with measurements, if the student teaches itself and the optimizer is adaptive, or None.
+    """Return a warning if the student teaches itself and the optimizer is adaptive, or None.
 
-    `trainer` is a `transformers.Trainer`. Its optimizer counts, or the one that its arguments name if it has none yet.
+    `trainer` is a `transformers.Trainer`. Before it has an optimizer, the one named in its arguments is checked.
     """
     class_and_kwargs: Any = getattr(trainer, "optimizer_cls_and_kwargs", None)
     configured_name = (
@@ -186,7 +193,7 @@ def _copy_of(model: nn.Module) -> nn.Module:
     # The memo makes `deepcopy` reuse the frozen weights instead of copying them.
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
     causal_lm = causal_lm_of(twin)
-    # A patched forward is bound to the first model and would use its weights.
+    # A patched `forward` is bound to the original model and would use that model's weights.
     causal_lm.__dict__.pop("forward", None)
     frozen = {id(parameter) for parameter in shared}
     for parameter in twin.parameters():
@@ -197,16 +204,16 @@ def _copy_of(model: nn.Module) -> nn.Module:
 
 
 def attach_teacher(teacher: TeacherKeeper, model: nn.Module, *, with_adapter: bool = False) -> None:
-    """Attach the teacher if it is not attached. Raises ConfigError if it needs a copy of sharded weights."""
+    """Attach the teacher unless it is already attached. Raises ConfigError if it would have to copy sharded weights."""
     if teacher.model is not None:
-        share_start_weights(teacher.model, what="weights of the teacher")
+        share_start_weights(teacher.model, what="teacher weights")
         return
     is_whole = with_adapter or not has_adapter(unwrapped(model))
     needs_copy = teacher.kind == "ema" or (teacher.kind != "live" and is_whole)
     if needs_copy and is_sharded(model):
         fix = "Call teacher.attach(model) before sharding the model."
-        got = "a sharded model to copy"
-        raise ConfigError(explain(f"teacher {teacher.kind}", got=got, expected="a whole one", fix=fix))
+        got = "a sharded model"
+        raise ConfigError(explain(f"teacher {teacher.kind}", got=got, expected="an unsharded model to copy", fix=fix))
     teacher.attach(model, with_adapter=with_adapter)
 
 
@@ -249,7 +256,7 @@ def reshard(teacher: TeacherKeeper) -> None:
 
 
 def local_state(teacher: TeacherKeeper) -> dict[str, Any]:
-    """Return the teacher's state with the shards of this process."""
+    """Return the teacher's state with only this process's shards of its weights."""
     reshard(teacher)
     state = teacher.state()
     return state | {"weights": {name: _local(weight) for name, weight in state["weights"].items()}}
@@ -263,7 +270,7 @@ def load_local_state(teacher: TeacherKeeper, tree: dict[str, Any]) -> None:
         return
     reshard(teacher)
     weights: dict[str, Tensor] = teacher.state()["weights"]
-    # Everything but the weights, which are whole in `load_state`.
+    # `load_state` expects whole weights, so give it the current ones, and restore the shards below.
     teacher.load_state(tree | {"weights": weights})
     for name, weight in weights.items():
         _local(weight).copy_(tree["weights"][name])

@@ -1,8 +1,8 @@
 """Turn one trace into rows of token ids: the student's sequences, a hinted context per error site, preference pairs.
 
-A sequence that is too long is cut on the left, at the start of a message if possible; both answers of a pair are cut at
-the same token. A target is never cut: a turn, site or pair that does not fit as a whole is left out, and `counts` has
-the reason. `SegmentRenderer` renders conversations for tokenizers without a chat template.
+A sequence that is too long is truncated on the left, at the start of a message if possible; both answers in a pair are
+truncated at the same token. A target is never truncated: a turn, site or pair that does not fit as a whole is dropped,
+and counted in `counts` by reason. `SegmentRenderer` renders conversations for tokenizers without a chat template.
 """
 
 from __future__ import annotations
@@ -42,19 +42,19 @@ from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Conversation, Turn
 
-# Reasons why a turn, or the site at it, cannot be a target; keys of `counts`.
+# Reasons why a turn, or an error site in that turn, cannot be a target; keys of `counts`.
 LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
 
 
 class StudentRow(NamedTuple):
-    """A sequence for the student; its targets are the turns at [start, end)."""
+    """A sequence for the student; each target is a turn's half-open token range [start, end)."""
 
     ids: list[int]
     targets: list[tuple[int, int]]
 
 
 class SiteRow(NamedTuple):
-    """A hinted context: `ids[start:]` is the erring turn, which begins at `student_start` of the row `student_row`."""
+    """A hinted context: `ids[start:]` is the erring turn, which begins at `student_start` in row `student_row`."""
 
     ids: list[int]
     start: int
@@ -77,7 +77,7 @@ class TraceRows(NamedTuple):
 
 
 class _Fitted(NamedTuple):
-    """The tokens [first, end) of a sequence; `lost` maps turns that cannot be targets there to the reason."""
+    """A sequence truncated to the tokens [first, end); `lost` maps turns that cannot be targets to the reason."""
 
     sequence: RenderedSequence
     first: int
@@ -86,7 +86,7 @@ class _Fitted(NamedTuple):
 
 
 class RowMaker:
-    """Renders conversations and cuts them to one length; what is left out is counted in `counts`."""
+    """Renders conversations and truncates them to a maximum length; `counts` counts what is dropped."""
 
     def __init__(
         self,
@@ -102,7 +102,7 @@ class RowMaker:
         self._placement: Placement = placement
 
     def rows(self, conversation: Conversation, hints: Sequence[Hinted]) -> TraceRows:
-        """Return a row per sequence that contains a whole assistant turn, and one per hint for a turn in these."""
+        """Return a row per sequence with a complete assistant turn, and a site row per hint for such a turn."""
         rows = TraceRows([], [])
         sequences = self._renderer.render(conversation)
         if not sequences:
@@ -122,12 +122,12 @@ class RowMaker:
         return rows
 
     def _fit(self, sequence: RenderedSequence) -> _Fitted:
-        """Return the end of the sequence, as far as it fits.
+        """Truncate the sequence on the left so that it fits.
 
-        A last turn that is too long by itself is dropped first.
+        Last turns that are too long by themselves are dropped first.
         """
         spans, first = list(sequence.spans), None
-        # The last turn decides where to cut. If even that turn alone is too long, try the one before it.
+        # The last turn determines the cut. If even that turn alone is too long, try the previous turn.
         while spans and first is None:
             last = spans[-1]
             first = self._first(sequence, last, self._max_seq_len)
@@ -140,7 +140,7 @@ class RowMaker:
             # A target needs its whole header and at least one token before it, which predicts its first token.
             if first is None or span.end > end or span.header_start < first or span.start <= first
         }
-        # `no_target` has the turns that cannot be targets for other reasons than their length; a cut takes precedence.
+        # `no_target` has reasons other than length; for a turn with both, the reason for the cut wins.
         lost = {span.turn_id: span.no_target for span in sequence.spans if span.no_target} | lost
         self._counts.update(f"turn_{reason}" for reason in lost.values())
         if first or end < len(sequence.ids):
@@ -163,16 +163,16 @@ class RowMaker:
         if isinstance(turn, str):
             self._counts[turn] += 1
             return []
-        # The placement asked for may be impossible, for example before the first turn.
+        # The requested placement may be impossible, for example before the first turn.
         used = turn.context.placement
         if used != self._placement:
             self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
         return [SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
 
     def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
-        """Return the student's own context with the hint, or the reason if there is none.
+        """Return the erring turn in the student's context with the hint added, or the reason why this is impossible.
 
-        The teacher's context is cut further than the student's only if the hint does not fit otherwise.
+        The context is truncated further than the student's only if the hint does not fit otherwise.
         """
         first: int | None = fitted.first
         while first is not None:
@@ -185,18 +185,18 @@ class RowMaker:
                 if first > fitted.first and not isinstance(turn, str):
                     self._counts["teacher_context_cut"] += 1
                 return turn
-            # Make room for the tokens by which the context is too long, at the start of a later message.
+            # Cut at a later message start, to remove the tokens by which the context is too long.
             first = self._first(fitted.sequence, span, span.end - first - over)
         return f"site_{LONGER}"
 
 
 def _latest(span: TurnSpan) -> int:
-    """Return the last token that a cut may begin with: it keeps the turn's header and one token before the turn."""
+    """Return the last index at which a cut still keeps the turn's header and one token before the turn."""
     return min(span.header_start, span.start - 1)
 
 
 class PairMaker:
-    """Renders preference pairs and cuts them to one length; what is left out is counted in `counts`."""
+    """Renders preference pairs and truncates them to a maximum length; `counts` counts what is dropped."""
 
     def __init__(
         self, renderer: Renderer | SegmentRenderer, cut: LeftCut, counts: Counter[str], *, max_dpo_seq_len: int
@@ -205,7 +205,7 @@ class PairMaker:
         self._max_length = max_dpo_seq_len
 
     def pair(self, pair: Mapping[str, Any], where: str) -> PairIds | None:
-        """Return a `DPOPair` as token ids, or None if it had to be left out."""
+        """Return a `DPOPair` as token ids, or None if it was dropped."""
         if not isinstance(pair, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
         identity = str(pair.get("state_id") or where)
@@ -249,19 +249,19 @@ def _field(pair: Mapping[str, Any], key: str, where: str) -> Any:
 def _answer(pair: Mapping[str, Any], key: str, where: str) -> Turn:
     text = _field(pair, key, where)
     if not isinstance(text, str):
-        raise InputError(explain(f"{key} of {where}", got=type(text).__name__, expected="the text of an action"))
+        raise InputError(explain(f"{key} in {where}", got=type(text).__name__, expected="an action as text"))
     return answer_turn(text, turn_id=f"{where}:{key}")
 
 
-# A word that no chat template contains, to find where the template ends and a message's text begins.
+# A word that no chat template contains, which shows where a message's text begins in the rendered template.
 _PROBE_WORD = "Zqword"
 
 
 class LeftCut:
-    """Finds where to cut a sequence: at the tokens that open a message, which no text can contain.
+    """Finds where to truncate a sequence: at the special tokens that open a message, which no text can contain.
 
-    The template is rendered once to find these tokens. A sequence that was rendered without a template carries the
-    starts of its messages itself.
+    The template is rendered once to find these tokens. For a sequence that was rendered without a template, the caller
+    passes the starts of its messages.
     """
 
     def __init__(self, renderer: Renderer | SegmentRenderer) -> None:
@@ -276,12 +276,13 @@ class LeftCut:
     def first(
         self, ids: Sequence[int], *, end: int, limit: int, latest: int, starts: Collection[int] | None = None
     ) -> int | None:
-        """Return the first of at most `limit` tokens before `end`; None if it would be after `latest`.
+        """Return the index of the first token to keep, with at most `limit` tokens up to `end`.
 
-        A sequence that fits is not cut. If no message starts in the allowed range, the cut is inside of one.
+        Returns None if this index would be after `latest`, and 0 for a sequence that fits. If no message starts in the
+        allowed range, the cut is inside a message.
         """
         lowest = max(0, end - limit)
-        # Even the shortest allowed cut would lose a part of the target.
+        # Even the smallest sufficient cut would remove a part of the target.
         if lowest > latest:
             return None
         if lowest == 0:
@@ -301,9 +302,9 @@ def _opening_ids(renderer: Renderer) -> list[int]:
     openings = [renderer.dialect.header]
     try:
         answered = renderer.template.render([user("u"), assistant("a")])
-        # What the template adds between an answer and the next user's text is the opening of a user message.
+        # The text that the template adds between an answer and the next user text opens a user message.
         follow_up = renderer.template.render([user("u"), assistant("a"), user(_PROBE_WORD)])
-    except InputError:  # a template that allows only one question; then its header is the only opening
+    except InputError:  # a template that allows only one user message; its header is then the only opening
         pass
     else:
         openings.append(follow_up[len(answered) :].partition(_PROBE_WORD)[0] if follow_up.startswith(answered) else "")
@@ -314,10 +315,10 @@ def _opening_ids(renderer: Renderer) -> list[int]:
     return [index for index in indices if index is not None]
 
 
-# Texts that begin and end differently: the ids that all of them share were added by the tokenizer.
+# Texts with different beginnings and ends, so any ids that they share there were added by the tokenizer.
 _PROBES = ("a", "Zq 7", "(x) 1, b")
-# Options that keep a tokenizer from adding tokens, and from reading special tokens in a text. Not all tokenizers take
-# all of them.
+# Options that keep a tokenizer from adding tokens, and from parsing special tokens in a text. Not all tokenizers
+# accept all options.
 _TOKENIZER_OPTIONS: tuple[dict[str, Any], ...] = (
     {"add_special_tokens": False, "split_special_tokens": True},
     {"add_special_tokens": False},
@@ -326,7 +327,7 @@ _TOKENIZER_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class _TurnSegment(NamedTuple):
-    """A part of a sequence. `role` is the role of the turn that begins with it, or empty."""
+    """A part of a sequence. `role` is the role of the turn that begins with this part, or empty."""
 
     ids: list[int]
     role: str = ""
@@ -341,7 +342,7 @@ class _SegmentTokenizer:
         self.prefix, self._suffix = self._added()
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of the text, without what the tokenizer adds to every text."""
+        """Return the text's ids, without those that the tokenizer adds to every text."""
         if not text:
             return []
         # Logs may contain lone surrogates, which cannot be encoded as UTF-8.
@@ -350,14 +351,14 @@ class _SegmentTokenizer:
         if ids[:start] != self.prefix or ids[len(ids) - end :] != self._suffix or len(ids) < start + end:
             got = f"{len(ids)} ids that do not begin with {self.prefix} and end with {self._suffix}"
             expected = "the tokens that this tokenizer adds to every text"
-            raise InputError(explain(f"tokens of {text[:40]!r}", got=got, expected=expected))
+            raise InputError(explain(f"token ids for {text[:40]!r}", got=got, expected=expected))
         return ids[start : len(ids) - end]
 
     def _added(self) -> tuple[list[int], list[int]]:
         """Return the ids that are added before and after every text, such as BOS and EOS."""
         empty = self._probe("") or []
         probes = [ids for text in _PROBES if (ids := self._probe(text))]
-        # With a tiny vocabulary, guess from the empty text; `ids` raises for a text that does not fit this.
+        # With a tiny vocabulary, guess from the empty text; `ids` raises if a text contradicts the guess.
         if not probes:
             ends = {getattr(self._tokenizer, name, None) for name in ("eos_token_id", "sep_token_id")} - {None}
             size = next((position for position, token in enumerate(empty) if token in ends), len(empty))
@@ -370,7 +371,7 @@ class _SegmentTokenizer:
         return prefix, suffix
 
     def _probe(self, text: str) -> list[int] | None:
-        """Return all ids of a text; None if a tokenizer with a small vocabulary does not know the text."""
+        """Return all ids for a text, or None if the tokenizer's vocabulary does not cover the text."""
         try:
             return self._all_ids(text)
         except (LookupError, AssertionError):
@@ -382,7 +383,9 @@ class _SegmentTokenizer:
         for options in _TOKENIZER_OPTIONS[:-1]:
             try:
                 ids = _flat_ids(self._tokenizer(text, **options))
-            except TypeError:  # it does not take these options; other causes raise in the call without options below
+            except (
+                TypeError
+            ):  # it does not accept these options; any other cause raises again in the call without options
                 continue
             self._options = options
             return ids
@@ -393,13 +396,13 @@ class _SegmentTokenizer:
 class SegmentRenderer:
     """Renders conversations turn by turn: replaces `batch.render.Renderer` for tokenizers without a chat template.
 
-    These are slow tokenizers, stubs, and those of base models. The content of each turn is tokenized on its own, so the
-    edges of a turn are known and no text has to be searched. There are no role headers and no end-of-turn tokens, which
-    is why the collator warns.
+    Such tokenizers are slow ones, stubs, and those of base models. The content of each turn is tokenized on its own, so
+    the boundaries of turns are known without searching any text. There are no role headers and no end-of-turn tokens,
+    which is why the collator warns.
 
-    A call is written as in `student_action` (`[TOOL_USE] name=… input=…`). `tools` become the text of a first segment.
-    A token that the tokenizer adds before every text (BOS) comes once, at the start of a sequence. `counts` adds up
-    over calls, as a `Renderer`'s does.
+    A call is written as in `student_action` (`[TOOL_USE] name=… input=…`). `tools` are rendered as the first segment. A
+    token that the tokenizer adds before every text (BOS) appears once, at the start of a sequence. `counts` accumulates
+    over calls, as in a `Renderer`.
     """
 
     def __init__(
@@ -418,7 +421,7 @@ class SegmentRenderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that, besides the tokenizer, determine the ids of a conversation, as plain data."""
+        """The settings that determine a conversation's ids besides the tokenizer, as plain data."""
         sample = self.segments.ids("".join(_PROBES))
         rules = {"own": self.thinking.own, "others": self.thinking.others, "models": [*self.thinking.student_models]}
         return {"segments": 1, "tools": self._tools, "thinking": rules, "sample": sample}
@@ -426,7 +429,7 @@ class SegmentRenderer:
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
         """Return one sequence that ends with the last assistant turn, or none if there is no assistant turn."""
         ids, starts, spans = list(self.segments.prefix), list[int](), list[TurnSpan]()
-        # Whatever follows the last assistant turn is no context of any target, so it is cut off at the end.
+        # Tokens after the last assistant turn are context for no target, so they are removed.
         end_of_last, previous_role = 0, ""
         for segment, turn in self._pieces(conversation.turns):
             if segment.role:
@@ -454,7 +457,7 @@ class SegmentRenderer:
         ]
 
     def hinted_turn(self, rendered: RenderedSequence, span: TurnSpan, hint: str, *, first: int = 0) -> HintedTurn | str:
-        """Return the turn with its hint as a segment right before it, or the reason why it cannot be a target."""
+        """Return the turn with the hint as a segment right before the turn, or the reason why it cannot be a target."""
         if reason := why_no_target(span):
             return reason
         hint_ids = self.segments.ids(hint.strip())
@@ -467,9 +470,9 @@ class SegmentRenderer:
         return HintedTurn(span.start, span.end, context, start, is_whole=True)
 
     def compared_ids(self, state: Conversation, chosen: Turn, rejected: Turn) -> tuple[PairIds, list[int]] | str:
-        """Return both answers after the same context and the starts of its messages, or why they cannot be compared.
+        """Return both answers after the same context with the context's message starts, or why they cannot be compared.
 
-        The thinking of both is treated alike (`ThinkingRules.align`).
+        Thinking is treated in the same way in both answers (`ThinkingRules.align`).
         """
         context, starts = list(self.segments.prefix), list[int]()
         for segment, turn in self._pieces(state.turns):
@@ -486,12 +489,12 @@ class SegmentRenderer:
         return PairIds(*(ResponseIds(context + ids, len(context)) for ids in answers)), starts
 
     def _pieces(self, turns: Sequence[Turn]) -> Iterator[tuple[_TurnSegment, Turn | None]]:
-        """Yield the segments of a conversation, each with the assistant turn whose own tokens follow it, if any."""
+        """Yield a conversation's segments, each with the assistant turn whose tokens follow the segment, if any."""
         if self._tools:
             yield _TurnSegment(self.segments.ids(self._preamble), "system"), None
         for turn in turns:
             if turn.role == "assistant":
-                # Thinking that is not learned comes before the target, as context.
+                # Thinking that is not trained on precedes the target as context.
                 thought = turn.thinking if self._outcome(turn) == "context" else ""
                 yield _TurnSegment(self.segments.ids(thought), turn.role), turn
             else:
@@ -524,7 +527,7 @@ class SegmentRenderer:
 
 
 def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
-    """Return the ids that all rows begin with, at most `most` of them."""
+    """Return the common prefix of all rows, at most `most` ids long."""
     same = 0
     while same < most and all(len(ids) > same and ids[same] == rows[0][same] for ids in rows):
         same += 1
@@ -532,7 +535,7 @@ def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
 
 
 def _flat_ids(encoded: Any) -> list[int]:
-    """Return the ids of one text from a tokenizer's output: ids, a tensor, a batch of one row, or a mapping."""
+    """Return one text's ids from a tokenizer's output, which may be ids, a tensor, a batch of one row, or a mapping."""
     ids: Any = encoded.get("input_ids") if isinstance(encoded, Mapping) else getattr(encoded, "input_ids", encoded)
     ids = ids.tolist() if hasattr(ids, "tolist") else ids
     # A batch of one row, as tokenizers return with `return_tensors`.
@@ -540,6 +543,6 @@ def _flat_ids(encoded: Any) -> list[int]:
         ids = ids[0]
     if not isinstance(ids, list | tuple) or not all(isinstance(index, int) for index in ids):
         got = f"{type(encoded).__name__} with {type(ids).__name__}"
-        expected = "token ids of one text: a list, a tensor, or a mapping that has them as input_ids"
-        raise InputError(explain("what the tokenizer returned", got=got, expected=expected))
+        expected = "token ids for one text: a list, a tensor, or a mapping with input_ids"
+        raise InputError(explain("tokenizer output", got=got, expected=expected))
     return list(ids)

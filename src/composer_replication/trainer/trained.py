@@ -1,7 +1,7 @@
-"""Find trained weights (those of a run, an adapter's folder, or a model by folder or name), and write their cards.
+"""Find trained weights (in a run, an adapter's folder, or a model given by folder or name), and write their cards.
 
-A name that is not a folder is one on the Hugging Face hub. Folders are stored as absolute paths: a relative path means
-something else in another working directory, and an adapter is useless without its base model.
+A name that is not a folder is a repository on the Hugging Face hub. Folders are stored as absolute paths, since a
+relative path breaks in another working directory, and an adapter is useless without its base model.
 """
 
 from __future__ import annotations
@@ -44,7 +44,7 @@ _LICENCE_LINE = re.compile(r"^licen[sc]e:[ \t]*[\"']?([A-Za-z0-9][\w.+-]*)", re.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Weights: a base model, and what was trained from it, which is an adapter, a full model, or nothing.
+    """Weights: a base model, and an adapter or a full model trained from it, if any.
 
     `base` is an absolute folder or a hub name. `record` is the content of `training.json`, empty if there is none.
     `run` is the run directory that the user named, if any.
@@ -62,23 +62,25 @@ class Trained:
 
 
 def find_trained(name: str, adapter: str | None = None) -> Trained:
-    """Return the weights that `name` means: a run directory, a training's output folder, an adapter, or a model."""
+    """Return the weights that `name` refers to: a run directory, a training's output folder, an adapter, or a model."""
     path = Path(name).expanduser()
     run = RunDir.open(path) if (path / MARKER).is_file() else None
     if adapter is not None:
         folder = Path(adapter).expanduser()
         if not (folder / ADAPTER_CONFIG).is_file():
-            fix = "Give the folder `adapter` that `crf train` wrote, or another PEFT adapter."
-            raise InputError(explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG} in it", expected="one", fix=fix))
+            fix = "Pass the folder `adapter` that `crf train` wrote, or another PEFT adapter."
+            raise InputError(
+                explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG}", expected="an adapter's folder", fix=fix)
+            )
         base = _base_of(folder) if run is not None else absolute_base(name)
         return Trained(base=base, adapter=folder, record=read_training(folder), run=run)
     folder = _weights_in(path, run)
     if folder is None and run is not None:
-        fix = f"Run `crf train --set train.run={name!r} --set train.model=MODEL`, or give an adapter: --adapter FOLDER."
-        # A training that was interrupted is the most likely reason; then say how far it is.
+        fix = f"Run `crf train --set train.run={name!r} --set train.model=MODEL`, or pass an adapter: --adapter FOLDER."
+        # The most likely reason is an interrupted training; if so, the message states its progress.
         progress = half_trained(run.root)
         got, fix = (progress, "") if progress else ("none", fix)
-        raise ArtefactNotFoundError(explain(f"trained weights of {name}", got=got, expected="an adapter", fix=fix))
+        raise ArtefactNotFoundError(explain(f"trained weights in {name}", got=got, expected="an adapter", fix=fix))
     if folder is None:
         return Trained(base=absolute_base(name))
     if (folder / ADAPTER_CONFIG).is_file():
@@ -88,7 +90,9 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
 
 
 def _weights_in(path: Path, run: RunDir | None) -> Path | None:
-    """Return the folder of trained weights: this folder, one in it, or the latest one that the run noted elsewhere."""
+    """Return the folder with trained weights: this folder, a folder in it, or the latest that the
+    run noted elsewhere.
+    """
     if (path / ADAPTER_CONFIG).is_file():
         return path
     for name in ("adapter", "model"):
@@ -97,7 +101,7 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
             return folder
     if run is None:
         return None
-    # A training with `train.output` leaves its weights outside of the run, which has a note of each.
+    # A training with `train.output` writes its weights outside the run and leaves a note in the run.
     noted = [entry for entry in made_elsewhere(run) if entry.what == "trained weights"]
     return find_source(noted[-1].path, run.root) if noted else None
 
@@ -105,12 +109,12 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
 def _base_of(adapter: Path) -> str:
     """Return the base model that an adapter names.
 
-    A relative path was written relative to where the training ran, so it is searched for from the working directory and
-    from every folder above the adapter.
+    A relative path was relative to the training's working directory, which is unknown. It is therefore looked up from
+    the current working directory and from every folder above the adapter.
     """
     base = read_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
     if not isinstance(base, str) or not base:
-        fix = "Give the base model: `crf chat MODEL --adapter FOLDER`."
+        fix = "Name the base model: `crf chat MODEL --adapter FOLDER`."
         raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(base), expected="a model", fix=fix))
     return absolute_base(base, near=adapter.resolve().parents)
 
@@ -129,7 +133,7 @@ def is_folder(base: str) -> bool:
 
 
 def settle_base(adapter: Path) -> str:
-    """Replace the base model in an adapter's config by its absolute path, and return it; a hub name stays."""
+    """Replace the base model in an adapter's config with its absolute path, and return it; a hub name is unchanged."""
     base, config = _base_of(adapter), read_object(adapter / ADAPTER_CONFIG)
     if config.get(_BASE) != base:
         atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
@@ -141,7 +145,7 @@ def licence_of(base: str) -> str:
     if is_folder(base) and Path(base).samefile(student_folder()):
         # The demo student is part of this package.
         return "apache-2.0"
-    # These files come from somebody else, so their size is limited.
+    # These files come from third parties, so limit their size.
     for path in _cards_of(base):
         if not path.is_file() or path.stat().st_size > _MAX_CARD_BYTES:
             continue
@@ -160,13 +164,13 @@ def _cards_of(base: str) -> list[Path]:
     names = ("README.md", "config.json", "card.json")
     if is_folder(base):
         return [Path(base) / name for name in names]
-    # Looks only into the local cache: writing a card must not need a network.
+    # Look only in the local cache, since writing a card must not need network access.
     from huggingface_hub import try_to_load_from_cache
     from huggingface_hub.errors import HFValidationError
 
     try:
         cached = [try_to_load_from_cache(base, name) for name in names]
-    except HFValidationError:  # the name cannot be that of a repository
+    except HFValidationError:  # not a valid repository name
         return []
     return [Path(path) for path in cached if isinstance(path, str)]
 
@@ -175,7 +179,7 @@ def _one_line(text: str) -> str:
     return "".join(character for character in " ".join(text.split())[:80] if character.isprintable())
 
 
-# Cards contain no text of a log. Their results come from `evaluation.json` alone, with intervals.
+# Cards contain no text from logs. Their results come from `evaluation.json` only, with intervals.
 
 Form = Literal["merged", "adapter"]
 _TAGS = ("composer-replication", "agent", "tool-use")
@@ -207,11 +211,11 @@ def model_card(
     notes: Sequence[str] = (),
     is_public: bool = False,
 ) -> str:
-    """Return the README for weights. In a public one, a local base model is named by the last part of its path only."""
+    """Return the README for weights. A public README names a local base model by the last part of its path only."""
     base = Path(trained.base).name if is_public and is_folder(trained.base) else trained.base
     licence, version = licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
     head: dict[str, Any] = {"library_name": "peft" if form == "adapter" else "transformers", "tags": list(_TAGS)}
-    # A local path means nothing on the hub.
+    # A local path is meaningless on the hub.
     head |= {"base_model": base} if not (is_public and is_folder(trained.base)) else {}
     head |= {"license": licence} if licence != UNKNOWN_LICENCE else {}
     parts = [
@@ -236,7 +240,7 @@ def model_card(
 
 
 def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], files: Mapping[str, str]) -> str:
-    """Return the README for a data set: its content, its fields, how to load it. `files` maps splits to file names."""
+    """Return the README for a data set: content, fields, and how to load it. `files` maps splits to file names."""
     head = {"configs": [{"config_name": "default", "data_files": [{"split": s, "path": p} for s, p in files.items()]}]}
     rows = "\n".join(f"| `{_cell(field)}` | {_cell(meaning)} |" for field, meaning in fields.items())
     loading = f'load_dataset("json", data_files={json.dumps(dict(files))})'
@@ -294,7 +298,7 @@ def preferences_card(run: RunDir, file: str) -> str:
 
 
 def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
-    """Return the evaluation of these weights; None if `crf evaluate` did not run, or evaluated other weights."""
+    """Return the evaluation for these weights, or None if `crf evaluate` did not run or evaluated other weights."""
     run, folder = trained.run, trained.folder
     if run is None or folder is None or not run.path("evaluation").exists():
         return None
@@ -336,7 +340,7 @@ def _scrubbing(run: RunDir, counts: Mapping[str, int]) -> str:
 
 
 def _counts(run: RunDir, name: str) -> dict[str, int]:
-    """Return a sidecar's counts and its number of rows; {} if the artifact is missing or damaged."""
+    """Return a sidecar's counts, and for pairs its number of rows; {} if the artifact is missing or damaged."""
     try:
         meta = run.meta(name)
     except ComposerError:
@@ -368,7 +372,7 @@ def _training(record: Mapping[str, Any]) -> str:
 
 
 def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the verdict and the tables of results with their intervals."""
+    """Yield the verdict, and tables of results with intervals."""
     if evaluation is None:
         yield "Not evaluated: run `crf evaluate RUN` to find out whether this is better than the base model."
         yield "Results of other weights are not shown here."
@@ -381,7 +385,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     head = "| result | model | estimate | 95% interval | n | sessions | direction |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
     when_named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
-    # Only a result that was named before the training can be confirmatory.
+    # Only a result that was chosen before training can be confirmatory.
     yield f"The result in bold was named {when_named}; the others are exploratory. Intervals are over held-out {over}s."
     if damage := evaluation.get("damage"):
         lines = [
@@ -394,7 +398,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 def _row(figure: Mapping[str, Any]) -> str:
     label = f"**{_cell(figure['label'])}**" if figure.get("is_primary") else _cell(figure["label"])
     numbers = ["" if figure[key] is None else f"{figure[key]:+.3f}" for key in ("estimate", "low", "high")]
-    # Both ends are None, or equal, if an interval could not be computed.
+    # If an interval could not be computed, both ends are None or equal.
     has_none = figure["low"] == figure["high"]
     interval = "none: too few sessions, or all values equal" if has_none else f"{numbers[1]} to {numbers[2]}"
     cells = [label, figure["arm"], f"{numbers[0]} {_cell(figure['unit'])}", interval]
@@ -414,13 +418,13 @@ def _limits_of(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _front_matter(head: Mapping[str, Any]) -> str:
-    """Return YAML between dashes. Every value is written as JSON, which is valid YAML."""
+    """Return YAML front matter. Every value is written as JSON, which is valid YAML."""
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     return "\n".join(["---", *lines, "---"])
 
 
 def _cell(text: str) -> str:
-    """Return a text on one line, with everything escaped that Markdown or a browser would interpret."""
-    # Control characters could end the line, and with it the row of a table.
+    """Return a text on one line, escaped so that neither Markdown nor a browser interprets any of it."""
+    # Control characters could end the line and so the table row.
     line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

@@ -1,10 +1,10 @@
-"""Warm up with channel 1 alone: a model that does not know the harness first learns from good turns.
+"""Warm up with channel 1 only: a model that does not know the harness first learns from good turns.
 
-    warm-up -> hint check, reference log-probs -> all channels; the warmed-up weights are the teacher's and the
-        reference
+    warm-up -> hint check, reference log-probs -> all channels; teacher and reference have the warmed-up weights
 
-A warm-up is a run with checkpoints of its own, which are marked as such. Once it is finished, `warmup.json` next to
-them names the one that it ended with. `OfflineTrainer(warmed_up=...)` begins there, in this process or a later one.
+A warm-up is a separate run with its own checkpoints, which are marked as warm-up checkpoints. When it is finished,
+`warmup.json` next to the checkpoints names the final one. `OfflineTrainer(warmed_up=...)` starts from that checkpoint,
+in this process or a later one.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ from composer_replication.trainer.sessions.phases import Phase, report_phase
 FINISHED = "warmup.json"
 _SCHEMA, _VERSION = "composer_replication.warmup", 2
 _FIX = "Train in another folder (train.output), or move the warm-up out of this one."
-# The training arguments that the weights of a warm-up depend on.
+# The training arguments that a warm-up's weights depend on.
 _ARGUMENTS = (
     *("max_steps", "per_device_train_batch_size", "gradient_accumulation_steps", "learning_rate", "lr_scheduler_type"),
     *("warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
@@ -49,10 +49,10 @@ _MAX_CALLS, _MAX_CONTEXT = 8, 2048
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedWarmUp:
-    """A finished warm-up: its last checkpoint, its number of steps, and the held-out losses of good turns by step.
+    """A finished warm-up: its final checkpoint, its number of steps, and (step, held-out loss on good turns) pairs.
 
-    `start_weights` is the digest of the weights that it began with, and `start_adapter` that of an adapter that had
-    been trained before. `settings` are the arguments that its weights depend on.
+    `start_weights` is the digest of the initial weights, and `start_adapter` the digest of a previously trained
+    adapter, if any. `settings` are the arguments that the warm-up's weights depend on.
     """
 
     checkpoint: str
@@ -62,12 +62,12 @@ class FinishedWarmUp:
     settings: Mapping[str, Any]
     start_adapter: str | None = None
     learnt: Sequence[float] = ()
-    """The training loss of good turns, in the first and in the last line of its metrics."""
+    """The training loss on good turns in the first and the last line of the metrics."""
 
     def describe(self) -> str:
         losses = [loss for _, loss in self.held_out]
-        change = f"; loss of good turns {self.learnt[0]:.3f} -> {self.learnt[-1]:.3f}" if self.learnt else ""
-        change += f"; held-out loss of good turns {losses[0]:.3f} -> {min(losses):.3f}" if losses else ""
+        change = f"; loss on good turns {self.learnt[0]:.3f} -> {self.learnt[-1]:.3f}" if self.learnt else ""
+        change += f"; held-out loss on good turns {losses[0]:.3f} -> {min(losses):.3f}" if losses else ""
         return f"warm-up: {self.steps} steps of channel 1, using the weights of {self.checkpoint}{change}"
 
 
@@ -84,21 +84,21 @@ def warm_up(
 ) -> FinishedWarmUp:
     """Train `args.max_steps` steps of channel 1 on the sessions' good turns, with checkpoints in `args.output_dir`.
 
-    A warm-up that was begun or finished in this folder before is resumed or returned.
+    An unfinished warm-up in this folder is resumed, and a finished one is returned.
 
     Args:
         model: The model to train.
-        args: The training arguments. With `patience`, it has to save whenever it evaluates.
+        args: The training arguments. With `patience`, every evaluation needs a checkpoint.
         sessions: The sessions with the good turns.
         held_out: The sessions to evaluate on.
-        patience: Stop once the held-out loss has not reached a new minimum for so many evaluations, and take the
-            weights of the minimum.
+        patience: Early stopping: the number of evaluations without a new minimum of the held-out loss. The weights at
+            the minimum are used.
         on_held_out: Called with (step, loss) after each evaluation.
-        hinted_corrections: Also learn what worked after an erring turn, in the context with the hint.
+        hinted_corrections: Also train on the action that worked after an erring turn, in the context with the hint.
         options: Passed to `OfflineTrainer`.
 
     Raises:
-        KeyboardInterrupt: A signal stopped it; a checkpoint was saved.
+        KeyboardInterrupt: A signal stopped the warm-up; a checkpoint was saved.
     """
     # Only channel 1 is trained, so sites and pairs are dropped from the sessions.
     folder, data = Path(args.output_dir or ""), sessions.only_responses(hinted_corrections=hinted_corrections)
@@ -118,10 +118,14 @@ def warm_up(
             if evaluated is None
             else f"save_steps {args.save_steps}, eval_steps {args.eval_steps}"
         )
-        raise InputError(explain("warm-up with patience", got=got, expected="a checkpoint with each evaluation"))
+        raise InputError(
+            explain(
+                "warm-up with patience", got=got, expected="held-out sessions, and a checkpoint with each evaluation"
+            )
+        )
     newest = newest_complete(folder)
     state = None if newest is None else TrainerState.load_from_json(str(newest / "trainer_state.json"))
-    # A warm-up may have been killed between its last step and the file that says that it is finished.
+    # A warm-up may have been killed after its last step, but before `warmup.json` was written.
     if state is None or not _is_over(state, args.max_steps, patience):
         options |= {"callbacks": [_WarmUpCallback(patience, on_held_out)], "eval_sessions": evaluated}
         phase = {"phase": WARM_UP, **{name: origin[name] for name in _START if origin[name] is not None}}
@@ -172,16 +176,16 @@ def finished_warm_up(folder: Path) -> FinishedWarmUp | None:
         return None
     if (fields.pop("schema", None), fields.pop("version", None)) != (_SCHEMA, _VERSION):
         fix = "Delete it; the warm-up then continues from its last checkpoint."
-        got = "another format"
+        got = "another schema or version"
         raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=f"{_SCHEMA} {_VERSION}", fix=fix))
     return FinishedWarmUp(**fields)
 
 
 def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
-    """Return the mean log-prob of a few good calls from their start to the end of the tool's name; None without calls.
+    """Return the mean log-prob of a few good calls, from their start to the end of the tool's name.
 
-    A model that knows the harness is almost certain of how a call begins, and chooses among a few names. The calls are
-    spread evenly over the sessions, and are the same in every run.
+    A model that knows the harness is almost certain how a call begins, and chooses among a few names. The calls are
+    spread evenly over the sessions, and are the same in every run. Returns None if there are no calls.
     """
     calls = [call for session in sessions.rendered for call in session.good_calls]
     chosen = [calls[n * len(calls) // _MAX_CALLS] for n in range(_MAX_CALLS)] if len(calls) > _MAX_CALLS else calls
@@ -199,7 +203,7 @@ def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
 
 
 class _WarmUpCallback(TrainerCallback):
-    """Reports progress, marks the checkpoint of the lowest held-out loss, and stops when patience runs out."""
+    """Reports progress, marks the checkpoint with the lowest held-out loss, and stops early when patience runs out."""
 
     def __init__(self, patience: int | None, on_held_out: Callable[[int, float], None] | None) -> None:
         self._patience, self._on_held_out = patience, on_held_out
@@ -216,7 +220,7 @@ class _WarmUpCallback(TrainerCallback):
         losses = _held_out_losses(state.log_history)
         if self._on_held_out is not None and losses and state.is_world_process_zero:
             self._on_held_out(int(losses[-1][0]), losses[-1][1])
-        # Rotation never deletes this one.
+        # Rotation never deletes the best checkpoint.
         state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{_lowest(losses)}")
         if _is_over(state, state.max_steps, self._patience):
             control.should_training_stop = True
@@ -230,9 +234,12 @@ class _WarmUpCallback(TrainerCallback):
 
 
 def _is_over(state: Any, max_steps: int, patience: int | None) -> bool:
-    """Return whether a warm-up is finished, from its checkpointed state alone, so that a resumed one ends alike."""
+    """Return whether a warm-up is finished.
+
+    This depends only on the checkpointed state, so that a resumed warm-up ends at the same step.
+    """
     losses = [loss for _, loss in _held_out_losses(state.log_history)]
-    # Evaluations since the lowest loss; patience counts these.
+    # Patience counts the evaluations since the lowest loss.
     num_since_lowest = len(losses) - 1 - losses.index(min(losses)) if losses else 0
     return state.global_step >= max_steps or (patience is not None and num_since_lowest >= patience)
 
@@ -242,25 +249,25 @@ def _held_out_losses(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, fl
 
 
 def _lowest(losses: Sequence[tuple[int, float]]) -> int:
-    """Return the step of the lowest loss; the first one of several."""
+    """Return the step with the lowest loss, the earliest in case of a tie."""
     return min(losses, key=lambda evaluation: evaluation[1])[0]
 
 
 def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
-    """Return what the weights of a warm-up depend on. The seed determines the initial values of a new adapter."""
+    """Return the inputs that a warm-up's weights depend on; the seed also determines a new adapter's initial values."""
     settings = {name: getattr(args, name) for name in _ARGUMENTS}
     if patience is not None:
         settings |= {"patience": patience, "eval_steps": args.eval_steps}
     return {
         "start_weights": weights_digest(model),
         "start_adapter": trained_adapter_digest(model),
-        # As it comes back from the file, with enums as text.
+        # Round-trip through JSON, as in the file: enums become text.
         "settings": json.loads(json.dumps(settings, default=str)),
     }
 
 
 def _check_same_origin(folder: Path, finished: FinishedWarmUp, now: Mapping[str, Any]) -> None:
-    """Raise StaleArtefactError naming what differs if a finished warm-up began with other weights or settings."""
+    """Raise StaleArtefactError, naming the differences, if a finished warm-up began with other weights or settings."""
     before, after = (
         {name: str(origin[name])[:12] for name in _START} | origin["settings"] for origin in (asdict(finished), now)
     )
@@ -274,5 +281,5 @@ def _check_same_data(checkpoint: Path, data: LoggedSessions, origin: Mapping[str
     about = check_manifest(checkpoint)["about"]["data"]
     for name, now in {"sessions": data.digest, **{name: origin[name] for name in _START}}.items():
         if about.get(name) != now:
-            got = f"a warm-up on other {name}"
-            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"these {name}", fix=_FIX))
+            got = f"a warm-up with {name} {str(about.get(name))[:12]}"
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"{name} {str(now)[:12]}", fix=_FIX))

@@ -1,11 +1,11 @@
 """Checkpoints without pickle that are either complete or ignored, and that resume a run bit for bit.
 
-run_checkpoints  what a Trainer does differently when it saves and loads; stopping on a signal
-manifest         what a checkpoint contains, what makes it complete, and how old ones are deleted
-resume           which checkpoint a run resumes from, whether it fits, and saving by several processes
-tree_file        a tree of plain values and tensors as two files
-weights          weights and the optimizer's state, whole or sharded
-data_cursor      the position in the data, and every random number generator of a process
+run_checkpoints  saving and loading in place of a Trainer's own methods, and stopping on a signal
+manifest         the list of a checkpoint's files that makes it complete, and deletion of old checkpoints
+resume           choosing and checking the checkpoint to resume from, and saving by several processes
+tree_file        trees of plain values and tensors, each stored as two files
+weights          weights and optimizer state, whole or sharded
+data_cursor      the position in the data, and a process's random number generators
 """
 
 from composer_replication.trainer.checkpoints.data_cursor import rng_tree, set_rng_tree

@@ -1,9 +1,9 @@
-"""The position of a run in its data: the generators that determine the order, at the start of the epoch and now.
+"""Save a run's position in its data: the generators that determine the order, at the start of the epoch and now.
 
 On resume, the training loop skips batches by drawing their indices again. This gives the same order only if every
-generator involved is in the state that it had at the start of the epoch: those of samplers, and the global one, which
-samplers without a generator and the loader's seeds for its workers are drawn from. Random numbers that a data set or a
-collator draws itself are not covered, since skipped batches are not collated again.
+generator involved has the state that it had at the start of the epoch: the samplers' generators, and the global
+generator, which samplers without their own generator and the loader's worker seeds depend on. Random numbers drawn by
+a data set or a collator are not covered, since skipped batches are not collated again.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ import torch
 
 
 def rng_tree() -> dict[str, Any]:
-    """Return the state of the generators of Python, numpy, torch on the CPU, and every CUDA device."""
+    """Return the states of the random number generators in Python, numpy, torch on the CPU, and every CUDA device."""
     import numpy
 
     # The legacy global generator, which data sets and collators use through `numpy.random`.
@@ -36,7 +36,7 @@ def rng_tree() -> dict[str, Any]:
 
 
 def set_rng_tree(tree: dict[str, Any]) -> None:
-    """Restore the generators from `rng_tree`. Devices that did not exist then keep their state."""
+    """Restore the generators from `rng_tree`. CUDA devices without a saved state keep their current state."""
     import numpy
 
     random.setstate(tree["python"])
@@ -53,7 +53,7 @@ _PARTS = ("base_dataloader", "dataloader", "batch_sampler", "sampler", "dataset"
 
 
 class DataCursor:
-    """Stores the state at the start of the current epoch."""
+    """Stores the generator and sampler states at the start of the current epoch."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -68,21 +68,22 @@ class DataCursor:
 
 
 def restore_samplers(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch: bool) -> None:
-    """Restore the samplers of a new loader to the start of the epoch whose batches will be skipped, or to now.
+    """Restore a new loader's samplers: in the middle of an epoch to their states at its start, else to those saved
+    last.
 
-    In the first case the global generators are restored as well; the training loop later sets them to their saved
-    state.
+    In the middle of an epoch, the training loop will skip batches. The global generators are then restored to the start
+    of the epoch as well, and the training loop later sets them to the states saved last.
     """
     states = tree["epoch_begin"]["samplers"] if mid_epoch else tree["samplers"]
     for path, part in _parts(loader):
         state = states.get(path, {})
         if "generator" in state:
-            # Some samplers create theirs on first use.
+            # Some samplers create their generator on first use.
             part.generator = part.generator or torch.Generator()
             part.generator.set_state(state["generator"])
         if "initial_seed" in state:
             part.initial_seed = state["initial_seed"]
-        # The loader's own set_epoch does not reach samplers below two wrappers.
+        # The loader's `set_epoch` does not reach samplers below two wrappers.
         if path and hasattr(part, "set_epoch"):
             part.set_epoch(epoch)
     if mid_epoch:
@@ -95,7 +96,7 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
         state: dict[str, Any] = {}
         if isinstance(getattr(part, "generator", None), torch.Generator):
             state["generator"] = part.generator.get_state()
-        # accelerate's SeedableRandomSampler derives the seed of every epoch from this one.
+        # accelerate's SeedableRandomSampler derives each epoch's seed from its initial seed.
         if isinstance(getattr(part, "initial_seed", None), int):
             state["initial_seed"] = part.initial_seed
         if state:
@@ -104,7 +105,7 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
 
 
 def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the loader and the objects that it consists of, each once, with its path."""
+    """Yield the loader and each object inside it once, with the object's path."""
     queue, visited_ids = [("", loader)], set[int]()
     while queue:
         path, part = queue.pop(0)

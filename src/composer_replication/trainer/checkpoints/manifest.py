@@ -1,8 +1,8 @@
-"""What makes a checkpoint complete: a manifest of its files and their hashes, written after all of them.
+"""Make checkpoints complete with a manifest of their files and hashes, which is written after all other files.
 
-Only plain files inside the folder that the manifest lists are ever read from a checkpoint. The manifest is validated
-before it is used, so that a malformed one is ignored like a damaged one. Old checkpoints are deleted to make room for
-new ones, but the newest complete one never before there is a newer one.
+Only regular files that are inside the folder and listed in the manifest are ever read from a checkpoint. The manifest
+is validated before it is used, so a checkpoint with a malformed manifest is ignored like a damaged one. Old checkpoints
+are deleted, but the newest complete checkpoint is never deleted before a newer one is complete.
 """
 
 from __future__ import annotations
@@ -29,33 +29,34 @@ MANIFEST = "manifest.json"
 _SCHEMA = "composer_replication.checkpoint"
 _VERSION = 2
 SAMPLED = 1
-"""The version whose `base_weights` is a digest of only some values, so that it cannot be compared any more."""
+"""The schema version in which `base_weights` is a digest of only some values, which can no longer be compared."""
 # "checkpoint-40", "checkpoint-40.replaced"; not "checkpoint-040" or "checkpoint-40.tmp"
 _FOLDER = re.compile(r"checkpoint-(0|[1-9][0-9]*)(\.replaced)?")
 _log = logging.getLogger(__name__)
 
 
 def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any]) -> None:
-    """List every file of `folder` with size and SHA-256, after flushing each to disk; `about` is stored with the list.
+    """Write a manifest of every file in `folder` with size and SHA-256, after flushing each file to disk.
 
-    `about` has the `model` (as from `model_identity`), the `data`, whether it is `weights_only`, and which `process`
-    writes it. A checkpoint that could not be resumed from raises here, and gets no manifest.
+    `about` is stored in the manifest: the `model` (from `model_identity`), the `data`, whether the checkpoint is
+    `weights_only`, and which `process` writes it. A checkpoint that no run could resume from gets no manifest: this
+    raises ArtefactCorruptError.
     """
     folder = Path(folder)
     files = {name: _entry(plain_file(folder, name), sync=True) for name in _files(folder)}
     fields: dict[str, Any] = {"schema": _SCHEMA, "version": _VERSION, "step": step, "files": files}
     fields["about"] = dict(about)
-    _check_fields(fields, f"checkpoint {folder}, as it would be saved")
+    _check_fields(fields, f"checkpoint {folder} to save")
     atomic_write_json(folder / MANIFEST, fields)
 
 
 def read_manifest(folder: Path) -> dict[str, Any]:
-    """Return a valid manifest. The files that it lists are not checked."""
+    """Read and validate a checkpoint's manifest. The files that it lists are not checked."""
     path = Path(folder) / MANIFEST
     try:
         fields: dict[str, Any] = decode_object(path.read_bytes())
     except FileNotFoundError as error:
-        fix = "It was not written completely, or by another program. Use an earlier checkpoint."
+        fix = "The checkpoint is incomplete, or another program wrote it. Use an earlier checkpoint."
         message = explain(f"checkpoint {folder}", got="no manifest", expected=MANIFEST, fix=fix)
         raise ArtefactNotFoundError(message) from error
     except (ValueError, OSError) as error:
@@ -68,9 +69,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
-    """Return the manifest if all its files exist unchanged, else raise an error that names the first other one.
+    """Return the manifest if all its files exist unchanged, else raise an error naming the first file that does not.
 
-    A file that could be read on resume and is not listed is an error too. Without `hashes` only sizes are compared.
+    An unlisted file that could be read on resume is an error, too. Without `hashes`, only sizes are compared.
     """
     folder = Path(folder)
     fields = read_manifest(folder)
@@ -79,14 +80,14 @@ def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
     for name in _files(folder):
         if name not in fields["files"]:
             _check_stray_file(name, folder)
-    # The index of sharded weights is parsed only after its hash was checked.
+    # The index of split weights is parsed only after its hash has been checked.
     if hashes and not fields["about"]["model"]["adapters"]:
         weight_files(folder, fields["files"])
     return fields
 
 
 def newest_complete(output_dir: Path) -> Path | None:
-    """Return the checkpoint of the most steps whose files are all as in its manifest; newer damaged ones are logged."""
+    """Return the checkpoint with the most steps whose files all match its manifest; damaged newer ones are logged."""
     for _, folder in sorted(checkpoints_in(output_dir), reverse=True):
         try:
             check_manifest(folder)
@@ -98,7 +99,7 @@ def newest_complete(output_dir: Path) -> Path | None:
 
 
 def checkpoints_in(output_dir: Path) -> Iterator[tuple[tuple[int, bool], Path]]:
-    """Yield folders named like checkpoints, with their step and whether they have their own name (not `.replaced`)."""
+    """Yield folders with a checkpoint's name, each after its step and whether its name lacks the suffix `.replaced`."""
     if not Path(output_dir).is_dir():
         return
     for folder in Path(output_dir).iterdir():
@@ -108,7 +109,7 @@ def checkpoints_in(output_dir: Path) -> Iterator[tuple[tuple[int, bool], Path]]:
 
 
 def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes: bool) -> None:
-    what = f"{folder / name}, a file of a checkpoint"
+    what = f"{folder / name}, in a checkpoint"
     try:
         path = plain_file(folder, name)
         size = path.stat().st_size
@@ -116,16 +117,16 @@ def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes:
     except RunError:
         raise
     except OSError as error:  # an impossible file name, missing permissions, a disk failure
-        raise ArtefactCorruptError(explain(what, got=str(error), expected="a file that can be read")) from error
+        raise ArtefactCorruptError(explain(what, got=str(error), expected="a readable file")) from error
     if size != expected["num_bytes"]:
         raise ArtefactCorruptError(explain(what, got=f"{size} bytes", expected=f"{expected['num_bytes']} bytes"))
     if not is_same:
-        got = "content that changed since it was saved"
-        raise ArtefactCorruptError(explain(what, got=got, expected="the SHA-256 of the manifest"))
+        got = "changed content"
+        raise ArtefactCorruptError(explain(what, got=got, expected="the SHA-256 in the manifest"))
 
 
 def _files(folder: Path) -> list[str]:
-    """Return the names of files that a manifest lists: all but itself, and what a crash left half written."""
+    """Return the names of the files to list in a manifest: all except the manifest itself and temporary files."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not is_temporary(path))
     return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / MANIFEST)
 
@@ -140,10 +141,10 @@ def _entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
 
 
 def make_room(folder: Path) -> None:
-    """Move whatever has a new checkpoint's name out of the way.
+    """Free the path of a new checkpoint.
 
-    A half-written checkpoint is deleted. A complete one is renamed, to a name that resume still finds, until
-    `drop_replaced` is called because its successor is complete.
+    An incomplete checkpoint at that path is deleted. A complete one is renamed, and resume can still find it under the
+    new name. Call `drop_replaced` once the new checkpoint is complete.
     """
     if (folder / MANIFEST).exists():
         drop_replaced(folder)
@@ -155,15 +156,15 @@ def make_room(folder: Path) -> None:
 
 
 def drop_replaced(folder: Path) -> None:
-    """Delete the checkpoint that `folder` has replaced, if there is one."""
+    """Delete the earlier checkpoint that `folder` has replaced, if any."""
     if _replaced_path(folder).exists() or _replaced_path(folder).is_symlink():
         _delete_checkpoint(_replaced_path(folder))
 
 
 def _delete_checkpoint(folder: Path) -> None:
-    """Delete a checkpoint, its manifest first, so that it never looks complete when it is not.
+    """Delete a checkpoint, beginning with its manifest, so that a partly deleted checkpoint never looks complete.
 
-    For a link only the link is deleted: somebody made it on purpose, and what it points to may be in use.
+    For a symbolic link, only the link is deleted: it was created on purpose, and its target may be in use.
     """
     if folder.is_symlink():
         folder.unlink()
@@ -173,9 +174,9 @@ def _delete_checkpoint(folder: Path) -> None:
 
 
 def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) -> None:
-    """Delete the oldest complete checkpoints beyond `limit`, and half-written ones older than the newest complete one.
+    """Delete the oldest complete checkpoints beyond `limit`, and incomplete ones older than the newest complete one.
 
-    Links are neither counted nor deleted: somebody made them to keep what they point to.
+    Symbolic links are neither counted nor deleted: they were created to keep their targets.
     """
     if limit is None or limit <= 0:
         return
@@ -187,7 +188,7 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
     protected = {folder.resolve() for folder in (complete[-1], *keep)} & {folder.resolve() for folder in complete}
     num_surplus = len(complete) - max(limit, len(protected))
     surplus = [folder for folder in complete if folder.resolve() not in protected][: max(num_surplus, 0)]
-    # A half-written checkpoint newer than the newest complete one may be the one that is being written.
+    # An incomplete checkpoint newer than the newest complete one may still be being written.
     half_written = [folder for folder in folders[: folders.index(complete[-1])] if folder not in complete]
     for folder in (*half_written, *surplus):
         _delete_checkpoint(folder)
@@ -195,7 +196,7 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
 
 def _looks_complete(folder: Path) -> bool:
     try:
-        # Hashing every old checkpoint at every save would take longer than saving.
+        # Hashing every old checkpoint on each save would take longer than saving.
         check_manifest(folder, hashes=False)
     except RunError:
         return False
@@ -215,36 +216,36 @@ _ABOUT = {"model": dict, "data": dict, "weights_only": bool}
 _MODEL = {"class": str, "config": dict, "adapters": dict, "parameters": dict, "base_weights": str | None}
 # 64 hex digits, such as the output of `sha256sum`; not with upper-case letters
 _SHA256 = re.compile(r"[0-9a-f]{64}")
-# Files of torch.save. Nothing is ever unpickled here, and our checkpoints contain no such files.
+# Suffixes of pickles, as torch.save writes them. Our checkpoints contain no pickles, and none is ever loaded.
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
 # TRL's GRPOTrainer loads this file on resume if it exists.
 _READ_BY_GRPO = "entropy_ctrl_state.json"
 
 
 def _check_fields(fields: Mapping[str, Any], where: str) -> None:
-    """Raise ArtefactCorruptError for a manifest with fields of wrong types, or that lists too few files."""
+    """Raise ArtefactCorruptError if a manifest has fields of wrong types, or lacks required files."""
     problem = next(_malformed_fields(fields), None) or next(_missing_files(fields), None)
     if problem is not None:
         raise ArtefactCorruptError(explain(where, got=problem, expected="the manifest of a complete checkpoint"))
 
 
 def _check_stray_file(name: str, folder: Path) -> None:
-    """Raise ArtefactCorruptError for an unlisted file that some library would read, or that is a pickle."""
+    """Raise ArtefactCorruptError for an unlisted file that is a pickle, or that a library would read."""
     is_pickle = Path(name).suffix in _PICKLES
     if is_pickle or name.endswith((".safetensors", ".index.json")) or name == _READ_BY_GRPO:
         reason = "Pickles are never loaded" if is_pickle else "It was not saved with the other files"
         fix = f"{reason}: remove the file if you know what it is."
         got = f"{name}, which the manifest does not list"
-        raise ArtefactCorruptError(explain(f"checkpoint {folder}", got=got, expected="no such file", fix=fix))
+        raise ArtefactCorruptError(explain(f"checkpoint {folder}", got=got, expected="only listed files", fix=fix))
 
 
 def plain_file(folder: Path, name: str) -> Path:
-    """Return the path of a file.
+    """Return the path of a regular file in a checkpoint.
 
-    A link on the way to it is an error, since its target is not part of the checkpoint.
+    Raises ArtefactCorruptError if any part of the path is a link, since its target is not part of the checkpoint.
     """
     path = folder
-    # Every folder on the way is checked, since a link to a folder leads out of the checkpoint as well.
+    # Check every folder in the path, since a link to a folder leads out of the checkpoint as well.
     for part in name.split("/"):
         path = path / part
         if path.is_symlink():
@@ -255,7 +256,7 @@ def plain_file(folder: Path, name: str) -> Path:
 
 
 def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
-    """Return the files of an unsharded model's weights, from the index if there is one. All must be in the manifest."""
+    """Return the files with a full model's weights, from the index if there is one. The manifest must list all."""
     if _INDEX not in listed:
         if WEIGHTS not in listed:
             raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no weights", expected=WEIGHTS))
@@ -274,7 +275,7 @@ def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
 
 
 def adapter_file(adapter: str) -> str:
-    """Return the file that `save_pretrained` writes an adapter's weights to."""
+    """Return the name of the file to which `save_pretrained` writes an adapter's weights."""
     return _ADAPTER if adapter == "default" else f"{adapter}/{_ADAPTER}"
 
 
@@ -315,7 +316,7 @@ def _wrong_types(fields: Mapping[str, Any], types: Mapping[str, Any], where: str
 
 
 def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files that a resume needs and the manifest lacks; of several processes, only those of its writer."""
+    """Yield the files that resuming needs but the manifest lacks; of the per-process files, only the writer's count."""
     files, about = fields["files"], fields["about"]
     adapters: Mapping[str, Any] = about["model"]["adapters"]
     needed = [adapter_file(adapter) for adapter in adapters] or [_INDEX if _INDEX in files else WEIGHTS]
@@ -326,8 +327,8 @@ def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_inside(name: str) -> bool:
-    """Return whether a name is as `write_manifest` writes them: relative, with single slashes, inside of the folder."""
-    # Names may come from a manifest that somebody else wrote, so none may lead out of the folder, on any system.
+    """Return whether a name is as `write_manifest` writes it: relative, with single slashes, and inside the folder."""
+    # A third party may have written the manifest, so no name may lead out of the folder on any operating system.
     plain = "\\" not in name and "\0" not in name and not PureWindowsPath(name).drive
     return plain and not {"", ".", ".."} & set(name.split("/"))
 

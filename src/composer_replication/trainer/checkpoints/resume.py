@@ -39,46 +39,50 @@ _log = logging.getLogger(__name__)
 
 
 def refuse_pickled_checkpoints(trainer: Any) -> None:
-    """Raise ConfigError for settings under which other libraries would write checkpoints, as pickles."""
+    """Raise ConfigError for settings with which other libraries would write pickled checkpoints."""
     args = trainer.args
     if trainer.is_deepspeed_enabled:
-        raise _refusal("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes pickled checkpoints of its own.")
+        raise _refusal("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes its own pickled checkpoints.")
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2:
         raise _refusal("fsdp_version", "1", "2", "Set fsdp_version: 2 in the FSDP config.")
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) != "end":
-        fix = "While training, transformers pushes a pickle of the training arguments."
+        fix = "During training, transformers pushes a pickle of the training arguments."
         raise _refusal("hub_strategy", args.hub_strategy, "'end'", fix)
 
 
 def checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> Path | None:
-    """Return the checked checkpoint to resume from: the newest complete one for True, or that of a path."""
+    """Return the checkpoint to resume from, after checking it: the newest complete one for True, or the given path."""
     output = Path(trainer.args.output_dir)
     if not requested:
         names = sorted(folder.name for _, folder in checkpoints_in(output))
         if names and trainer.args.should_save:
-            _log.warning("%s contains %s of another run; resuming later would mix both runs", output, ", ".join(names))
+            _log.warning(
+                "%s contains %s from another run; resuming later would mix both runs", output, ", ".join(names)
+            )
         return None
     folder = _newest(trainer, output) if requested is True else Path(requested)
-    # Only processes that save hash the files; the others learn the result from them.
+    # Only processes that save hash the files; the others get the result from them.
     problem = _problem_of(folder) if trainer.args.should_save and requested is not True else None
     if max_over_processes(int(problem is not None), trainer.args.device):
-        raise problem or RunError(f"checkpoint {folder}: another process found it incomplete")
+        raise problem or RunError(f"checkpoint {folder}: another process found this checkpoint incomplete")
     return folder
 
 
 def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: dict[str, Any]) -> None:
-    """Raise StaleArtefactError if the checkpoint is of another model, data set or batch size."""
+    """Raise StaleArtefactError if the checkpoint was saved with another model, data set or batch size."""
     manifest = read_manifest(folder)
     about = manifest["about"]
     model: dict[str, Any] = about["model"]
     if manifest["version"] == SAMPLED and model["base_weights"] is not None:
-        _log.warning("%s is of an earlier version: the base weights below its adapter are not compared", folder)
+        _log.warning("%s was saved by an earlier version: the base weights below its adapter are not compared", folder)
         model = model | {"base_weights": identity["base_weights"]}
     check_identity(model, identity, folder)
     if about["weights_only"]:
-        fix = "Set save_only_model=False for checkpoints to resume from."
-        message = explain(f"checkpoint {folder}", got="weights only", expected="optimizer and data as well", fix=fix)
+        fix = "Set save_only_model=False to save checkpoints that a run can resume from."
+        message = explain(
+            f"checkpoint {folder}", got="weights only", expected="optimizer and data states as well", fix=fix
+        )
         raise ArtefactNotFoundError(message)
     saved = about["data"]
     names = saved.keys() | geometry.keys()
@@ -86,12 +90,12 @@ def check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: d
         names -= _SKIP_SETTINGS
     if different := sorted(name for name in names if saved.get(name) != geometry.get(name)):
         got, expected = (", ".join(f"{name} {values.get(name)}" for name in different) for values in (saved, geometry))
-        fix = "Resume with the settings and data that it was saved with."
+        fix = "Resume with the settings and data that the checkpoint was saved with."
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected=expected, fix=fix))
 
 
 def data_geometry(trainer: Any) -> dict[str, Any]:
-    """Return what a position in the data, buffered rollouts and the trainer's own state depend on."""
+    """Return the settings that the position in the data, buffered rollouts and the trainer's own state depend on."""
     args, dataset = trainer.args, trainer.train_dataset
     geometry = {
         **trainer.resume_geometry(),
@@ -101,22 +105,22 @@ def data_geometry(trainer: Any) -> dict[str, Any]:
         "num_examples": len(dataset) if hasattr(dataset, "__len__") else None,
         **{name: getattr(args, name) for name in _GENERATION_SETTINGS if hasattr(args, name)},
     }
-    # Encoded and decoded, to be compared with a manifest: tuples become lists, and what JSON cannot represent raises
-    # now.
+    # Round-trip through JSON, for comparison with a manifest: tuples become lists, and values that JSON cannot
+    # represent raise an error now.
     return decode_object(encode(geometry, where="resume_geometry"))
 
 
 def _newest(trainer: Any, output: Path) -> Path:
-    """Return the newest complete checkpoint, the same on every process. Only processes that save read its files."""
+    """Return the newest complete checkpoint, the same on every process. Only processes that save read the files."""
     newest_folder = newest_complete(output) if trainer.args.should_save else None
     positions = {folder: position for position, folder in checkpoints_in(output)}
     step, has_own_name = positions[newest_folder] if newest_folder is not None else (-1, True)
-    # One number for both: the step, and in the lowest bit whether the folder has its own name (not ".replaced").
+    # Encode both in one number: the step, and in the lowest bit whether the name lacks the suffix ".replaced".
     agreed = max_over_processes(2 * step + has_own_name, trainer.args.device)
     if agreed < 0:
         fix = "Start again in another output folder (train.output), or move the checkpoints out of this one."
         message = explain(
-            f"output folder {output}", got="no complete checkpoint", expected="one to resume from", fix=fix
+            f"output folder {output}", got="no complete checkpoint", expected="a checkpoint to resume from", fix=fix
         )
         raise ArtefactNotFoundError(message)
     return output / f"checkpoint-{agreed // 2}{'' if agreed % 2 else '.replaced'}"
@@ -131,10 +135,10 @@ def _problem_of(folder: Path) -> RunError | None:
 
 
 def _refusal(name: str, got: object, expected: str, fix: str) -> ConfigError:
-    return ConfigError(explain(f"{name}, with checkpoints that hold no pickle", got=got, expected=expected, fix=fix))
+    return ConfigError(explain(f"{name} with checkpoints without pickles", got=got, expected=expected, fix=fix))
 
 
-# Config keys about how a model is run, or that trainers change.
+# Config keys that describe how a model is run, or that trainers change.
 _VOLATILE = {
     "transformers_version",
     "use_cache",
@@ -151,9 +155,9 @@ _MAX_LISTED = 6
 
 
 def model_identity(model: nn.Module) -> dict[str, Any]:
-    """Return what identifies a model, as a JSON object.
+    """Return the properties that identify a model, as a JSON object.
 
-    Weights count by their bytes only below an adapter, where a checkpoint does not contain them.
+    Base weights below an adapter are identified by a digest, since a checkpoint does not contain them.
     """
     bare: Any = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
@@ -172,12 +176,12 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
 
 
 def _class_name(name: str) -> str:
-    """Return a model's class without the prefix that `fully_shard` adds: FSDPQwen2ForCausalLM."""
+    """Return a class name without the prefix that `fully_shard` adds, as in FSDPQwen2ForCausalLM."""
     return name.removeprefix("FSDP")
 
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
-    """Raise StaleArtefactError naming what differs between a checkpoint's model and the one in use."""
+    """Raise StaleArtefactError, naming the differences, if the model in use is not the checkpoint's model."""
     differences = list(_differences(saved, now))
     if differences:
         more = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
@@ -195,7 +199,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         yield f"adapters {old} in the checkpoint, {new} in use"
     for part in ("config", "adapters"):
         old, new = (dict(nested_items(identity[part])) for identity in (saved, now))
-        # A key in only one of them usually comes from another version of a library.
+        # A key that only one side has usually comes from another version of a library.
         for key in sorted(old.keys() & new.keys()):
             if old[key] != new[key]:
                 yield f"{part}.{key} {old[key]!r:.60} in the checkpoint, {new[key]!r:.60} in use"
@@ -204,7 +208,7 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         if old.get(name) != new.get(name):
             yield f"parameter {name}: {old.get(name, 'none')} in the checkpoint, {new.get(name, 'none')} in use"
     if saved["base_weights"] != now["base_weights"]:
-        yield "base_weights: the frozen weights below the adapter are not those it was trained on"
+        yield "base_weights: the adapter was trained on other frozen weights"
 
 
 def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
@@ -217,9 +221,9 @@ def _as_text(value: Any) -> Any:
 
 
 def max_over_processes(value: int, device: torch.device | str) -> int:
-    """Return the largest `value` of all processes.
+    """Return the largest `value` on any process.
 
-    It is also a barrier: it returns once all processes have called it.
+    This is also a barrier: it returns once all processes have called it.
     """
     if not (distributed.is_available() and distributed.is_initialized()):
         return value
@@ -229,9 +233,9 @@ def max_over_processes(value: int, device: torch.device | str) -> int:
 
 
 class SaveAttempt:
-    """One attempt at saving a checkpoint: collects this process's first failure, which all processes raise together.
+    """One attempt at saving a checkpoint. It collects this process's first failure, and all processes raise together.
 
-    A process that raised at once would leave the others waiting for it in the middle of a save.
+    A process that raised immediately would leave the others waiting in the middle of a save.
     """
 
     def __init__(self, folder: Path, device: torch.device) -> None:
@@ -241,7 +245,7 @@ class SaveAttempt:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
-        """Run a part of the save. A failure on disk ends this part, and is kept for `agree`."""
+        """Run a part of the save. A write failure ends this part, and `agree` raises the error later."""
         # The safetensors writer raises this if the disk is full.
         from safetensors import SafetensorError
 

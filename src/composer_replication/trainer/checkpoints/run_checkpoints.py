@@ -1,7 +1,7 @@
 """Save and resume the checkpoints of one trainer's run: safetensors and JSON, complete or ignored, resumed bit for bit.
 
 `trainer.overrides` passes the methods of `transformers.Trainer` to this module; `original` is always the overridden
-one.
+method.
 """
 
 from __future__ import annotations
@@ -57,11 +57,11 @@ _log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """The checkpoints of one run.
+    """Saves, finds and loads one run's checkpoints.
 
-    A checkpoint folder contains the weights as `save_pretrained` writes them, `trainer_state.json`, and as trees
-    `optimizer`, `scheduler`, `scaler` (fp16) and, per process, `rng-N`, `cursor-N` and `extra-N`. It is complete once
-    `manifest.json` exists. Nothing is pickled or unpickled.
+    A checkpoint folder contains the weights as `save_pretrained` writes them, `trainer_state.json`, the trees
+    `optimizer`, `scheduler` and `scaler` (fp16), and the trees `rng-N`, `cursor-N` and `extra-N` per process. It is
+    complete once `manifest.json` exists. Nothing is pickled or unpickled.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -75,7 +75,7 @@ class RunCheckpoints:
     # ---- training
 
     def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Replace `Trainer.train`: resume from the newest complete checkpoint for True, or from that of a path."""
+        """Replace `Trainer.train`: resume from the newest complete checkpoint for True, or from the given path."""
         trainer = self._trainer
         refuse_pickled_checkpoints(trainer)
         self._identity = model_identity(trainer.model)
@@ -84,7 +84,7 @@ class RunCheckpoints:
         folder = trainer.resumed_from = checkpoint_to_resume(trainer, resume_from_checkpoint)
         if folder is not None:
             check_fits(trainer, folder, self._identity, data_geometry(trainer))
-            # max_steps is -1 if the number of epochs decides; then transformers has to count.
+            # max_steps is -1 if the number of epochs determines the steps; transformers then counts them.
             if 0 < trainer.args.max_steps <= read_manifest(folder)["step"]:
                 return self._load_finished(folder)
         request = _StopRequest()
@@ -101,14 +101,14 @@ class RunCheckpoints:
 
     def _log_stop(self, signal_name: str, step: int) -> None:
         if step >= self._trainer.state.max_steps:  # nothing is left to resume
-            _log.warning("%s: received in the last step; the run is complete and saved", signal_name)
+            _log.warning("%s received in the last step; the run is complete and saved", signal_name)
             return
         self._trainer.stopped_by = signal_name
         checkpoint = Path(self._trainer.args.output_dir) / f"checkpoint-{step}"
         _log.warning("%s: stopped after step %d; resume from %s", signal_name, step, checkpoint)
 
     def _load_finished(self, folder: Path) -> Any:
-        """Load the weights and state of a run that has made all its steps; transformers would train one more step."""
+        """Load the weights and state of a finished run, for which transformers would train one more step."""
         from transformers.trainer_callback import TrainerState
         from transformers.trainer_utils import TrainOutput
 
@@ -116,7 +116,7 @@ class RunCheckpoints:
         trainer.was_finished = True
         load_weights(trainer.model, folder)
         state = trainer.state = TrainerState.load_from_json(str(folder / "trainer_state.json"))
-        _log.warning("%s has all %d steps: nothing to train", folder, trainer.args.max_steps)
+        _log.warning("%s already has all %d steps: nothing to train", folder, trainer.args.max_steps)
         loss = _mean_loss(load_tree(folder, f"cursor-{trainer.args.process_index}")["loss"], state.global_step)
         return TrainOutput(state.global_step, loss, {"train_loss": loss})
 
@@ -137,7 +137,7 @@ class RunCheckpoints:
     def finalize_training(self, original: Original, *args: Any, **kwargs: Any) -> Any:
         """Replace `Trainer._finalize_training`: correct the mean loss of a resumed run, and delete no checkpoints."""
         self.average_loss_over_all_steps()
-        # transformers would delete the newest one if another is the best.
+        # transformers would delete the newest checkpoint if another one is the best.
         with self._keeping_all_checkpoints():
             return original(*args, **kwargs)
 
@@ -146,7 +146,7 @@ class RunCheckpoints:
     def save_checkpoint(self, original: Original, model: Any, trial: Any) -> None:
         """Replace `Trainer._save_checkpoint`: write all files, then the manifest, then delete old checkpoints.
 
-        All processes finish a part before any of them begins the next, and all raise if one of them fails.
+        All processes finish a part before any process begins the next part, and all raise if any process fails.
         """
         trainer = self._trainer
         folder = Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
@@ -155,7 +155,7 @@ class RunCheckpoints:
             with attempt.writing():
                 if trainer.args.should_save:
                     make_room(folder)
-            # Wait, so that no process writes into a folder that is about to be cleared.
+            # Wait, so that no process writes to a folder that is about to be cleared.
             attempt.agree()
             with attempt.writing(), self._keeping_all_checkpoints():
                 original(model, trial)
@@ -168,7 +168,7 @@ class RunCheckpoints:
             self._attempt = None
         if trainer.args.should_save:
             drop_replaced(folder)
-            # Only complete checkpoints count for the limit, and the best one is always kept.
+            # Only complete checkpoints count towards the limit, and the best checkpoint is never deleted.
             best = trainer.state.best_model_checkpoint
             rotate(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
 
@@ -190,7 +190,7 @@ class RunCheckpoints:
         trainer = self._trainer
         folder = Path(output_dir or trainer.args.output_dir)
         folder.mkdir(parents=True, exist_ok=True)
-        # Checkpoints have the parameter names of the model in memory; exported weights have those that other tools
+        # Checkpoints use the parameter names of the model in memory; exported weights use the names that other tools
         # expect.
         save_weights(trainer.model, folder, state_dict, own_names=self._attempt is not None)
         tokenizer: Any = trainer.processing_class or getattr(trainer.data_collator, "tokenizer", None)
@@ -198,7 +198,7 @@ class RunCheckpoints:
             tokenizer.save_pretrained(str(folder))
 
     def save_optimizer_and_scheduler(self, output_dir: str) -> None:
-        """Replace the method of `Trainer`, which writes pickles."""
+        """Replace `Trainer._save_optimizer_and_scheduler`, which writes pickles."""
         trainer = self._trainer
         with self._noting_failure():
             optimiser = optimiser_tree(trainer.model_wrapped, trainer.optimizer)
@@ -213,14 +213,14 @@ class RunCheckpoints:
                 save_tree(Path(output_dir), "scaler", scaler.state_dict())
 
     def save_rng_state(self, output_dir: str) -> None:
-        """Write this process's generators, its position in the data and its extra state."""
+        """Replace `Trainer._save_rng_state`: write this process's generators, position in the data and extra state."""
         trainer = self._trainer
         folder, number = Path(output_dir), trainer.args.process_index
         with self._noting_failure():
-            # Process 0 may not have created it yet.
+            # Process 0 may not have created the folder yet.
             folder.mkdir(parents=True, exist_ok=True)
             loss = {"sum": trainer._tr_loss, "last_logged_step": trainer._globalstep_last_logged}
-            # A sum over some of the steps must not be taken for the total.
+            # A sum over only some steps must not be mistaken for the total.
             if self._has_total_loss:
                 loss["total"] = trainer._total_loss_scalar
             save_tree(folder, f"cursor-{number}", self.cursor.tree() | {"loss": loss})
@@ -237,12 +237,12 @@ class RunCheckpoints:
         state = self._trainer.state
         best = Path(state.best_model_checkpoint or "")
         check_manifest(best)
-        _log.info("loading the best model, of %s (%s)", best, state.best_metric)
+        _log.info("loading the best model from %s (%s)", best, state.best_metric)
         load_weights(self._trainer.model, best)
 
     def load_optimizer_and_scheduler(self, original: Original, checkpoint: str | None) -> None:
         """Restore the optimizer, the scheduler, the position in the data and the extra state."""
-        # This finds no files of transformers' own, but a subclass may load others.
+        # transformers finds none of its files here, but a subclass may load other files.
         original(checkpoint)
         if checkpoint is None:
             return
@@ -254,9 +254,9 @@ class RunCheckpoints:
         try:
             trainer.load_extra_state(load_tree(folder, f"extra-{number}"))
         except KeyError as error:
-            fix = "Resume with the version that saved it, or start again in another folder."
-            got = f"no {error} in its extra state"
-            expected = "a checkpoint of this version"
+            fix = "Resume with the version that saved the checkpoint, or start again in another folder."
+            got = f"an extra state without {error}"
+            expected = "a checkpoint saved by this version"
             raise StaleArtefactError(explain(str(folder), got=got, expected=expected, fix=fix)) from error
 
     def load_scaler(self, checkpoint: str | None) -> None:
@@ -271,7 +271,7 @@ class RunCheckpoints:
     # ---- parts of the above
 
     def _manifest_fields(self) -> dict[str, Any]:
-        """Return what the manifest says about the run besides its files."""
+        """Return the manifest's `about` field, which describes the run."""
         return {
             "model": self._identity,
             "data": data_geometry(self._trainer),
@@ -280,20 +280,20 @@ class RunCheckpoints:
         }
 
     def restore_loss_sum(self, saved: dict[str, Any]) -> None:
-        """Restore the sums of the loss since the last log line and before it.
+        """Restore the loss sums since the last log line and before it.
 
-        The next log line, and the mean at the end, are then those of a run that was never interrupted.
+        The next log line and the final mean are then the same as in an uninterrupted run.
         """
         trainer = self._trainer
         trainer._tr_loss = saved["sum"].to(trainer._tr_loss)
-        # Checkpoints of earlier versions have no total, nor have those of runs resumed from these. The mean is then
-        # over the steps of this call.
+        # Checkpoints saved by earlier versions have no total, nor do runs resumed from them. The mean then covers only
+        # the steps since the resume.
         trainer._total_loss_scalar = saved.get("total", -float(saved["sum"]))
         self._has_total_loss = "total" in saved
         trainer._globalstep_last_logged = saved["last_logged_step"]
 
     def average_loss_over_all_steps(self) -> None:
-        """Make `train_loss` the mean over the whole run; transformers divides by the steps of this call only."""
+        """Make `train_loss` the mean over the whole run; transformers divides by the steps since the resume only."""
         trainer = self._trainer
         first, last = getattr(trainer, "_initial_global_step", 0), trainer.state.global_step
         # transformers computes total / max(last - first, 0.001), so invert that.
@@ -304,7 +304,7 @@ class RunCheckpoints:
 
     @contextlib.contextmanager
     def _keeping_all_checkpoints(self) -> Generator[None]:
-        """Turn transformers' rotation off: it counts folders, not complete checkpoints."""
+        """Disable transformers' rotation, which counts folders instead of complete checkpoints."""
         args = self._trainer.args
         limit, args.save_total_limit = args.save_total_limit, None
         try:
@@ -317,19 +317,19 @@ class RunCheckpoints:
 
 
 def _mean_loss(saved: dict[str, Any], steps: int) -> float:
-    """Return the mean loss over all steps from a checkpoint's sums; NaN if an earlier version did not store them."""
+    """Return the mean loss over all steps from a checkpoint's sums, or NaN if an earlier version saved no total."""
     return (saved.get("total", math.nan) + float(saved["sum"])) / max(steps, 1)
 
 
 class _StopRequest:
-    """A request to stop, by a signal to any of the processes."""
+    """A request to stop, made by a signal to this process."""
 
     def __init__(self) -> None:
         self.signal_name = ""
 
     @contextlib.contextmanager
     def handling(self, signals: Sequence[signal.Signals]) -> Generator[None]:
-        """Handle these signals, and restore their handlers afterwards. Only the main thread can do this."""
+        """Handle these signals, and restore the earlier handlers afterwards. A no-op outside the main thread."""
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -342,14 +342,16 @@ class _StopRequest:
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:
-        # A second Ctrl-C is intended. A second SIGTERM may not be: launchers and schedulers send several.
+        # A second Ctrl-C is deliberate. A second SIGTERM may not be, since launchers and schedulers send several.
         if self.signal_name and number == signal.SIGINT:
             raise KeyboardInterrupt
         self.signal_name = self.signal_name or signal.Signals(number).name
 
 
 class _CheckpointTiming(TrainerCallback):
-    """Saves at the end of the step after a signal, and after an epoch's evaluation instead of before it."""
+    """Saves a checkpoint at the end of a step in which a signal arrived, and after an epoch's
+    evaluation, not before.
+    """
 
     def __init__(self, request: _StopRequest) -> None:
         self._request = request
@@ -360,13 +362,13 @@ class _CheckpointTiming(TrainerCallback):
         if max_over_processes(int(bool(self._request.signal_name)), args.device):
             control.should_save = control.should_training_stop = True
             self.stopped_at = state.global_step
-        # Evaluation uses random numbers. A checkpoint from before it would resume with other ones.
+        # Evaluation draws random numbers, so a run resumed from before it would continue with different ones.
         elif control.should_save and args.eval_strategy == IntervalStrategy.EPOCH and float(state.epoch).is_integer():
             control.should_save, self._held_back = False, True
         return control
 
     def on_epoch_end(self, args: Any, state: Any, control: Any, **_kwargs: Any) -> Any:  # noqa: ARG002
-        # The step was saved already, and the epoch is not over.
+        # The step is already saved, and the epoch is not over.
         if self.stopped_at is not None:
             control.should_save = control.should_evaluate = control.should_log = False
         elif self._held_back:

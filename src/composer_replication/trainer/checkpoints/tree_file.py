@@ -1,14 +1,14 @@
-"""Save a tree of plain values and tensors as two files, safetensors and JSON, completely or not at all.
+"""Save a tree of plain values and tensors atomically as two files, safetensors and JSON.
 
 Lists, and leaves that JSON represents exactly (None, booleans, text, finite floats, 64-bit integers), are stored as
-they are. Everything else is an object with one key, which names its kind:
+they are. Everything else is an object with a single key that names its kind:
 
-    {"dict": [[key, value], ...]}  in order; keys are leaves or tuples of leaves, so 1 and "1" are two keys
+    {"dict": [[key, value], ...]}  in order; keys are leaves or tuples of leaves, so 1 and "1" are distinct
     {"tuple": [...]}
     {"tensor": name}               the name of the tensor in the safetensors file
     {"float": 16 hex digits}       NaN and infinities, bit for bit
-    {"int": decimal text}          beyond 64 bits
-    {"text": hex of UTF-8}         with lone surrogates, which JSON cannot represent
+    {"int": decimal text}          integers beyond 64 bits
+    {"text": UTF-8 bytes in hex}   text with lone surrogates, which JSON cannot represent
 """
 
 from __future__ import annotations
@@ -50,20 +50,20 @@ _DTYPE_NAMES = {
     torch.float8_e5m2: "F8_E5M2",
     torch.complex64: "C64",
 }
-# The largest item, complex128, in bytes. The data after the header starts at a multiple of it.
+# The size of the largest item, complex128, in bytes. The data after the header starts at a multiple of this size.
 _LARGEST_ITEM = 16
-# Bytes that are hashed and written at a time.
+# The number of bytes to hash and write at a time.
 _CHUNK = 1 << 26
 
 
 def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
-    """Write a safetensors file and return the SHA-256 of its data, which is also in its metadata.
+    """Write a safetensors file and return the SHA-256 of its data, which is also stored in its metadata.
 
-    Tensors of a dtype that the format does not know are written as bytes; `_raw_dtypes` has their dtypes.
+    Tensors whose dtype the format does not support are written as bytes; `_raw_dtypes` returns their dtypes.
     """
     # Wide items first, as the safetensors library does, so that every tensor starts at a multiple of its item size.
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
-    # The digest is known only after the data was written, so the header is written twice, in the same length.
+    # The digest is known only after the data is written, so write the header twice, with the same length.
     placeholder = "0" * 64
     file.write(_header(ordered, placeholder))
     digest = hashlib.sha256()
@@ -79,7 +79,7 @@ def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
 
 
 def _raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
-    """Return dtype and shape of the tensors that are written as bytes."""
+    """Return the dtype and shape of each tensor that is written as bytes."""
     return {
         name: [str(tensor.dtype).removeprefix("torch."), list(tensor.shape)]
         for name, tensor in tensors.items()
@@ -88,7 +88,7 @@ def _raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
 
 
 def _read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str, device: str) -> dict[str, Tensor]:
-    """Return the tensors of `write_tensors`. Raises if the file's data does not have this digest."""
+    """Read the tensors that `write_tensors` wrote. Raises ArtefactCorruptError unless `data_sha256` is their digest."""
     from safetensors import SafetensorError, safe_open
 
     try:
@@ -96,8 +96,8 @@ def _read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str,
             digest = (file.metadata() or {}).get("data_sha256")
             if digest != data_sha256:
                 expected = f"the file that belongs to {path.with_suffix('.json').name}"
-                raise ArtefactCorruptError(explain(str(path), got=f"data of digest {digest}", expected=expected))
-            # Cloned, since tensors that are views of the memory-mapped file would change with it and keep it open.
+                raise ArtefactCorruptError(explain(str(path), got=f"data with digest {digest}", expected=expected))
+            # Clone the tensors: views of the memory-mapped file would change with the file and keep it open.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
     except SafetensorError as error:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a safetensors file")) from error
@@ -121,7 +121,7 @@ def _header(tensors: dict[str, Tensor], data_sha256: str) -> bytes:
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
-    # A conjugate or negative view has a flag instead of its own bytes.
+    # A conjugate or negative view is only a flag on other bytes, so resolve it first.
     plain = tensor.resolve_conj().resolve_neg().cpu().contiguous().reshape(-1)
     array: Any = plain.view(torch.uint8).numpy()
     return memoryview(array).cast("B") if plain.numel() else memoryview(b"")
@@ -132,15 +132,15 @@ _VERSION = 1
 
 
 def save_tree(folder: Path, name: str, tree: Any) -> None:
-    """Write `<name>.safetensors` and `<name>.json`: dicts, lists, tuples, None, bool, int, float, str and tensors.
+    """Write a tree of dicts, lists, tuples, None, bool, int, float, str and tensors.
 
-    Values are stored bit for bit. Not stored are devices, and that two entries were the same tensor. A value of another
-    type raises InputError with its path in the tree.
+    The files are `<name>.safetensors` and `<name>.json`. Values are stored bit for bit, but not devices, nor whether
+    two entries share a tensor. A value of another type raises InputError with its path in the tree.
     """
     folder = Path(folder)
     encoder = _TreeEncoder(f"tree {name!r}")
     structure = encoder.encode(tree)
-    # Both files appear together or not at all, and the JSON has the digest of the tensors.
+    # Both files appear together or not at all, and the JSON file contains the digest of the tensors.
     with staged(folder / f"{name}.safetensors") as tensor_stage, staged(folder / f"{name}.json") as json_stage:
         digest = write_tensors(tensor_stage.file, encoder.tensors)
         about = {
@@ -176,7 +176,7 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
 
 
 def has_tree(folder: Path, name: str) -> bool:
-    """Return whether `save_tree` wrote a tree of this name into this folder."""
+    """Return whether `save_tree` wrote a tree with this name to this folder."""
     return (Path(folder) / f"{name}.json").is_file()
 
 
@@ -211,16 +211,18 @@ class _TreeEncoder:
             return {"tuple": [self._key(part, path) for part in cast("tuple[Any, ...]", key)]}
         if isinstance(key, _KEYS):
             return _leaf(key)
-        raise self._refuse(path, f"a key of type {type(key).__name__}", "keys of text, numbers, None or tuples of them")
+        raise self._refuse(
+            path, f"a key of type {type(key).__name__}", "keys that are text, numbers, None or tuples of these"
+        )
 
     def _add(self, tensor: Tensor, path: str) -> str:
         if type(tensor) not in _PLAIN_TENSORS:
             fix = "Gather a sharded tensor first (full_tensor(), or a full state dict)."
             raise self._refuse(path, f"a tensor of class {type(tensor).__name__}", "a plain tensor", fix)
         if tensor.layout != torch.strided or tensor.is_quantized or tensor.is_meta:
-            kind = "on the meta device" if tensor.is_meta else f"of layout {tensor.layout} and {tensor.dtype}"
+            kind = "on the meta device" if tensor.is_meta else f"with layout {tensor.layout} and dtype {tensor.dtype}"
             raise self._refuse(path, f"a tensor {kind}", "a dense tensor with values")
-        # The number makes names unique, the path is for people.
+        # The number makes names unique, the path makes them readable.
         name = f"{len(self.tensors)} {path}"
         self.tensors[name.encode("utf-8", "replace").decode()] = tensor.detach()
         return next(reversed(self.tensors))
@@ -230,7 +232,7 @@ class _TreeEncoder:
 
 
 class _TreeDecoder:
-    """Turns the JSON of a `_TreeEncoder` back into the tree."""
+    """Turns JSON written by `_TreeEncoder` back into the tree."""
 
     def __init__(self, where: str, tensors: dict[str, Tensor]) -> None:
         self._where = where
@@ -270,7 +272,7 @@ class _TreeDecoder:
 
 
 def _leaf(value: Any) -> object:
-    # Before int: a bool is one.
+    # Checked before int, since a bool is an int.
     if isinstance(value, bool) or value is None:
         return value
     if isinstance(value, int):

@@ -1,8 +1,8 @@
-"""Save and load the weights and the optimizer's state of a checkpoint, for unsharded models and under FSDP2.
+"""Save and load a checkpoint's weights and optimizer state, for unsharded models and under FSDP2.
 
-Weights are written by `save_pretrained`; with an adapter, only the adapter is saved. Every saved weight must have its
-place in the model, and the other way round. Under FSDP2, weights are gathered for saving, and on loading sharded again
-from process 0. So is the optimizer's state, which is stored by parameter index for unsharded models, else by name.
+Weights are written by `save_pretrained`; with an adapter, only the adapter is saved. The saved weights must match the
+model's weights one to one. Under FSDP2, weights and optimizer state are gathered for saving, and sharded again from
+process 0 on loading. Optimizer state is stored by parameter index for unsharded models, and by name under FSDP2.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from composer_replication.trainer.objective.distributed import is_sharded, unwra
 
 
 def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """Return the gathered state dict of an FSDP2 model (empty except on process 0), or None if unsharded."""
+    """Gather an FSDP2 model's state dict on process 0 (empty on the others), or return None for an unsharded model."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -46,9 +46,9 @@ def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None, *, own_names: bool) -> None:
-    """Save as `save_pretrained` does; with `own_names`, keep the parameter names of the model in memory.
+    """Save weights as `save_pretrained` does; with `own_names`, keep the parameter names of the model in memory.
 
-    transformers may otherwise rename parameters to those of the original checkpoint.
+    Otherwise transformers may rename parameters as in the original checkpoint.
     """
     bare = unwrapped(model)
     if _adapters(bare):
@@ -65,8 +65,8 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
 def _order_settings(adapted: Any, folder: Path) -> None:
     """Sort the sets of module names in PEFT's adapter configs.
 
-    PEFT writes them in an order that differs between processes, and the same weights should give files with the same
-    hashes.
+    PEFT writes them in an order that differs between processes, but files with the same weights should have the same
+    hash.
     """
     for adapter, settings in adapted.peft_config.items():
         path = folder / Path(adapter_file(adapter)).with_name("adapter_config.json")
@@ -77,9 +77,9 @@ def _order_settings(adapted: Any, folder: Path) -> None:
 
 
 def load_weights(model: nn.Module, folder: Path) -> None:
-    """Load a checkpoint's weights into the model. Raises an error naming the weights that are missing or unknown.
+    """Load a checkpoint's weights into the model. Raises an error that names missing or unknown weights.
 
-    Only files that the manifest lists are read; `check_manifest` has compared their hashes before.
+    Only files that the manifest lists are read, and `check_manifest` must have verified their hashes.
     """
     bare = unwrapped(model)
     sharded = is_sharded(model)
@@ -89,17 +89,17 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     listed = read_manifest(folder)["files"]
     parts = _adapter_parts(bare, adapters, folder, listed) if adapters else _parts(folder, listed)
     for part in parts:
-        # Checked per file, before any of its weights are loaded.
+        # Check each file before loading any of its weights.
         if unknown := sorted(part.keys() - expected_weights.keys()):
             raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
         for name, tensor in part.items():
             if tensor.shape != expected_weights[name].shape:
-                raise _other_weights(folder, f"weights {name!r} of shape {list(tensor.shape)}")
+                raise _other_weights(folder, f"weights {name!r} with shape {list(tensor.shape)}")
         seen_names |= part.keys()
         if sharded:
             _load_sharded(model, part)
         else:
-            # Not strict, since a file has only a part of the weights; completeness is checked below.
+            # Not strict, since each file has only some of the weights; completeness is checked below.
             bare.load_state_dict(part, strict=False)
     missing = _adapter_names(bare, adapters) - seen_names if adapters else _untied(bare, expected_weights, seen_names)
     if missing:
@@ -135,7 +135,7 @@ def _adapters(model: Any) -> list[str]:
 def _adapter_parts(
     model: Any, adapters: list[str], folder: Path, listed: Mapping[str, Any]
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield the weights of each adapter by their names in the model; files omit the adapter's own name."""
+    """Yield each adapter's weights by their names in the model; names in files omit the adapter's name."""
     for adapter in adapters:
         if (file := adapter_file(adapter)) not in listed:
             got = f"no such file in the manifest of {folder}"
@@ -148,7 +148,7 @@ def _adapter_parts(
 def _saved_names(model: Any, adapter: str) -> dict[str, str]:
     """Return the name in the model for each name in an adapter's file."""
     peft = require("peft", extra="train")
-    # PEFT renames the keys of a state dict. With names in place of tensors, the result maps new names to old ones.
+    # PEFT renames the keys of a state dict. With names instead of tensors, the result maps new names to old names.
     placeholders: Any = {name: name for name in model.state_dict()}
     names: Any = peft.get_peft_model_state_dict(
         model, state_dict=placeholders, adapter_name=adapter, save_embedding_layers=False
@@ -161,9 +161,9 @@ def _adapter_names(model: Any, adapters: list[str]) -> set[str]:
 
 
 def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:
-    """Return the names that were not loaded and are no second name of a weight that was."""
+    """Return the names of weights that were not loaded, not even under the name of a weight that they are tied to."""
     storages = {(weights[name].data_ptr(), weights[name].shape) for name in seen_names if weights[name].numel()}
-    # Tied weights share their storage, and are saved under one of their names only.
+    # Tied weights share their storage and are saved under one name only.
     not_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
     missing_names = weights.keys() - seen_names - not_saved
     return {name for name in missing_names if (weights[name].data_ptr(), weights[name].shape) not in storages}
@@ -171,11 +171,13 @@ def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set
 
 def _other_weights(folder: Path, got: str) -> StaleArtefactError:
     fix = "Build the model that the checkpoint was saved with."
-    return StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="those of the model in use", fix=fix))
+    return StaleArtefactError(
+        explain(f"checkpoint {folder}", got=got, expected="the weights of the model in use", fix=fix)
+    )
 
 
 def optimiser_tree(model: nn.Module, optimiser: Any) -> dict[str, Any]:
-    """Return the optimizer's state. Under FSDP2 it is gathered on process 0, and every process has to call this."""
+    """Return the optimizer's state. Under FSDP2 it is gathered on process 0, and every process must call this."""
     if not is_sharded(model):
         return optimiser.state_dict()
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict

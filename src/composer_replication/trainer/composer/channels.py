@@ -1,5 +1,4 @@
-"""The loss terms of channels 2 and 3 in a GRPO trainer's micro-step, what they keep between steps, and their
-metrics."""
+"""Add channels 2 and 3 to a GRPO trainer's micro-step: loss terms, state between steps, and metrics."""
 
 from __future__ import annotations
 
@@ -36,7 +35,7 @@ SumOver = Callable[[Tensor], Tensor]
 
 
 class _MicroStep(NamedTuple):
-    """The position of a micro-step in a run: finished optimizer steps, micro-steps per step, number of processes."""
+    """A micro-step's position in a run: finished optimizer steps, micro-steps per step, number of processes."""
 
     step: int
     total_steps: int
@@ -46,11 +45,11 @@ class _MicroStep(NamedTuple):
     is_training: bool
     temperature: float = 1.0
     is_first_pass: bool = True
-    """Whether these rollouts are trained on for the first time (`num_iterations` may be above 1)."""
+    """Whether this is the first pass over these rollouts (`num_iterations` may be above 1)."""
 
 
 class _Term(NamedTuple):
-    """A channel's scaled share of a micro-step's loss, its mean per item over all processes, and its items."""
+    """A channel's scaled share of a micro-step's loss, and its mean per item and item count over all processes."""
 
     loss: Tensor
     mean: float
@@ -79,7 +78,7 @@ class ComposerChannels:
     def rollout_term(
         self, model: nn.Module, inputs: Mapping[str, Any], clock: _MicroStep, policy_loss: Callable[[], Tensor]
     ) -> tuple[Tensor, _Term | None]:
-        """Return the policy's own loss, and the term of channel 2 computed in the same forward pass.
+        """Return the policy loss, and channel 2's term, which is computed in the same forward pass.
 
         The term is None if no process has an error site in this batch.
         """
@@ -89,7 +88,7 @@ class ComposerChannels:
         items = float(inputs[ITEMS])
         if not items:
             return policy_loss(), None
-        # `items` counts a whole generation batch, of which a step trains on a share.
+        # `items` is for a whole generation batch, but a step trains on only a share of the batch.
         share = clock.accumulation / clock.steps_per_generation if clock.is_training else 1.0
         options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
         placed = place_sites(turns, prompt_mask, input_ids, inputs["completion_mask"])
@@ -102,7 +101,7 @@ class ComposerChannels:
         hints = channel.result(*input_ids.shape)
         term = loss.new_zeros(()) if hints is None else self.rollout_alpha(clock) * hints.value
         measured = self._measured(term, hints.value if hints else None, hints.items if hints else 0, options)
-        # Later passes over the same rollouts would only count the same comparisons again.
+        # Later passes over the same rollouts would count the same comparisons again.
         if (
             self.hint_gate is not None
             and channel.hint_effects_nats is not None
@@ -116,7 +115,7 @@ class ComposerChannels:
         return loss, measured
 
     def logged_term(self, model: nn.Module, clock: _MicroStep, device: torch.device) -> dict[str, _Term]:
-        """Return the terms of channels 2 and 3 for the next logged batch, by channel.
+        """Return the terms for channels 2 and 3 on the next logged batch, by channel.
 
         Their losses are shares of one accumulated optimizer step.
         """
@@ -138,7 +137,7 @@ class ComposerChannels:
         # as DDP and FSDP2 need on processes whose channels have no items.
         zero = losses.lm_ce
         scale = {"sdpo_jsd": weights["alpha_sdpo"], "trace_replay_dpo": weights["beta_replay"]}
-        # A channel whose weight is 0 was not computed, so its value of 0 must not be logged as a mean of its items.
+        # A channel with weight 0 was not computed, so its value of 0 must not be logged as a mean over its items.
         ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
         terms = {
             name: _Term(scale[name] * values[name] + zero, self._mean(values[name], shares[name], items), items)
@@ -152,7 +151,7 @@ class ComposerChannels:
         return self.settings.alpha_at(clock.step, clock.total_steps)
 
     def rollout_alpha(self, clock: _MicroStep) -> float:
-        """Return the weight of channel 2 on rollouts: 0 while the gate is closed. Evaluations ignore the gate."""
+        """Return channel 2's weight on rollouts, which is 0 while the gate is closed. Evaluations ignore the gate."""
         is_off = self.hint_gate is not None and not self.hint_gate.is_open and clock.is_training
         return 0.0 if is_off else self.alpha(clock)
 
@@ -178,14 +177,14 @@ class ComposerChannels:
         }
 
     def load_state(self, tree: Mapping[str, Any], total_steps: int) -> None:
-        """Restore what `state` returned."""
+        """Restore the state that `state` returned."""
         load_local_state(self.teacher, tree["teacher"])
         if tree["taid"] is not None:
             self.taid = self.settings.taid_schedule(total_steps)
             self.taid.load_state_dict(tree["taid"])
         if tree["logged"] is not None and self.logged is not None:
             self.logged.sampler.load_state(tree["logged"])
-        # Checkpoints of earlier versions have no "hints".
+        # Checkpoints saved by earlier versions have no "hints".
         if self.hint_gate is not None and tree.get("hints") is not None:
             self.hint_gate.load_state(tree["hints"])
 
@@ -217,7 +216,7 @@ class ComposerChannels:
     def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: ChannelOptions) -> _Term:
         """Return a term with its mean over all processes.
 
-        Sums and counts are reduced, since a mean of the processes' means would weigh their items unequally.
+        Sums and counts are reduced, since a mean of per-process means would weight items unequally.
         """
         local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
         total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
@@ -232,7 +231,10 @@ class ComposerChannels:
 def _comparisons(
     turns: Sequence[Sequence[TaughtTurn]], prompt: Tensor, prompt_mask: Tensor, drops_T2: Tensor
 ) -> list[HintComparison]:
-    """Return the turns that were scored after two hints; rollouts of the same prompt get the same prompt index."""
+    """Return the comparisons for turns that were scored with two hints.
+
+    Rollouts for the same prompt get the same prompt index.
+    """
     # Only turns with an unrelated hint (`wrong_ids`) were compared.
     compared = [
         (sample, turn)
@@ -241,7 +243,7 @@ def _comparisons(
         if turn.wrong_ids is not None
     ]
     ids = {sample: prompt[sample][prompt_mask[sample].bool()].tolist() for sample, _ in compared}
-    # A checksum and not an index: the same prompt gets the same number on every process and in every step.
+    # A checksum instead of an index, so that a prompt gets the same number on every process and in every step.
     number = {sample: zlib.crc32(repr(prompt_ids).encode()) for sample, prompt_ids in ids.items()}
     return [
         HintComparison(number[sample], turn.about, turn.wrong_kind, own_drop, other_drop)
@@ -250,7 +252,7 @@ def _comparisons(
 
 
 def counts_of(batch: LoggedBatch) -> dict[str, int]:
-    """Return the number of target rows of channel 2 and of pairs of channel 3 in a batch."""
+    """Return the number of target rows for channel 2 and the number of pairs for channel 3 in a batch."""
     if isinstance(batch, TreeBatch):
         counts = batch.counts(hints=True, pairs=True)
         return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
@@ -266,7 +268,7 @@ ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_
 
 
 class Weights(NamedTuple):
-    """The weights of channels 2 and 3 in a micro-step; that of channel 2 on rollouts is 0 if the gate is closed."""
+    """The weights of channels 2 and 3 in a micro-step; `rollout_alpha` is 0 if the gate is closed."""
 
     alpha: float
     beta: float
@@ -279,9 +281,8 @@ class Weights(NamedTuple):
 class ChannelMetrics:
     """Sums of the channels' losses by mode ("train", "eval"), and which channels ran in the current optimizer step.
 
-    TRL logs the mean of whatever was appended since the last log line. Micro-steps hold different numbers of items, so
-    a mean of their means would differ from that of the same step computed in one piece. Sums and counts are kept
-    instead.
+    TRL logs the mean of all values appended since the last log line. Micro-steps have different numbers of items, so a
+    mean of their means would differ from the mean over the whole step. Sums and counts are kept instead.
     """
 
     def __init__(self) -> None:
@@ -289,14 +290,14 @@ class ChannelMetrics:
         self._ran: dict[str, bool] = {}
 
     def add(self, mode: str, name: str, total: float, items: float) -> None:
-        """Add a sum over `items` items on all processes."""
+        """Add the metric `name` as a sum over `items` items on all processes."""
         before, count = self._sums[mode].get(name, (0.0, 0.0))
         self._sums[mode][name] = (before + total, count + items)
 
     def add_terms(self, metrics: Any, terms: Mapping[str, _Term | None], weights: Weights, clock: _MicroStep) -> None:
-        """Add the channels of one micro-step, and append their weights and item counts to TRL's `metrics`.
+        """Add the channels' terms from one micro-step, and append their weights and item counts to TRL's `metrics`.
 
-        A term is None if its channel had nothing to do; a channel without items adds nothing to its mean. A channel ran
+        A term is None if its channel was not computed; a channel without items adds nothing to its mean. A channel ran
         in a step if it had items and a weight above 0.
         """
         mode = "train" if clock.is_training else "eval"
@@ -305,7 +306,7 @@ class ChannelMetrics:
         for name, term in terms.items():
             items = 0.0 if term is None else term.items
             ran = items > 0 and weights.of(name) > 0
-            # TRL logs the mean, which is then per step.
+            # TRL logs the mean over micro-steps, so this factor makes the metric a count per step.
             metrics[f"items/{name}"].append(items * clock.accumulation)
             if clock.is_training:
                 self._ran[name] = self._ran.get(name, False) or ran
@@ -315,7 +316,7 @@ class ChannelMetrics:
                 self.add(mode, f"loss/{name}", term.mean * items, items)
 
     def end_step(self, metrics: Any) -> None:
-        """Append which channels ran in any micro-step of the optimizer step that has just ended."""
+        """Append, for the optimizer step that has just ended, which channels ran in any of its micro-steps."""
         for name, ran in self._ran.items():
             metrics[f"ran/{name}"].append(float(ran))
         self._ran.clear()
@@ -334,7 +335,7 @@ class ChannelMetrics:
 
 
 class MicroStepLoss:
-    """The loss of one trainer's micro-steps: that of GRPO plus the terms of channels 2 and 3."""
+    """Computes a trainer's loss in a micro-step: the GRPO loss plus the terms of channels 2 and 3."""
 
     def __init__(
         self, trainer: Any, channels: ComposerChannels, channel_metrics: ChannelMetrics, *, wants_sites: bool
@@ -347,7 +348,7 @@ class MicroStepLoss:
         )
 
     def compute(self, original: Callable[..., Tensor], model: nn.Module, inputs: dict[str, Any]) -> Tensor:
-        """Return the total loss of a micro-step; `original` is TRL's own `_compute_loss`."""
+        """Return a micro-step's total loss; `original` is TRL's own `_compute_loss`."""
         channels = self._channels
         if not self._wants_sites and channels.logged is None:
             return original(model, inputs)
@@ -356,7 +357,7 @@ class MicroStepLoss:
         if self._wants_sites:
             policy, hints = channels.rollout_term(model, inputs, clock, lambda: original(model, inputs))
         else:
-            # Without sites, TRL's own loss is unchanged and only logged batches are added.
+            # Without sites, TRL's loss is unchanged, and only the loss on logged batches is added.
             policy = original(model, inputs)
         total = policy if hints is None else policy + hints.loss
         terms: dict[str, _Term] = {}
@@ -386,9 +387,9 @@ class MicroStepLoss:
     def _log(
         self, policy: Tensor, total: Tensor, hints: _Term | None, logged: dict[str, _Term], clock: _MicroStep
     ) -> None:
-        """Append the metrics of a micro-step under the names that users know."""
+        """Append a micro-step's metrics under their documented names."""
         metrics = self._trainer._metrics["train" if clock.is_training else "eval"]
-        # TRL's losses are divided by the accumulation already, so multiplying gives the mean of a step.
+        # TRL's losses are already divided by the accumulation, so multiplying makes the logged mean that of a step.
         both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
         metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
         metrics["loss/total"].append(float(both[1]) * clock.accumulation)

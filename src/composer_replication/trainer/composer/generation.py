@@ -48,15 +48,15 @@ Batch = dict[str, Any]
 
 
 class Generation:
-    """Wraps the sampling of one trainer: error sites, resampled groups, the k1 penalty, and metrics about all of them.
+    """Wraps a trainer's sampling: locates error sites, resamples groups, applies the k1 penalty, and logs metrics.
 
     Args:
         trainer: The TRL trainer.
         options: How rollouts are generated and their error sites are treated.
-        channel_metrics: The sums that this class adds its metrics to.
-        wants_sites: Whether to look for error sites at all.
-        hint_gate: The gate of channel 2; it asks for comparisons with an unrelated hint. None if there is no gate.
-        start_model: The initial model, if the trainer itself does not hold those weights.
+        channel_metrics: The sums to which this class adds its metrics.
+        wants_sites: Whether to locate error sites.
+        hint_gate: Channel 2's gate, which requests comparisons with an unrelated hint; None if there is no gate.
+        start_model: The initial model, if the trainer itself does not hold the initial weights.
     """
 
     def __init__(
@@ -73,7 +73,7 @@ class Generation:
         self._channel_metrics, self.start_model = channel_metrics, start_model
         self._hint_gate = hint_gate
         self.known_hints: dict[str, str] = {}
-        """The latest hint per kind of error, as the unrelated hint for rollouts that contain only one kind of error."""
+        """The latest hint for each kind of error, used as unrelated hints if rollouts contain only one kind."""
         self._finder = self._make_finder() if wants_sites else None
         self.site_counts: Counter[str] = Counter()
         self.num_rollouts = 0
@@ -81,11 +81,11 @@ class Generation:
         self._all_rewards: Tensor | None = None
         self._is_resampling = False
         self.rows: list[dict[str, Any]] = []
-        """The data set row of each rollout being generated. TRL passes only the prompts to a rollout function."""
+        """The data set row for each rollout being generated; TRL passes only the prompts to a rollout function."""
         self.fast = RolloutGenerator(batch=options.generation_batch) if options.fast_generation == "auto" else None
 
     def generate(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
-        """Replace TRL's `_generate`, and keep its result and the failed tool calls until the sites are located."""
+        """Replace TRL's `_generate`, and store its result and the failed tool calls until error sites are located."""
         if self.fast is None or self._trainer.use_vllm:
             return self._generate_watched(original, prompts)
         before = Counter(self.fast.counts)
@@ -95,13 +95,15 @@ class Generation:
         return generated
 
     def _count_generated(self, counts: Counter[str], cache_bytes: int) -> None:
-        """Log how many calls reused cached keys, the share of prompt tokens read, and the cache's peak memory."""
+        """Log how many calls reused the key cache, the share of prompt tokens processed, and the
+        cache's peak memory.
+        """
         names = ("fast_calls", "usual_calls", "read_tokens", "prompt_tokens")
-        # The last 1.0 counts the processes, so that the memory can be logged as a mean over them.
+        # The last 1.0 counts the processes, so that memory can be logged as a mean over processes.
         numbers = [float(counts[name]) for name in names] + [cache_bytes / 2**30, 1.0]
         summed = self._trainer.sum_over(torch.tensor(numbers, device=self._trainer.accelerator.device))
         fast, usual, read, prompt, gib, processes = summed.tolist()
-        # 0 if a rollout function or vLLM generated instead of the model.
+        # Both are 0 if a rollout function or vLLM generated instead of the model.
         if fast + usual:
             self._add("generation/fast_calls", fast, fast + usual)
         if fast:
@@ -109,7 +111,7 @@ class Generation:
             self._add("generation/cache_gib", gib, processes)
 
     def generate_turn(self, original: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Replace TRL's `_generate_single_turn`: call it with the fast generator in place of `model.generate`."""
+        """Replace TRL's `_generate_single_turn`: call it with `model.generate` replaced by the fast generator."""
         if self.fast is None or self._trainer.use_vllm:
             return original(*args, **kwargs)
         with self.fast.standing_in(self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)):
@@ -120,7 +122,7 @@ class Generation:
         if self._finder is None:
             return original(prompts)
         records: list[ToolRecord] | None = None
-        # TRL has just created one dict of tool functions per rollout; wrap them so that they record what they raise.
+        # TRL has just created one dict of tool functions per rollout; wrap the functions to record their errors.
         if trainer.tools:
             records = [ToolRecord() for _ in prompts]
             for kind in (trainer._sync_tool_dicts, trainer._async_tool_dicts):
@@ -137,33 +139,33 @@ class Generation:
         if self.options.k1_coefficient:
             batch["advantages"] = self._advantages_less_k1(batch)
         advantages = batch["advantages"]
-        # The diagnosis reads this metric, since TRL does not log advantages, and nothing is learned if all are 0.
+        # TRL does not log advantages, but the diagnosis needs them, since nothing is learned if all advantages are 0.
         sizes = torch.stack([advantages.abs().sum(), advantages.new_tensor(float(advantages.numel()))])
         self._add("advantages/mean_abs", *self._trainer.sum_over(sizes).tolist())
         if self._finder is not None:
-            # Tokens of all erring turns on all processes: the loss of channel 2 is divided by this number.
+            # Channel 2's loss is divided by the number of tokens in all erring turns on all processes.
             items = sum(turn["end"] - turn["start"] for turns in batch[SITES] for turn in turns)
             device = self._trainer.accelerator.device
             batch[ITEMS] = self._trainer.sum_over(torch.tensor(float(items), device=device))
         return batch
 
     def rewards(self, original: Callable[..., Tensor], inputs: list[dict[str, Any]], *args: Any) -> Tensor:
-        """Replace TRL's `_calculate_rewards`, and log which reward functions left rollouts without a reward.
+        """Replace TRL's `_calculate_rewards`, and log the share of rollouts that each function left without a reward.
 
-        TRL ignores a missing reward silently. A rollout whose environment broke gets no reward from any function.
+        TRL silently ignores a missing reward. A rollout whose environment broke gets no reward from any function.
 
         Raises:
             InputError: No reward function returned a number for any rollout.
         """
         rewards, names = original(inputs, *args), self._trainer.reward_func_names
         if broken := [number for number, row in enumerate(inputs) if math.isnan(row.get(WORLD_REWARD, 0.0))]:
-            # Otherwise a penalty such as the one for overlong rollouts would be the only reward of a broken rollout.
+            # Otherwise a penalty, such as the overlong penalty, could be the only reward for a broken rollout.
             rewards[broken] = torch.nan
         missing = rewards.isnan()
         for column, name in enumerate(names):
             self._add(f"rewards/{name}/unjudged", float(missing[:, column].sum()), missing.shape[0])
         if bool(missing.all()) and not self._is_resampling:
-            fix = "Return a number for at least one rollout; None means that the function does not judge it."
+            fix = "Return a number for at least one rollout; None means that the function does not judge the rollout."
             got = f"NaN or None from {', '.join(names)} for all {rewards.shape[0]} rollouts"
             raise InputError(explain("rewards", got=got, expected="numbers", fix=fix))
         summed = (rewards * self._trainer.reward_weights.to(rewards.device)).nansum(1)
@@ -176,12 +178,12 @@ class Generation:
         if self._finder is None:
             return batch
         found_sites = self._find_sites(self._finder)
-        # TRL masks truncated rollouts with their attention mask, so the tokens of their turns cannot be read.
+        # TRL masks truncated rollouts out with the attention mask, so channel 2 cannot use their turns.
         _clear_sites_where(found_sites, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
         if self.options.only_failed_rollouts:
             _clear_sites_where(found_sites, batch["advantages"] > 0, "better_than_its_group")
         seed = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
-        # Taken before `exchange_hints`, which gives turns the hints of other kinds in a control run.
+        # Taken before `exchange_hints`, which gives turns hints for other kinds of errors in a control run.
         own_hints = {turn.kind: turn.hint for rollout_sites in found_sites for turn in rollout_sites.taught}
         if self.options.hints == "other_kind":
             exchange_hints(self._finder, found_sites, seed)
@@ -227,9 +229,9 @@ class Generation:
     def _with_resampled_groups(
         self, original: Callable[..., Batch], batch: Batch, inputs: list[dict[str, Any]]
     ) -> Batch:
-        """Return the batch with groups of equal rewards replaced by new samples of the same prompts.
+        """Return the batch with equal-reward groups replaced by new samples for the same prompts.
 
-        In such a group all advantages are 0, so it contributes nothing to the gradient.
+        In an equal-reward group all advantages are 0, so the group contributes nothing to the gradient.
         """
         trainer = self._trainer
         assert self._all_rewards is not None
@@ -242,7 +244,7 @@ class Generation:
                 new = self._score_with_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
             finally:
                 self._is_resampling = False
-            # Only hard prompts are resampled, so logging their rewards would look like a drop of the mean reward.
+            # Only prompts with equal rewards are resampled, so logging these rewards would bias the mean reward.
             del rewards_logged[num_first_rewards:]
             assert self._all_rewards is not None
             return ResampledBatch(new, self._all_rewards)
@@ -263,7 +265,7 @@ class Generation:
         for name, value in report.metrics().items():
             trainer._metrics["train"][name].append(value)
         if report.rounds and trainer.scale_rewards == "batch":
-            # "batch" divides by the standard deviation of all rewards, which resampling has changed.
+            # "batch" divides by the standard deviation over all rewards, which resampling has changed.
             all_advantages = group_advantages(rewards, trainer.num_generations, "batch")
             size = merged["prompt_ids"].shape[0]
             merged["advantages"] = all_advantages[size * trainer.accelerator.process_index :][:size]
@@ -271,7 +273,7 @@ class Generation:
 
     @torch.no_grad()
     def _advantages_less_k1(self, batch: Batch) -> Tensor:
-        """Return the advantages per token (B, T), minus `k1_coefficient` * (log p - log p of the initial model)."""
+        """Return the per-token advantages (B, T), minus `k1_coefficient` * (log p - log p under the initial model)."""
         trainer = self._trainer
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
@@ -280,7 +282,7 @@ class Generation:
         def logprobs(model: nn.Module) -> Tensor:
             return trainer._get_per_token_logps_and_entropies(model, ids, mask, count, batch_size=size)[0]
 
-        # TRL keeps these log-probs only if the rollouts are older than the weights.
+        # TRL stores these log-probs only if the weights have changed since the rollouts were sampled.
         now = batch.get("old_per_token_logps")
         now = logprobs(trainer.model) if now is None else now
         start = self.start_model or trainer.ref_model or trainer.model
@@ -315,7 +317,7 @@ def _clear_sites_where(found_sites: Sequence[FoundSites], is_dropped: Tensor, re
 
 
 def with_none_check(name: str, reward: Any) -> Any:
-    """Return the reward function with a check that it does not return None; models and async ones unchanged."""
+    """Wrap a reward function to check that it does not return None; models and async functions are unchanged."""
     is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     if isinstance(reward, nn.Module) or is_async:
         return reward
@@ -324,7 +326,7 @@ def with_none_check(name: str, reward: Any) -> Any:
     def checked_reward(*args: Any, **kwargs: Any) -> Any:
         rewards = reward(*args, **kwargs)
         if rewards is None:
-            fix = "Add a `return` statement; use None in the list for a rollout that it cannot judge."
+            fix = "Add a `return` statement. In the list, use None for a rollout that the function cannot judge."
             expected = "a list with one number per rollout"
             raise InputError(explain(f"reward function {name}", got="None", expected=expected, fix=fix))
         return rewards

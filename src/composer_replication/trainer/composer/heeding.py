@@ -33,31 +33,33 @@ from statistics import fmean
 from typing import Any, NamedTuple
 
 # ---- When is a model considered to react to hints? -------------------------------------------------------------------
-# Every threshold is a pair: one value to open the gate and a lower one to keep it open. With a single value, a model
-# close to it would switch channel 2 on and off from step to step.
+# Every threshold is a pair: one value to open the gate and a lower value to keep it open. With a single threshold, a
+# model close to it would switch channel 2 on and off from step to step.
 
 MIN_COMPARISONS = 20
 """With fewer comparisons the gate does not decide. A choice, not a measurement."""
 ENOUGH_COMPARISONS = 100
-"""From here on a missing effect is held against the model, and it is enough to compare every tenth step."""
+"""With this many comparisons, a missing effect closes the gate, and comparing every tenth step is enough."""
 _MIN_PER_DIRECTION = 3
-"""A pair of kinds needs this many comparisons each way; with fewer, its variance cannot be estimated."""
+"""A pair of kinds needs this many comparisons in each direction; with fewer, its variance cannot be estimated."""
 
 _Z_TO_OPEN, _Z_TO_STAY_OPEN = 2.5, 1.5
 """The test is repeated after every step, so the usual z = 2 is too lax: in simulations of a model that ignores hints,
 one run in ten passed z = 2 at some point, one in thirty passed 2.5 (docs/decisions/0025)."""
 _Z_TO_REJECT, _Z_TO_REJECT_WHEN_ENOUGH = 0.5, 1.0
-"""Below this the effect counts as absent; in between, the data cannot tell. A choice, not a measurement."""
+"""Below this z-score the effect counts as absent; between the thresholds the data is inconclusive. A choice, not a
+measurement."""
 
 MIN_RATIO, _MIN_RATIO_TO_STAY_OPEN = 5.0, 3.0
-"""How many times the effect of the other hint the own hint must have."""
+"""Minimum ratio of the right hint's effect to an unrelated hint's effect."""
 MIN_EFFECT_NATS, _MIN_EFFECT_NATS_TO_STAY_OPEN = 0.1, 0.05
-"""How much the own hint must lower an erring turn. Measured in eleven runs (docs/decisions/0025): the embedded student,
-which learns from channel 2, has a ratio of at least 6.8 and 0.27 nats per token; Qwen2.5-Coder 0.5B and 1.5B, which got
-worse, at most 3.2 and 0.084. The bounds were set after those runs, and no other model has tested them."""
+"""Minimum decrease in an erring turn's log-probability per token by the right hint. Measured in eleven runs
+(docs/decisions/0025): the embedded student, which learns from channel 2, has a ratio of at least 6.8 and 0.27 nats per
+token; Qwen2.5-Coder 0.5B and 1.5B, which got worse, at most 3.2 and 0.084. The bounds were set after those runs, and no
+other model has tested them."""
 
 _STEPS_BETWEEN_COMPARISONS = 10
-"""Scoring a turn after one more hint costs a teacher pass, so a well-measured model is checked less often."""
+"""Scoring a turn after another hint costs a teacher pass, so a well-measured model is compared less often."""
 
 # Names in metrics.jsonl. Reports and checkpoints of earlier runs use them, so they are data, not wording.
 COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
@@ -65,17 +67,17 @@ OWN_DROP, OTHER_DROP, GATE, CONTRAST = "hints/own_drop", "hints/other_drop", "hi
 
 
 class HintGate:
-    """Decides after every step whether channel 2 counts in the next one.
+    """Decides after every step whether channel 2 is on in the next step.
 
     The gate starts closed. An earlier version started open and closed too late: the first steps of channel 2 had
-    already done the damage (docs/decisions/0025). While the evidence is inconclusive the gate stays as it is.
+    already done the damage (docs/decisions/0025). While the evidence is inconclusive, the gate does not change.
 
     Args:
-        enabled: If false, channel 2 always counts and the gate only reports metrics.
-        has_contrast: The teacher has the effect of the other hint subtracted (`train.switches.contrast`). Then a
-            significant difference is enough. Without it, the unspecific part of the effect would be learned too, so the
-            own hint must also outweigh the other one (`MIN_RATIO`, `MIN_EFFECT_NATS`).
-        gather: Concatenates a list over all ranks, so that every rank takes the same decision.
+        enabled: If false, channel 2 is always on and the gate only reports metrics.
+        has_contrast: An unrelated hint's effect is subtracted from the teacher (`train.switches.contrast`). A
+            significant difference between the hints is then enough. Without a contrast, the unspecific part of the
+            effect would be learned too, so the right hint's effect must also be large (`MIN_RATIO`, `MIN_EFFECT_NATS`).
+        gather: Concatenates a list over all ranks, so that every rank makes the same decision.
     """
 
     def __init__(
@@ -96,9 +98,9 @@ class HintGate:
         self._last_announced: bool | None = None
 
     def wants_comparisons(self, step: int, *, is_training: bool = True) -> bool:
-        """Return whether the rollouts of this step should also be scored after another kind's hint."""
+        """Return whether this step's rollouts should also be scored after a hint for another kind of error."""
         if self.has_contrast:
-            # The loss itself needs the other hint.
+            # The loss itself needs the unrelated hint.
             return True
         is_due = (
             self.estimator.estimate().num_comparisons < ENOUGH_COMPARISONS
@@ -107,16 +109,16 @@ class HintGate:
         return is_training and is_due
 
     def add(self, comparisons: Sequence[HintComparison]) -> None:
-        """Add the comparisons of one micro-step on this rank. They count from the next `after_step` on."""
+        """Add this rank's comparisons in one micro-step. They take effect in the next `after_step`."""
         self._pending.extend(comparisons)
 
     def after_step(self, num_finished_steps: int, *, is_generation_complete: bool = True) -> str | None:
-        """Decide about the next step. Every rank must call it.
+        """Decide whether channel 2 is on in the next step. Every rank must call this.
 
         Args:
             num_finished_steps: Optimizer steps finished so far.
-            is_generation_complete: All rollouts of the generation have been trained on. Until then the comparisons
-                wait: the rollouts of one prompt may be spread over several steps, and would count once per step.
+            is_generation_complete: Whether all rollouts in the generation have been trained on. Until then comparisons
+                are held back: a prompt's rollouts may be spread over several steps, and would count once per step.
 
         Returns:
             A message for the log if the gate has opened or closed since the last message, otherwise None.
@@ -125,7 +127,7 @@ class HintGate:
             comparisons = self._gather(self._pending)
             self.estimator.add(comparisons)
             self._pending = []
-            # A step without errors measured nothing, so the next one is still due.
+            # A step without comparisons measured nothing, so a comparison is still due.
             if comparisons:
                 self._last_compared_step = num_finished_steps
 
@@ -141,8 +143,8 @@ class HintGate:
         if decision:
             return f"channel 2 is on for rollouts from the next step: the model reacts to hints ({effect})"
         return (
-            f"channel 2 is off for rollouts: the model does not react enough to hints ({effect}). It is switched on "
-            "once that changes. Set train.grpo.heed_gate = false to train on hints regardless"
+            f"channel 2 is off for rollouts: the model does not react enough to hints ({effect}). Channel 2 "
+            "is switched on once that changes. Set train.grpo.heed_gate = false to train on hints regardless"
         )
 
     def _decide(self, effect: HintEffect) -> bool | None:
@@ -153,11 +155,11 @@ class HintGate:
         is_large = True if self.has_contrast else effect.is_large
         if is_significant is False or is_large is False:
             return False
-        # A gate that is open on 1.5 < z < 2.5 stays open, but that is no news: nothing was shown again.
+        # A gate that is open while 1.5 < z < 2.5 stays open, but that is not a new decision to announce.
         return True if effect.is_significant and is_large else None
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics of the last step: the effect so far, and whether channel 2 counted in that step."""
+        """Return the last step's metrics: the effect so far, and whether channel 2 was on in that step."""
         effect = self.estimator.estimate()
         metrics = {
             COMPARED: float(effect.num_comparisons),
@@ -172,7 +174,7 @@ class HintGate:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. The keys are a file format: earlier checkpoints have them."""
+        """Return the state for a checkpoint. The keys are a file format that earlier checkpoints also use."""
         return {
             "heeding": self.estimator.state(),
             "waiting": [list(comparison) for comparison in self._pending],
@@ -183,30 +185,31 @@ class HintGate:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state of a checkpoint, which may have been written without a gate or by an older version."""
+        """Restore the state from a checkpoint, which may have been saved without a gate or by an older version."""
         self.estimator.load_state(state["heeding"])
         self._pending = [HintComparison(*row) for row in state["waiting"]]
         self._last_compared_step = int(state["last"])
-        # A checkpoint without a gate was open by default, not by evidence. Start closed and look at the figures first.
+        # Without a gate, channel 2 was on by default, not because of evidence, so start closed.
         was_gated = bool(state.get("gates"))
         self.is_open = not self.enabled or (was_gated and bool(state["is_open"]))
         self._last_announced = state["told"] if self.enabled and was_gated else None
 
 
 class HintEffect(NamedTuple):
-    """What hints do to erring turns, estimated over all comparisons of a run."""
+    """The effect of hints on erring turns, estimated from all comparisons in a run."""
 
     num_comparisons: float
-    """The size of an evenly mixed sample of the same precision: 97 one way and 3 the other count as 11."""
+    """The size of a balanced sample with the same precision: 97 comparisons in one direction and 3 in the other count
+    as 11."""
     own_hint_nats: float
-    """How much less likely the turn's own hint makes it, in nats per token."""
+    """How much less likely an erring turn becomes after its own hint, in nats per token."""
     other_hint_nats: float
     z_score: float
-    """(own - other) in standard errors; 0 if unknown."""
+    """The difference own - other divided by its standard error; 0 if unknown."""
 
     @property
     def is_significant(self) -> bool | None:
-        """Whether the own hint does more than the other one; None if the data cannot tell."""
+        """Whether a turn's own hint has a larger effect than an unrelated hint; None if the data is inconclusive."""
         if self.num_comparisons < MIN_COMPARISONS:
             return None
         if self.z_score >= _Z_TO_OPEN:
@@ -216,51 +219,53 @@ class HintEffect(NamedTuple):
 
     @property
     def is_still_significant(self) -> bool:
-        """Whether an effect that was significant before has not gone away."""
+        """Whether an effect that was significant before is still large enough to keep the gate open."""
         return self.z_score >= _Z_TO_STAY_OPEN
 
     @property
     def is_large(self) -> bool | None:
-        """Whether most of the effect is due to the hint's meaning; None between the bounds to open and to stay open."""
+        """Whether the effect is mostly due to the hint's meaning; None between the thresholds to
+        open and to stay open.
+        """
         if self.own_hint_nats < max(_MIN_EFFECT_NATS_TO_STAY_OPEN, _MIN_RATIO_TO_STAY_OPEN * self.other_hint_nats):
             return False
         return True if self.own_hint_nats >= max(MIN_EFFECT_NATS, MIN_RATIO * self.other_hint_nats) else None
 
     def __str__(self) -> str:
         return (
-            f"over {self.num_comparisons:,.0f} comparisons its own hint lowers an erring turn by "
-            f"{self.own_hint_nats:+.3f} nats/token, a hint of another kind by {self.other_hint_nats:+.3f}; "
+            f"over {self.num_comparisons:,.0f} comparisons, an erring turn's own hint lowers its log-probability by "
+            f"{self.own_hint_nats:+.3f} nats/token, an unrelated hint by {self.other_hint_nats:+.3f}; "
             f"z = {self.z_score:+.1f}"
         )
 
 
 class HintComparison(NamedTuple):
-    """One erring turn, scored after its own hint and after a hint of another kind."""
+    """One erring turn, scored after its own hint and after a hint for another kind of error."""
 
     prompt: int
-    """Index of the prompt that the rollout belongs to."""
+    """Number of the prompt from which the rollout was sampled."""
     own_kind: str
     other_kind: str
     own_hint_nats: float
-    """e(turn, own hint) of the formula above."""
+    """e(turn, own hint) in the formula above."""
     other_hint_nats: float
 
 
 class HintEffectEstimator:
-    """Running sums over all comparisons of a run. Old comparisons fade, because the policy changes."""
+    """Running sums over all comparisons in a run. Old comparisons are down-weighted, because the policy changes."""
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], _Sums] = {}
 
     def add(self, comparisons: Iterable[HintComparison]) -> None:
-        """Add the comparisons of one generation, from all ranks.
+        """Add the comparisons from one generation, gathered from all ranks.
 
-        Rollouts of one prompt tend to make the same mistake. Those with the same two kinds count once, by their mean:
-        six copies of an error are not six independent observations.
+        Rollouts for the same prompt tend to contain the same error. Comparisons for one prompt and the same two kinds
+        are averaged and count once: six copies of an error are not six independent observations.
         """
         by_prompt: dict[tuple[int, str, str], list[HintComparison]] = {}
         finite = (row for row in comparisons if math.isfinite(row.own_hint_nats) and math.isfinite(row.other_hint_nats))
-        # Sorted, so that sums do not depend on how a step was split over ranks.
+        # Sorted, so that floating-point sums do not depend on how a step was split over ranks.
         for comparison in sorted(finite):
             by_prompt.setdefault(comparison[:3], []).append(comparison)
         for (_, own_kind, other_kind), group in by_prompt.items():
@@ -272,7 +277,7 @@ class HintEffectEstimator:
             self._sums = {kinds: sums.halved() for kinds, sums in self._sums.items()}
 
     def estimate(self) -> HintEffect:
-        """Return the effect over all comparisons so far; all zeros if no two kinds were compared both ways."""
+        """Return the effect over all comparisons so far; all zeros if no two kinds were compared in both directions."""
         pairs = self._pairs()
         if not pairs:
             return HintEffect(0, 0.0, 0.0, 0.0)
@@ -284,39 +289,39 @@ class HintEffectEstimator:
 
         own_nats = weighted_mean([fmean(sums.own_nats / sums.num for sums in pair) for pair in pairs])
         other_nats = weighted_mean([fmean(sums.other_nats / sums.num for sums in pair) for pair in pairs])
-        # A rare kind may look quiet by chance, so no cell is given less than the pooled variance.
+        # A rare kind may have a small variance by chance, so use at least the pooled variance for every cell.
         pooled = self._pooled_variance()
         variance = math.fsum(
             weight**2 * math.fsum(max(pooled, sums.squared_error / (sums.num - 1)) / sums.num for sums in pair) / 4
             for weight, pair in zip(weights, pairs, strict=True)
         )
         z_score = (own_nats - other_nats) * total_weight / math.sqrt(variance) if variance else 0.0
-        # With n/2 comparisons each way a pair weighs n/4, hence the factor.
+        # With n/2 comparisons in each direction, a pair has weight n/4, hence the factor 4.
         return HintEffect(int(4 * total_weight), own_nats, other_nats, z_score)
 
     def _pairs(self) -> list[tuple[_Sums, _Sums]]:
-        """Return the sums of every two kinds that were compared often enough in both directions."""
+        """Return the sums for every two kinds that were compared often enough in both directions."""
         kinds_both_ways = sorted((a, b) for a, b in self._sums if a < b and (b, a) in self._sums)
         pairs = [(self._sums[a, b], self._sums[b, a]) for a, b in kinds_both_ways]
         return [pair for pair in pairs if min(sums.num for sums in pair) >= _MIN_PER_DIRECTION]
 
     def _pooled_variance(self) -> float:
-        """Return the variance of comparisons of the same two kinds, pooled over all kinds."""
+        """Return the variance among comparisons with the same two kinds, pooled over all pairs of kinds."""
         cells = [sums for sums in self._sums.values() if sums.num > 1]
         degrees_of_freedom = math.fsum(sums.num - 1 for sums in cells)
         return math.fsum(sums.squared_error for sums in cells) / degrees_of_freedom if degrees_of_freedom else 0.0
 
     def state(self) -> list[list[Any]]:
-        """Return one row per two kinds: own kind, other kind, and the four sums."""
+        """Return one row per pair of kinds: own kind, other kind, and the four sums."""
         return [[*kinds, *sums] for kinds, sums in self._sums.items()]
 
     def load_state(self, rows: Iterable[Iterable[Any]]) -> None:
-        """Restore what `state` returned."""
+        """Restore the rows that `state` returned."""
         self._sums = {(own_kind, other_kind): _Sums(*sums) for own_kind, other_kind, *sums in rows}
 
 
 class _Sums(NamedTuple):
-    """Sums over the comparisons of turns of one kind with hints of another. All scale alike, so they can be halved."""
+    """Sums over comparisons for turns of one kind with hints for another kind; halving all sums halves their weight."""
 
     num: float = 0.0
     own_nats: float = 0.0
@@ -336,11 +341,11 @@ class _Sums(NamedTuple):
 
     @property
     def squared_error(self) -> float:
-        """Sum of squared deviations from the mean difference; rounding must not make it negative."""
+        """The sum of squared deviations from the mean difference, clamped at 0 against rounding errors."""
         mean_difference = (self.own_nats - self.other_nats) / self.num
         return max(self.squared_differences - self.num * mean_difference**2, 0.0)
 
 
 def describe_requirement() -> str:
-    """Return the effect that a model needs without a contrast, for messages."""
-    return f"{MIN_RATIO:g} times the effect of another kind's hint, and at least {MIN_EFFECT_NATS:g} nats/token"
+    """Describe, for messages, the effect that a model must show if there is no contrast."""
+    return f"{MIN_RATIO:g} times the effect of an unrelated hint, and at least {MIN_EFFECT_NATS:g} nats/token"

@@ -1,7 +1,7 @@
-"""Logged traces for channels 2 and 3 of a GRPO run: the next batch, its reference log-probs, and the state of a run.
+"""Provide logged traces for channels 2 and 3 in a GRPO run: batches, reference log-probs, and the run's state.
 
-The order is reshuffled in every pass over the data. It depends only on the seed, so a resumed run continues with the
-batch that comes next.
+The order is reshuffled for every pass over the data. It depends only on the seed, so a resumed run continues with the
+next batch.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ if TYPE_CHECKING:
 
 Collator = Callable[[Sequence[Any]], dict[str, Tensor]]
 LoggedBatch = dict[str, Tensor] | TreeBatch
-# The default for the `reference` of a user's own collator, whose batches contain reference log-probs already.
+# Marks a custom collator without the attribute `reference`: its batches already contain reference log-probs.
 _HAS_OWN = object()
 _, SDPO, REPLAY = CHANNELS
 NO_SITE = (
@@ -42,7 +42,7 @@ _FIRST_KEY = {SDPO: "sdpo_student_index", REPLAY: "dpo_chosen_input_ids"}
 
 
 class LoggedStore:
-    """Logged traces with a collator, or sessions that are token trees already, in a shuffled order."""
+    """Logged traces with a collator, or sessions that are already token trees, in a shuffled order."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LoggedStore:
         return digest_of(self._traces or ())
 
     def next_batch(self, device: torch.device) -> LoggedBatch:
-        """Return the next traces as one batch, without targets for channel 1: that one learns from the rollouts."""
+        """Return the next traces as one batch, without targets for channel 1, which learns from rollouts instead."""
         numbers = self.sampler.draw(self._batch_size)
         if self._sessions is not None:
             return pack_batches([self._sessions.items[number].batch(device) for number in numbers])
@@ -82,7 +82,7 @@ class LoggedStore:
         assert self._collator is not None
         batch = self._collator([self._traces[number] for number in numbers])
         batch.pop("rewards", None)
-        # Without targets, channel 1 has no rows; the policy learns from rollouts instead.
+        # An all-zero mask leaves channel 1 without targets.
         batch["response_mask"] = torch.zeros_like(batch["response_mask"])
         return {name: value.to(device) for name, value in batch.items()}
 
@@ -90,9 +90,8 @@ class LoggedStore:
 def prompts_of_traces(rows: Any) -> Any:
     """Return the prompts for GRPO from a `train_dataset` whose rows are TraceExamples.
 
-    The prompt of a row is its own `prompt`, or the messages before the agent's first turn. A `datasets.Dataset` keeps
-    its columns. TRL takes no lists, so a list becomes a `Dataset` of the remaining keys, without `turns` and
-    `dpo_pairs`.
+    A row's prompt is its own `prompt`, or the messages before the agent's first turn. A `datasets.Dataset` keeps its
+    columns. TRL does not accept lists, so a list becomes a `Dataset` without the keys `turns` and `dpo_pairs`.
 
     Raises:
         InputError: A row has no `turns`, or neither a prompt nor a message before the agent's first turn.
@@ -126,18 +125,18 @@ def _prompt_of(row: Mapping[str, Any]) -> list[dict[str, str]]:
 
 def _no_traces(got: str) -> InputError:
     fix = (
-        "GRPO makes its batches from prompts and never calls a data_collator on them; this one makes batches of logged "
-        "traces. Pass the traces as trace_dataset, or rows that are TraceExamples as train_dataset."
+        "GRPO builds its batches from prompts without a data_collator; this data_collator is for logged traces only. "
+        "Pass the traces as trace_dataset, or pass a train_dataset whose rows are TraceExamples."
     )
     return InputError(explain("traces for data_collator", got=got, expected="rows with turns", fix=fix))
 
 
 class _UsableChannels(NamedTuple):
-    """Which channels the logged data can feed.
+    """Which channels can use the logged data.
 
-    `settings` has weight 0 for a channel that has no data at all, `logged` names the channels that the logged data
-    feed, and `skipped` has a message for every channel with a weight and no logged data. `is_empty` is true if there
-    are logged data and no active channel can use them.
+    `settings` has weight 0 for a channel that has no data at all, `logged` names the channels that use logged data, and
+    `skipped` has a message for every channel that has a weight but no logged data. `is_empty` is true if there is
+    logged data that no active channel can use.
     """
 
     settings: ChannelSettings
@@ -149,9 +148,9 @@ class _UsableChannels(NamedTuple):
 def usable_channels(
     settings: ChannelSettings, traces: Sequence[Any] | None, collator: Collator | None, sessions: LoggedSessions | None
 ) -> _UsableChannels:
-    """Return which channels the logged data can feed; channel 3 is switched off if there are no pairs.
+    """Return which channels can use the logged data; channel 3 is switched off if there are no pairs.
 
-    Channel 2 keeps its weight because it also runs on rollouts. Raises what the collator raises for malformed traces.
+    Channel 2 keeps its weight because it also runs on rollouts. The collator's errors for malformed traces propagate.
     """
     weights = {SDPO: settings.alpha_sdpo, REPLAY: settings.beta_replay}
     active_channels = {name for name, weight in weights.items() if weight > 0}
@@ -172,10 +171,10 @@ def usable_channels(
 
 
 def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) -> frozenset[str]:
-    """Return the channels that at least one trace has an item for. The collator's own counts stay unchanged."""
+    """Return the channels for which at least one trace has an item. The collator's own counts stay unchanged."""
     owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))  # both have `counts`
     counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
-    # The collator is called here only to see what its traces contain.
+    # The collator is called here only to find out what the traces contain, so its counts are restored below.
     before, present = [dict(counter) for counter in counters], set[str]()
     for trace in traces:
         if channels <= present:
@@ -191,13 +190,13 @@ def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) 
 def with_what_is_needed(
     model: nn.Module, settings: ChannelSettings, traces: Any, collator: Any, sessions: LoggedSessions | None
 ) -> LoggedSessions | None:
-    """Return the sessions without targets of channel 1, and compute missing reference log-probs of pairs.
+    """Return the sessions without targets for channel 1, after computing missing reference log-probs for pairs.
 
-    For traces, the reference log-probs are set on the collator, and None is returned.
+    For traces, the collator gets the reference log-probs, and None is returned.
     """
     if not (settings.alpha_sdpo > 0 or settings.beta_replay > 0):
-        got = "logged traces, with both weights 0"
-        raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="one above 0, or no traces"))
+        got = "logged traces with both weights 0"
+        raise InputError(explain("alpha_sdpo, beta_replay", got=got, expected="a weight above 0, or no traces"))
     needs_reference = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
     if sessions is not None:
         sessions = sessions.without_responses()
@@ -206,7 +205,7 @@ def with_what_is_needed(
         sessions.check_references(model)
     elif needs_reference and traces is not None and _needs_references(collator, model):
         device = next(model.parameters()).device
-        # The log-probs are computed from batches of this collator, which must not look for them meanwhile.
+        # The log-probs are computed from this collator's batches, so disable its lookup of log-probs meanwhile.
         collator.reference = None
         batches = [(list(collator.pairs([trace])), partial(_batch_of, collator, trace, device)) for trace in traces]
         collator.reference = reference_logprobs_of_batches(model, collator.renderer, batches)
@@ -214,7 +213,7 @@ def with_what_is_needed(
 
 
 def _needs_references(collator: Any, model: nn.Module) -> bool:
-    """Whether the collator has no reference log-probs, or has those of these weights in another precision."""
+    """Return whether the collator lacks reference log-probs, or has them for these weights in another precision."""
     reference = getattr(collator, "reference", _HAS_OWN)
     if not isinstance(reference, ReferenceLogprobs):
         return reference is None
@@ -223,7 +222,7 @@ def _needs_references(collator: Any, model: nn.Module) -> bool:
 
 
 def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tensor]:
-    """Return the batch of one trace without adding to the collator's counts."""
+    """Return one trace as a batch, leaving the collator's counts unchanged."""
     before = collator.counts.copy()
     batch = collator([trace])
     collator.counts.clear()
@@ -232,7 +231,7 @@ def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tens
 
 
 def digest_of(rows: Iterable[Any]) -> str:
-    """Return a digest of a data set's rows, by which a resumed run is checked to have the same data."""
+    """Return a digest of a data set's rows, used to check that a resumed run has the same data."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
@@ -240,9 +239,9 @@ def digest_of(rows: Iterable[Any]) -> str:
 
 
 class CyclingSampler:
-    """Yields the numbers 0 to size - 1 in endless reshuffled passes.
+    """Draws the numbers 0 to size - 1 in endless passes, reshuffled for each pass.
 
-    All processes compute the same order, and each takes its own part of every draw.
+    All processes compute the same order, and each takes a different part of every draw.
     """
 
     def __init__(self, size: int, *, seed: int, process: int = 0, num_processes: int = 1) -> None:
@@ -253,14 +252,14 @@ class CyclingSampler:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def draw(self, count: int) -> list[int]:
-        """Return the next `count` numbers of this process; the other processes take as many each."""
+        """Return the next `count` numbers for this process; every other process takes `count` numbers as well."""
         first = self._drawn + self._process * count
         self._drawn += count * self._num_processes
         return [self._at(position) for position in range(first, first + count)]
 
     def _at(self, position: int) -> int:
         num_pass, index = divmod(position, self._size)
-        # Seeded per pass, so that the order of any pass can be computed without those before it.
+        # Seeded per pass, so that the order in any pass can be computed without the earlier passes.
         if self._order[0] != num_pass:
             order = list(range(self._size))
             random.Random(f"{self._seed}:{num_pass}").shuffle(order)  # noqa: S311 (an order, not a secret)
@@ -279,7 +278,7 @@ class CyclingSampler:
 
 
 def run_geometry(trainer: Any) -> dict[str, Any]:
-    """Return the settings that a saved rollout buffer depends on, since it contains error sites."""
+    """Return the settings that a saved rollout buffer depends on, since the buffer contains error sites."""
     logged = trainer.channels.logged
     is_stream = not hasattr(trainer.train_dataset, "__len__")
     return {
@@ -290,10 +289,10 @@ def run_geometry(trainer: Any) -> dict[str, Any]:
 
 
 def run_state(trainer: Any) -> dict[str, Any]:
-    """Return what a GRPO run needs for an exact resume, besides weights, optimizer and random number generators.
+    """Return the state for an exact resume of a GRPO run, besides weights, optimizer and random number generators.
 
-    That is the buffered rollouts and the position in them, the channels' schedules and teacher, the environments that
-    have a state, the collapse alarm, and sums that were not logged yet.
+    It consists of the buffered rollouts and the position in them, the channels' schedules and teacher, the states of
+    stateful environments, the collapse alarm, and sums that were not logged yet.
     """
     sampling, start = trainer.sampling, trainer.sampling.start_model
     return {
@@ -317,7 +316,7 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
     sampling, start, buffer = trainer.sampling, trainer.sampling.start_model, tree["rollouts"]
     trainer._step = tree["micro_step"]
     device = trainer.accelerator.device
-    # TRL trains on slices of a generation, so a checkpoint may lie between two of them.
+    # TRL trains on slices of a generation, so a checkpoint may lie between two slices.
     trainer._buffered_inputs = None if buffer is None else [_on_device(batch, device) for batch in buffer]
     trainer.channels.load_state(tree["channels"], trainer.state.max_steps)
     if tree["entropy"] is not None:
@@ -326,20 +325,20 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
         trainer._metrics[mode].update({name: list(series) for name, series in values.items()})
     trainer.channel_metrics.load_state(tree["figures"])
     sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
-    # Checkpoints of earlier versions have none.
+    # Checkpoints saved by earlier versions have no "known_hints".
     sampling.known_hints = dict(tree.get("known_hints", {}))
     trainer.alarm.load_state(tree["alarm"])
-    # Checkpoints of earlier versions hold a digest of only some values, under another key; it cannot be compared.
+    # Checkpoints from earlier versions have another key, for a digest of only some values, which cannot be compared.
     if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):
         fix = "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
         raise StaleArtefactError(
-            explain("initial weights for k1", got="different ones", expected="those of the run", fix=fix)
+            explain("initial weights for k1", got="different weights", expected="the run's initial weights", fix=fix)
         )
     _load_environment_states(trainer, tree["environments"])
 
 
 def _environment_states(trainer: Any) -> list[list[Any]]:
-    """Return the state of every environment, by pool: what its `_state()` returns, or None if it has no such method."""
+    """Return every environment's state, by pool: the result of its `_state()`, or None if it has no such method."""
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
     return [
         [environment._state() if hasattr(environment, "_state") else None for environment in pool]

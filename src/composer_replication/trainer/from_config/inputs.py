@@ -1,4 +1,4 @@
-"""Read what a training needs from its config: tokenizer, renderer, adapter, loss weighting, prompts."""
+"""Read a training's inputs from its config: tokenizer, renderer, adapter, loss weighting, prompts."""
 
 from __future__ import annotations
 
@@ -29,14 +29,14 @@ from composer_replication.trainer.start_model import ids_of_tokens, untrained_ro
 
 # "my_rewards.code:score"; not "owner/dataset", "data.jsonl" or "verifiers:word-count"
 _MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
-# One of this many prompts is held out if there are evaluations.
+# If there are evaluations, one prompt in this many is held out.
 _HELD_OUT_INTERVAL = 10
 # transformers gives tokenizers without a length limit a `model_max_length` of 10**30.
 _MAX_POSITIONS = 10**9
 
 
 class Inputs(NamedTuple):
-    """What both modes need."""
+    """The inputs that both modes of training need."""
 
     config: CrfConfig
     run: RunDir | None
@@ -57,7 +57,7 @@ def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
 
 
 def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
-    """Return the config with windows and evaluation contexts no longer than the model's, unless set explicitly."""
+    """Return the config with windows and evaluation contexts limited to the model's context, unless set explicitly."""
     context_limit = None if config.train.model is None else max_context(config.train.model, tokenizer)
     batch, evaluation = config.train.batch.fitted(context_limit), config.evaluation
     context = min(evaluation.context, context_limit or evaluation.context)
@@ -66,11 +66,11 @@ def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
 
 
 def max_context(name: str, tokenizer: Any = None) -> int | None:
-    """Return the longest context of a model: its positions, or what its tokenizer says if that is less.
+    """Return a model's maximum context length: the smaller of its number of positions and its tokenizer's limit.
 
-    None if neither states a length. An unconfigured tokenizer states a huge number, which is ignored.
+    Returns None if neither specifies a length. An unconfigured tokenizer has a huge limit, which is ignored.
     """
-    # A folder may hold only a tokenizer.
+    # A folder may contain only a tokenizer.
     is_bare = Path(name).is_dir() and not (Path(name) / "config.json").is_file()
     positions = None if is_bare else getattr(model_config(name).get_text_config(), "max_position_embeddings", None)
     max_length = (load_tokenizer(name) if tokenizer is None else tokenizer).model_max_length
@@ -78,24 +78,24 @@ def max_context(name: str, tokenizer: Any = None) -> int | None:
 
 
 def beyond_context(config: CrfConfig, context_limit: int | None) -> str:
-    """Return a warning if windows are longer than the model's context, otherwise ""."""
+    """Return a warning if windows are longer than the model's context, or ""."""
     budget, _ = config.train.batch.window
     if not context_limit or budget <= context_limit or config.train.mode != "offline":
         return ""
     return (
         f"train.batch.budget is {budget:,} tokens, but this model was trained on contexts of up to {context_limit:,}: "
         "beyond "
-        f"these its output is noise. Leave train.batch.budget and train.batch.overlap unset, so that they fit"
+        f"that its output is noise. Leave train.batch.budget and train.batch.overlap unset to use the model's limit"
     )
 
 
 def model_config(name: str) -> Any:
-    """Return the config of the initial model; no weights are loaded."""
+    """Return the initial model's config; no weights are loaded."""
     return load_config(name, what=f"train.model {name!r}")
 
 
 def lora_config(adapter: AdapterConfig) -> Any | None:
-    """Return the adapter's PEFT config; None if all weights are trained."""
+    """Return the adapter's PEFT config, or None if all weights are trained."""
     if adapter.kind == "none":
         return None
     peft = require("peft", extra="train")
@@ -111,10 +111,10 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
 
 
 def token_rows(inputs: Inputs, model: Any, written_ids: Iterable[int], say: Say, *, why_not: str = "") -> list[int]:
-    """Return the ids whose rows of embedding and head the adapter trains, as `train.adapter.token_rows` says.
+    """Return the token ids whose embedding and head rows the adapter trains, according to `train.adapter.token_rows`.
 
-    With a reason in `why_not`, such as "with FSDP", there are none. In any case it reports which tokens among
-    `written_ids`, the ids that the model is to write, have untrained rows.
+    If `why_not` has a reason, such as "with FSDP", no rows are trained. In any case, tokens with untrained rows among
+    `written_ids`, the ids that the model has to write, are reported with `say`.
     """
     names = inputs.config.train.adapter.token_rows
     is_auto = names == ("auto",)
@@ -134,13 +134,13 @@ def token_rows(inputs: Inputs, model: Any, written_ids: Iterable[int], say: Say,
 
 
 def weighting_of(config: CrfConfig) -> RowWeighting | None:
-    """Return the switches of channel 2; None if all of them are off."""
+    """Return channel 2's switches, or None if all of them are off."""
     weighting = RowWeighting(**vars(config.train.switches))
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
 
 
 def held_out_rows(number: int) -> tuple[list[int], list[int]]:
-    """Return the indices of rows to train on, and of those to evaluate on."""
+    """Return the indices of the rows to train on, and the indices of the held-out rows."""
     # Every tenth row, spread evenly; at least one.
     held_out = list(range(_HELD_OUT_INTERVAL - 1, number, _HELD_OUT_INTERVAL)) or [number - 1]
     return sorted(set(range(number)) - set(held_out)), held_out
@@ -158,9 +158,9 @@ def named_object(path: str, option: str) -> Any:
     try:
         return getattr(importlib.import_module(module_name), name)
     except (ImportError, AttributeError) as error:
-        fix = "Modules are searched for in the working directory and among installed packages."
+        fix = "The module must be in the working directory or in an installed package."
         raise ConfigError(
-            explain(f"{option} {path}", got=str(error), expected="a name that can be imported", fix=fix)
+            explain(f"{option} {path}", got=str(error), expected="an importable name", fix=fix)
         ) from error
 
 
@@ -182,7 +182,7 @@ def load_prompts(name: str) -> Any:
     else:
         dataset = datasets.load_dataset(name, split="train")
     if "prompt" not in dataset.column_names:
-        fix = "Give a function that returns a dataset with prompts instead: module:function."
+        fix = "Rename the column, or name a function that returns such a dataset: module:function."
         got = f"the columns {', '.join(dataset.column_names)}"
         raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column `prompt`", fix=fix))
     return dataset
@@ -193,7 +193,9 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
     train = inputs.config.train
     prompts = _named_prompts(train.grpo)
     if not len(prompts):
-        raise ConfigError(explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="some"))
+        raise ConfigError(
+            explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="at least one")
+        )
     held_out = None
     if train.eval_every and len(prompts) > 1:
         train_rows, eval_rows = held_out_rows(len(prompts))
@@ -205,10 +207,10 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
 
 
 def _named_prompts(grpo: GRPOSection) -> Any:
-    """Return the prompts of the data set, or the tasks of an environment that has its own."""
+    """Return the prompts in the data set, or the tasks of an environment that brings its own."""
     if grpo.environment is not None and is_verifiers(grpo.environment):
         if grpo.dataset is not None:
-            expected = "none: the environment's own tasks are the prompts"
+            expected = "none, since the environment's own tasks are the prompts"
             raise ConfigError(explain("train.grpo.dataset", got=grpo.dataset, expected=expected))
         return require("datasets", extra="train").Dataset.from_list(verifiers_world(grpo.environment).rows())
     if grpo.dataset is None:
@@ -243,16 +245,18 @@ OUTCOMES = {
     "thinking_not_shown": "not supported by the template",
     "empty_thought_as_header": "after an empty thinking block in the header",
 }
-"""What was done with the thinking of turns, by the keys of the counts."""
+"""How turns' thinking was treated, in words, by the keys of the counts."""
 
 
 def make_renderer(
     render: RenderConfig, tokenizer: Any, tools: Tools | None, *, template: str | None = None
 ) -> Renderer:
-    """Return a renderer as the section says, or with another template, which also becomes the tokenizer's."""
+    """Return a renderer for a config section. The template, which `template` overrides, is also set
+    on the tokenizer.
+    """
     template = chat_template(render) if template is None else template
     if template is not None:
-        # TRL and exported weights use the tokenizer's template, which has to be the one trained with.
+        # TRL and exported weights use the tokenizer's template, which must be the template used in training.
         tokenizer.chat_template = template
     renderer = Renderer(
         tokenizer,
@@ -266,17 +270,17 @@ def make_renderer(
 
 
 def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
-    """Raise ConfigError for a variable that the template would silently ignore."""
+    """Raise ConfigError for a template variable that the template would silently ignore."""
     known_names = renderer.template.names if render.template_variables else set[str]()
     for name in render.template_variables:
         if name not in known_names:
-            # Most unknown variables are misspelled ones.
+            # Most unknown variables are misspelled.
             near = get_close_matches(name, known_names, n=1)
             got = f"{name!r}, which {renderer.template.name} does not read"
             fix = (
                 f"Did you mean {near[0]!r}?"
                 if near
-                else "Remove it, or set render.chat_template to the template that reads it."
+                else "Remove the variable, or set render.chat_template to a template that reads it."
             )
             expected = "a variable that the template reads"
             raise ConfigError(explain("render.template_variables", got=got, expected=expected, fix=fix))
@@ -285,9 +289,9 @@ def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
 def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]:
     """Return a warning for each pattern of `student_models` that matches no model in the run.
 
-    This is no error, since a config may be meant for other runs too.
+    This is not an error, since a config may be shared with other runs.
     """
-    model_names = ", ".join(sorted(filter(None, models))) or "none: no turn states its model"
+    model_names = ", ".join(sorted(filter(None, models))) or "none: no turn has a model name"
     return [
         explain(
             "render.student_models",
@@ -300,7 +304,7 @@ def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]
 
 
 def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | None:
-    """Return the tools of each agent in the run, by log format, in the form that chat templates take."""
+    """Return the tools of each agent in the run, by log format, in the form that chat templates expect."""
     if run is None or not run.path("tools").exists():
         return None
     return {
@@ -310,7 +314,7 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
 
 
 def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool with an empty description: templates may require one, and logs have none."""
+    """Return a tool schema with an empty description, which templates may require but logs do not contain."""
     name, parameters = tool["function"]["name"], tool["function"]["parameters"]
     return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
 
@@ -322,7 +326,7 @@ def _thinking_rules(render: RenderConfig) -> ThinkingRules:
 
 
 def chat_template(render: RenderConfig) -> str | None:
-    """Return the text of the template file that the section names, or None."""
+    """Read the template file named in the config section; None if it names none."""
     if render.chat_template is None:
         return None
     try:
@@ -335,6 +339,6 @@ def chat_template(render: RenderConfig) -> str | None:
 
 
 def thinking_in_words(counts: Mapping[str, int]) -> str:
-    """Return how many turns' thinking was treated how, as a sentence; "" if there was none."""
+    """Describe how many turns' thinking was treated in which way; "" if there was no thinking."""
     phrases = [f"{counts[name]} {words}" for name, words in OUTCOMES.items() if counts.get(name)]
     return f"thinking of turns: {', '.join(phrases)}" if phrases else ""

@@ -1,4 +1,4 @@
-"""Train on logged sessions with `crf train`: their windows, the memory of a step, the warm-up, and the trainer."""
+"""Train on logged sessions with `crf train`: cut windows, check a step's memory, warm up, and build the trainer."""
 
 from __future__ import annotations
 
@@ -61,9 +61,9 @@ if TYPE_CHECKING:
 
 
 SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
-# Large, so that the seeds of shuffles do not meet those of trainings, which are usually small consecutive numbers.
+# Large, so that seeds for shuffles do not collide with training seeds, which are usually small consecutive numbers.
 _SEEDS_BETWEEN_SHUFFLES = 1_000_003
-# Options that need held-out sessions, and whether a config uses them.
+# Options that need held-out sessions, each with a test for whether a config turns it on.
 _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
     "train.eval_every": lambda train: train.eval_every > 0,
     "train.warmup.mode = until": lambda train: train.warmup.mode == "until",
@@ -80,12 +80,11 @@ class _OfflineData(NamedTuple):
 
 
 def offline_data(inputs: Inputs) -> _OfflineData:
-    """Return the windows of the run's sessions, cut as [train.batch] says, for the channels that have a weight."""
+    """Cut the run's sessions into windows, as configured in [train.batch], for the channels that have a weight."""
     config = inputs.config
     if inputs.run is None:
-        raise ConfigError(
-            explain("train.run", got="none", expected="a run directory; make one with `crf ingest` and `crf sites`")
-        )
+        fix = "Create one with `crf ingest` and `crf sites`."
+        raise ConfigError(explain("train.run", got="none", expected="a run directory", fix=fix))
     options: dict[str, Any] = {
         **_cutting(config),
         "responses": "good" if config.train.channels.good_turns else "none",
@@ -119,7 +118,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     trained_on = split.train
     if replica is not None:
         trained_on = replica.part_of(split.train & {session.conversation_id for session in rendered})
-    # The hint check and reference log-probs of a replica's part must not be stored in the run.
+    # A replica's hint check and reference log-probs cover only some sessions, so do not store them in the run.
     run = inputs.run if replica is None else None
     train, held_out = (
         LoggedSessions(
@@ -136,16 +135,16 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     if is_evaluated and not len(held_out):
         fix = f"Turn {' and '.join(eval_options)} off, raise split.validation, or ingest more sessions."
         got = f"no target in {config.split.validation:.0%} of the sessions"
-        raise InputError(explain(eval_options[0], got=got, expected="some to evaluate on", fix=fix))
+        raise InputError(explain(eval_options[0], got=got, expected="at least one target to evaluate on", fix=fix))
     return _OfflineData(
         train, held_out if is_evaluated else None, frozenset().union(*(session.models for session in rendered))
     )
 
 
 def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
-    """Return the split that `crf split` drew; if nothing is evaluated, the validation sessions are trained on as well.
+    """Return the split from `crf split`; without evaluations, it adds the validation sessions to the training sessions.
 
-    Raises ConfigError if an option of [split] was changed since then.
+    Raises ConfigError if an option in [split] has changed since the split was made.
     """
     split = sides_of(run)
     if split is None:
@@ -162,9 +161,9 @@ def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) ->
 
 
 def why_not_trained_on(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
-    """Return why training would leave out a session's only site; "" if a window contains it.
+    """Return why training would leave out a session's only site, or "" if a window contains the site.
 
-    Whether a window contains a target depends on nothing else in the session. Its hint may still fail the hint check.
+    Whether a window contains a site does not depend on other sites. The site's hint may still fail the hint check.
     """
     settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
     rendered = render_session(renderer, session, settings)
@@ -181,9 +180,11 @@ def _cutting(config: CrfConfig) -> dict[str, Any]:
 
 
 def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
-    """Return the memory of a step on the longest trees. Needs the model's config only, not its weights."""
+    """Return a memory estimate for a step on the longest trees, which needs only the model's
+    config, not its weights.
+    """
     train = inputs.config.train
-    # The worst case: the largest windows meet in one micro-batch.
+    # The worst case: one micro-batch contains the largest windows.
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
     size = 2 if train.optimiser.bf16 else 4
     assert train.model is not None
@@ -204,15 +205,15 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
 
 
 def check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
-    """Report the memory of a step. Raises NotEnoughMemoryError if it must fit and does not."""
+    """Report a step's memory. Raises NotEnoughMemoryError if the step must fit but does not."""
     if plan.fits:
         say(f"memory: {str(plan).splitlines()[-1]}")
     elif not must_fit:
         say(f"memory:\n{plan}")
     else:
         got = f"{plan.peak / 2**30:.2f} GiB"
-        expected = f"at most nine tenths of {plan.available / 2**30:.2f} GiB"
-        raise NotEnoughMemoryError(explain("memory of a step", got=got, expected=expected, fix=" ".join(plan.advice)))
+        expected = f"at most 90% of the available {plan.available / 2**30:.2f} GiB"
+        raise NotEnoughMemoryError(explain("memory for a step", got=got, expected=expected, fix=" ".join(plan.advice)))
 
 
 def offline_trainer(
@@ -223,7 +224,7 @@ def offline_trainer(
     callbacks: list[TrainerCallback],
     say: Say,
 ) -> OfflineTrainer:
-    """Return the trainer, with the model warmed up if needed, the hints checked and reference log-probs computed."""
+    """Build the trainer: warm up the model if needed, check the hints, and compute reference log-probs."""
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
     config = inputs.config
@@ -255,31 +256,31 @@ def offline_trainer(
 
 
 def _where_weights_are(model: Any, num_processes: int) -> str:
-    """Return how many of all weights this process holds, so that nobody mistakes DDP for FSDP2."""
+    """Describe how many of the weights this process holds, so that nobody mistakes DDP for FSDP2."""
     local_tensors = [
         parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()
     ]
     here, total = (sum(tensor.numel() for tensor in tensors) for tensors in (local_tensors, model.parameters()))
     kind = "FSDP2" if is_sharded(model) else "DDP"
-    return f"{kind} on {num_processes} processes: {here:,} of {total:,} weights on this one"
+    return f"{kind} on {num_processes} processes: {here:,} of {total:,} weights on this process"
 
 
 def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica | None) -> Path | None:
-    """Return the path of the reference log-probs, or None for the run's own.
+    """Return the path of the reference log-probs, or None to use the run's own file.
 
-    Those of a warmed-up model, or of a replica's part of the sessions, are not the run's.
+    A warmed-up model or a replica's part of the sessions needs a separate file.
     """
     parent = folder.checkpoints if replica is not None else folder.warmup if warmed_up is not None else None
     return None if parent is None else parent / ARTEFACTS["ref_logprobs"].file_name
 
 
 def shuffle_seed(train: TrainConfig) -> int:
-    """Return the seed for a control's shuffled hints and swapped pairs; all else uses the training's seed."""
+    """Return the seed for a control's shuffled hints and swapped pairs; everything else uses the training seed."""
     return train.optimiser.seed + _SEEDS_BETWEEN_SHUFFLES * (train.shuffle - 1)
 
 
 def report_data(sessions: LoggedSessions, say: Say) -> None:
-    """Report what happened to the thinking of turns, and how many turns channel 1 has."""
+    """Report how turns' thinking was treated, and how many turns channel 1 trains on."""
     if words := thinking_in_words(sessions.counts):
         say(words)
     if "good_turns" in sessions.counts:
@@ -288,7 +289,7 @@ def report_data(sessions: LoggedSessions, say: Say) -> None:
         num_good, num_turns = sessions.counts["good_turns"], sessions.counts["model_turns"]
         # A turn that is good but in no window is counted both as good and as left out.
         num_both = sum(n for _, n in left_out) - (num_turns - num_good)
-        why += f" ({num_both} of these are good turns that fit in no window)" if num_both > 0 else ""
+        why += f" ({num_both} of these are good turns that do not fit in any window)" if num_both > 0 else ""
         summary = f"good turns (channel 1): {num_good} of {num_turns}"
         say(f"{summary}; left out: {why}" if why else summary)
 
@@ -312,9 +313,9 @@ def _has_proof(inputs: Inputs) -> bool:
 def start_model(
     inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, say: Say
 ) -> tuple[nn.Module, Path | None]:
-    """Return the initial model with its adapter, and the checkpoint of the warm-up, if there is one.
+    """Return the initial model with its adapter, and the warm-up's final checkpoint, if there is a warm-up.
 
-    The trainer loads the checkpoint's weights, no matter whether this process or an earlier one ran the warm-up.
+    The trainer loads that checkpoint's weights, no matter whether this process or an earlier one ran the warm-up.
     """
     from composer_replication.trainer.warmup import finished_warm_up, warm_up
 
@@ -326,7 +327,7 @@ def start_model(
             folder.copy_warmup(real)
     model = _load(inputs, data, args, say)
     needs_warm_up = _needs_warm_up(inputs, data, args, folder, model, say)
-    # It was sharded only to be scored; the trainer expects a whole model.
+    # The model was sharded only for scoring, but the trainer expects an unsharded model.
     if is_sharded(model):
         del model
         model = _load(inputs, data, args, lambda _again: None)
@@ -341,7 +342,7 @@ def start_model(
         data.train,
         held_out=data.held_out,
         patience=train.warmup.patience if train.warmup.mode == "until" else None,
-        on_held_out=lambda step, loss: say(f"warm-up step {step}: held-out loss of good turns {loss:.4f}"),
+        on_held_out=lambda step, loss: say(f"warm-up step {step}: held-out loss on good turns {loss:.4f}"),
         hinted_corrections=train.warmup.hinted_corrections,
         processing_class=inputs.tokenizer,
         fsdp=train.fsdp.on,
@@ -350,7 +351,7 @@ def start_model(
     # The warm-up has changed the model, so load the initial weights again.
     if is_new:
         del model
-        # Free the first model before the second is loaded, or both would have to fit.
+        # Free this model before loading it again; otherwise both copies would have to fit into memory.
         gc.collect()
         torch.cuda.empty_cache()
         model = _load(inputs, data, args, lambda _again: None)
@@ -376,9 +377,10 @@ def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say)
 def _needs_warm_up(
     inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, model: nn.Module, say: Say
 ) -> bool:
-    """Return whether to warm up: as an explicit mode says, and for a training that has begun, as it began.
+    """Return whether the training needs a warm-up.
 
-    With mode "auto", a model needs a warm-up if it gives low probability to the names of tools in the logs.
+    An explicit mode decides. With mode "auto", a training that has begun continues as it began; a new one needs a
+    warm-up if the model assigns a low probability to the tool names in the logs.
     """
     from composer_replication.trainer.warmup import name_logprob
 
@@ -386,20 +388,20 @@ def _needs_warm_up(
     if warmup.mode != "auto":
         if warmup.mode != "off" and not items[CHANNELS[0]]:
             fix = 'Set train.channels.good_turns = true, or train.warmup.mode = "off".'
-            raise ConfigError(explain("train.warmup.mode", got=warmup.mode, expected="good turns to learn", fix=fix))
+            raise ConfigError(explain("train.warmup.mode", got=warmup.mode, expected="good turns to train on", fix=fix))
         return warmup.mode != "off"
     if folder.has_warmup or folder.newest_step() is not None:
         return folder.has_warmup
     # Without good turns a warm-up has no data, and without the other channels it has no purpose.
     if not items[CHANNELS[0]] or not any(items[name] for name in CHANNELS[1:]) or args.fsdp:
         return False
-    # The model is only scored here, but it may not fit on one device unsharded.
+    # The model is only used for scoring here, but unsharded it may not fit on one device.
     if inputs.config.train.fsdp.on and args.world_size > 1:
         shard_model(model, args)
     elif not getattr(model, "is_quantized", False):
         model.to(args.device)
     logprob = name_logprob(model, data.train)
-    # Processes may differ in the last bits, so all follow the one with the lowest log-prob.
+    # Log-probs may differ slightly between processes, so warm up if any of them is low.
     is_low = bool(max_over_processes(int(logprob is not None and logprob < warmup.below), args.device))
     if is_low:
         say(
@@ -411,9 +413,9 @@ def _needs_warm_up(
 
 
 def _changes(train: TrainConfig) -> dict[str, Any]:
-    """Return the training arguments of a warm-up that differ: its own number of steps, and a constant learning rate."""
+    """Return the training arguments that differ in a warm-up, such as its number of steps and its schedule."""
     warmup, is_until = train.warmup, train.warmup.mode == "until"
-    # With mode "until", the steps are only an upper bound: patience ends it.
+    # With mode "until", the steps are only an upper bound: the warm-up ends when patience runs out.
     steps = warmup.most if is_until else warmup.steps
     rising = min(train.optimiser.warmup, steps - 1)
     every = warmup.every if is_until else train.save.every

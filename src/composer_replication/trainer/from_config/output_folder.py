@@ -1,4 +1,4 @@
-"""The folder that `crf train` writes checkpoints, metrics, weights and config to, and where it resumes."""
+"""Manage the folder to which `crf train` writes checkpoints, metrics, weights and config, and from which it resumes."""
 
 from __future__ import annotations
 
@@ -41,13 +41,13 @@ MODEL_FOLDER = "model"
 _LOCK = ".train.lock"
 _SOURCES_NAME = "made_of.json"
 _READ_BY_TRAINING = ("loss.", "render.", "split.", "train.")
-# Paths do not influence what is trained.
+# Paths do not affect the weights that a training produces.
 _PATH_OPTIONS = frozenset({"train.run", "train.output", "train.resume"})
 
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """The run directory itself, or the folder that `train.output` names; the file names in both are the same."""
+    """The folder for a training's files: the run directory, or `train.output`. File names are the same in both."""
 
     root: Path
 
@@ -55,7 +55,7 @@ class TrainingFolder:
     def of(cls, config: CrfConfig) -> TrainingFolder:
         """Return the folder for a config.
 
-        A control has its own folder inside that of the training it is compared with.
+        A control has its own folder, inside the folder of the training that it is compared with.
         """
         if config.train.output is not None:
             root = Path(config.train.output)
@@ -72,17 +72,17 @@ class TrainingFolder:
 
     @property
     def warmup(self) -> Path:
-        """The folder of the warm-up's checkpoints and metrics."""
+        """The folder for the warm-up's checkpoints and metrics."""
         return self.checkpoints / "warmup"
 
     @property
     def has_warmup(self) -> bool:
-        """Whether a warm-up was begun here that can be resumed."""
+        """Whether this folder contains a warm-up that can be resumed."""
         return any(_has_manifest(folder) for _, folder in checkpoints_in(self.warmup))
 
     def copy_warmup(self, source: TrainingFolder) -> None:
-        """Copy the warm-up of another training. Its origin is checked before it is used."""
-        # Copied under another name first, so that an interrupt leaves no partial warm-up.
+        """Copy another training's warm-up. The warm-up's origin is checked before it is used."""
+        # Copy under a temporary name first, so that an interrupt leaves no partial warm-up.
         temporary = self.checkpoints / f".{self.warmup.name}.making"
         shutil.rmtree(temporary, ignore_errors=True)
         shutil.copytree(source.warmup, temporary)
@@ -90,24 +90,26 @@ class TrainingFolder:
 
     @property
     def has_begun(self) -> bool:
-        """Whether a training has left anything here, finished or not."""
+        """Whether this folder contains files from a training, finished or not."""
         names = (ARTEFACTS[name].file_name for name in ("adapter", "checkpoints"))
         return any((self.root / name).exists() for name in (*names, MODEL_FOLDER))
 
     def record(self, *, is_adapter: bool) -> dict[str, Any] | None:
-        """Return the `training.json` of the weights in this folder; None if there are none."""
+        """Return the `training.json` of the weights in this folder, or None if there are no weights."""
         return read_training(self.trained(is_adapter=is_adapter)) or None
 
     def made_of(self) -> dict[str, str] | None:
-        """Return the hashes of the files that a training began with, by name; None if none has begun."""
+        """Return the hashes of the files that the training began with, by name; None if no training has begun."""
         path = self.checkpoints / _SOURCES_NAME
         record: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
         return None if record is None else record["sources"]
 
     def set_aside(self) -> Path:
-        """Move what a training has left into a folder of its own, so that another one can begin here."""
+        """Move a training's files to a new folder `earlier/N`, so that another training can begin
+        here, and return it.
+        """
         earlier = self.root / ARTEFACTS["earlier"].file_name
-        # Folders are numbered 1, 2, ...
+        # The folders are numbered 1, 2, ...
         number = 1 + max((int(folder.name) for folder in earlier.glob("[0-9]*")), default=0)
         destination = earlier / str(number)
         destination.mkdir(parents=True)
@@ -118,9 +120,9 @@ class TrainingFolder:
         return destination
 
     def check_sources(self, sessions: str, sources: Mapping[str, str], changes: Sequence[str]) -> None:
-        """Raise StaleArtefactError if a training began with other sessions; a new training stores its own.
+        """Raise StaleArtefactError if the training here began with other sessions; a new training records its sessions.
 
-        `sessions` is their digest. `sources` has the hashes of the artifacts that they were read from, by name.
+        `sessions` is a digest. `sources` has the hashes of the artifacts from which sessions were read, by name.
         """
         path, now = self.checkpoints / _SOURCES_NAME, {"sessions": sessions, "sources": dict(sources)}
         has_begun = self.newest_step() is not None or self.has_warmup
@@ -135,7 +137,9 @@ class TrainingFolder:
             got = f"a training that began with other sessions{reason}"
             options = f" Changed since the run began: {'; '.join(changes)}." if changes else ""
             fix = "Use another folder for a new training: `--set train.output=FOLDER`."
-            raise StaleArtefactError(explain(str(self.checkpoints), got=got, expected="these", fix=fix) + options)
+            raise StaleArtefactError(
+                explain(str(self.checkpoints), got=got, expected="the current sessions", fix=fix) + options
+            )
 
     @property
     def metrics(self) -> Path:
@@ -146,14 +150,14 @@ class TrainingFolder:
         return self.root / RESOLVED_NAME
 
     def trained(self, *, is_adapter: bool) -> Path:
-        """Return the folder for the weights of a finished training."""
+        """Return the folder for a finished training's weights."""
         return self.root / (ARTEFACTS["adapter"].file_name if is_adapter else MODEL_FOLDER)
 
     @contextlib.contextmanager
     def held(self, *, is_main: bool = True) -> Generator[None, None, None]:
-        """Lock the folder, for one training at a time.
+        """Hold exclusive access to the folder, so that only one training at a time uses it.
 
-        If a training has several processes, only the main one takes the lock.
+        If a training has several processes, only the main process takes the lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         if not is_main:
@@ -163,69 +167,76 @@ class TrainingFolder:
         descriptor = os.open(self.root / _LOCK, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not try_lock(descriptor):
-                fix = "Wait until it is finished, or set train.output."
-                got = "another process training there"
-                raise RunError(explain(str(self.root), got=got, expected="no other training", fix=fix))
+                fix = "Wait until that training is finished, or set train.output."
+                got = "another training in progress"
+                raise RunError(explain(str(self.root), got=got, expected="exclusive access to the folder", fix=fix))
             yield
         finally:
-            # This releases the lock. The file stays: if it were deleted, two processes could each lock a file of their
-            # own.
+            # Closing releases the lock. The file stays: if it were deleted, two processes could lock different files.
             os.close(descriptor)
 
     def newest_step(self) -> int | None:
         """Return the step of the newest checkpoint with a valid manifest.
 
-        Its files are checked when they are loaded.
+        The checkpoint's files are checked when they are loaded.
         """
         steps = [step for (step, _), folder in checkpoints_in(self.checkpoints) if _has_manifest(folder)]
         return max(steps, default=None)
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint whose files are all intact, which takes reading them, or None."""
+        """Return the newest checkpoint whose files are all intact, or None. This reads all its files."""
         return newest_complete(self.checkpoints)
 
     def resumption(self, steps: int) -> str:
-        """Return what a training of `steps` steps does next if it has begun here, with the options it began with."""
+        """Describe where a training of `steps` steps that has begun here would resume with unchanged options."""
         newest = self.newest_step()
         warm_up = [step for (step, _), folder in checkpoints_in(self.warmup) if _has_manifest(folder)]
         if newest is None and not warm_up:
             return f"starts from the beginning: none of its {steps:,} steps was saved"
         if newest is None:
-            progress = f"resumes from step {max(warm_up):,} of its warm-up, before the first of its {steps:,} steps"
+            progress = f"resumes from step {max(warm_up):,} of its warm-up; none of its {steps:,} steps is done yet"
         else:
             progress = f"resumes from step {newest:,} of {steps:,}"
         missing = f"; the options it began with are unknown, as {self.config.name} is missing"
         return progress if self.config.exists() else progress + missing
 
     def resumes(self, *, is_required: bool, is_allowed: bool) -> bool:
-        """Return whether to resume: `is_required` demands a checkpoint, `is_allowed` uses one if it exists."""
+        """Return whether to resume from a checkpoint.
+
+        `is_required` raises ArtefactNotFoundError without a checkpoint or warm-up; `is_allowed` permits, but does not
+        require, resuming.
+        """
         newest = self.newest_step()
         if newest is None:
             self._refuse_unreadable_checkpoints()
         if newest is None and is_required and not self.has_warmup:
-            fix = "Leave --resume out to start from the beginning."
+            fix = "Omit --resume to start from the beginning."
             got = "no complete checkpoint"
-            raise ArtefactNotFoundError(explain(str(self.checkpoints), got=got, expected="one", fix=fix))
+            raise ArtefactNotFoundError(
+                explain(str(self.checkpoints), got=got, expected="a checkpoint to resume from", fix=fix)
+            )
         if (newest is not None or self.has_warmup) and not (is_required or is_allowed):
             fix = "Set train.output to an empty folder for a new run."
-            got = f"checkpoint-{newest} of an earlier run" if newest is not None else "a warm-up of an earlier run"
-            raise RunError(explain(f"{self.checkpoints}, with train.resume = false", got=got, expected="none", fix=fix))
+            got = f"checkpoint-{newest} from an earlier run" if newest is not None else "a warm-up from an earlier run"
+            raise RunError(
+                explain(f"{self.checkpoints} with train.resume = false", got=got, expected="no checkpoints", fix=fix)
+            )
         return newest is not None
 
     def _refuse_unreadable_checkpoints(self) -> None:
-        """Raise RunError for finished checkpoints of another version, which a new training would overwrite.
+        """Raise RunError for complete checkpoints from another version, which a new training would overwrite.
 
-        A checkpoint without a manifest was only half written when its run was stopped, and is ignored.
+        A checkpoint without a manifest is ignored: its run was stopped while writing it.
         """
         for _, folder in sorted(checkpoints_in(self.checkpoints), reverse=True):
             if (folder / MANIFEST).exists():
                 try:
                     check_manifest(folder, hashes=False)
                 except RunError as error:
-                    fix = "Resume with the version that saved it, or start again in another folder (train.output)."
+                    fix = "Resume with the version that saved it, or start a new run in another folder (train.output)."
                     got = f"{folder.name}, which cannot be read ({error})"
                     raise RunError(
-                        explain(str(self.checkpoints), got=got, expected="a checkpoint of this version", fix=fix)
+                        explain(str(self.checkpoints), got=got, expected="a checkpoint saved by this version", fix=fix)
                     ) from error
 
     def write_config(self, config: CrfConfig) -> Path:
@@ -233,9 +244,10 @@ class TrainingFolder:
         return write_resolved(config, self.root)
 
     def with_first_primary(self, config: CrfConfig) -> CrfConfig:
-        """Return the config with the primary result that the training began with: a later one is not named beforehand.
+        """Return the config with the primary result that was chosen before the training began.
 
-        An evaluation with another primary result finds this one in the config next to the weights, and reports it.
+        The config next to the weights thus always has the original choice, and an evaluation with another primary
+        result reports the original one.
         """
         if not self.config.exists() or (self.newest_step() is None and not self.has_warmup):
             return config
@@ -246,15 +258,15 @@ class TrainingFolder:
             return config
 
     def changed_options(self, config: CrfConfig) -> list[str]:
-        """Return the options that differ from the config that the run began with, as `path: then -> now`."""
+        """Return the options that have changed since the run began, as `path: before -> now`."""
         if not self.config.exists():
             return []
         try:
             before = dict(nested_items(tomllib.loads(self.config.read_text(encoding="utf-8"))))
-        # The file was edited, so there is nothing to compare with.
+        # The file is no longer valid TOML, so no comparison is possible.
         except (tomllib.TOMLDecodeError, UnicodeDecodeError):
             return []
-        # Both sides as parsed TOML, so that equal values compare equal whatever their Python types were.
+        # Parse both sides from TOML, so that equal values compare equal regardless of their Python types.
         now = dict(nested_items(tomllib.loads(to_toml(config))))
         paths = sorted(
             path for path in (before.keys() | now.keys()) - _PATH_OPTIONS if path.startswith(_READ_BY_TRAINING)
@@ -266,7 +278,7 @@ class TrainingFolder:
         ]
 
     def replace_trained(self, folder: Path, *, is_adapter: bool) -> Path:
-        """Rename a folder of finished weights to its final name, and delete those of an earlier run."""
+        """Rename a folder with finished weights to its final name, and delete an earlier run's weights."""
         destination = self.trained(is_adapter=is_adapter)
         if destination.exists():
             shutil.rmtree(destination)

@@ -1,4 +1,4 @@
-"""Plan a training without loading weights (what there is to train on, does a step fit), and record its result."""
+"""Plan a training without loading weights (amount of data, memory of a step, duration), and record its result."""
 
 from __future__ import annotations
 
@@ -41,15 +41,15 @@ from composer_replication.trainer.watch.memory_plan import MemoryPlan, shape_of
 from composer_replication.version import __version__
 
 _OPERATIONS_PER_WEIGHT, _UTILIZATION = 8, 0.3
-"""Operations per weight and token in a step with a teacher, and the share of the measured speed that such a step
+"""Operations per weight and token in a step with a teacher, and the fraction of the measured speed that the step
 reaches."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPace:
-    """What the duration of a training is estimated from.
+    """The measurements from which a training's duration is estimated.
 
-    `speed` is in operations per second, `weights` counts the model's weights, and `tokens` is the mean size of a
+    `speed` is in operations per second, `weights` is the model's number of weights, and `tokens` is the mean size of a
     window.
     """
 
@@ -63,15 +63,18 @@ class TrainingPace:
         return self.tokens * self.windows_a_step
 
     def seconds(self, passes: float) -> float:
-        """Return the duration of `passes` operations per weight (operations per weight and token, times tokens)."""
+        """Return the estimated duration in seconds of `passes` operations per weight.
+
+        `passes` is the number of operations per weight and token, times the number of tokens.
+        """
         return passes * self.weights / (_UTILIZATION * self.speed)
 
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a training would do: where, on how much data, and whether it fits. `memory` is known only offline.
+    """What a training would do: its folder, its data, and whether a step fits. `memory` is known only offline.
 
-    `newest_checkpoint` is the folder that it would resume from; damaged checkpoints are skipped.
+    `newest_checkpoint` is the folder from which it would resume; damaged checkpoints are skipped.
     """
 
     folder: TrainingFolder
@@ -84,19 +87,19 @@ class TrainingPlan:
     remarks: Sequence[str] = ()
     pace: TrainingPace | None = None
     seconds: float | None = None
-    """A rough estimate of the duration of the steps on this machine, without warm-up and hint check."""
+    """A rough estimate of the steps' duration on this machine, without warm-up and hint check."""
 
 
 def plan_training(config: CrfConfig) -> TrainingPlan:
     """Return what `run_training` would do, without loading weights.
 
-    The resolved config is written, unless a training has begun in this folder already.
+    The resolved config is written unless a training has already begun in this folder.
     """
     inputs, folder = read_inputs(config), TrainingFolder.of(config)
     config = inputs.config
     plan_fields = _offline_plan(inputs) if config.train.mode == "offline" else _grpo_plan(inputs)
     newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
-    # If a training has begun, keep its options for comparison.
+    # If a training has begun, keep its original options for comparison.
     if not folder.has_begun:
         folder.write_config(config)
     return TrainingPlan(
@@ -123,14 +126,14 @@ def _offline_plan(inputs: Inputs) -> dict[str, Any]:
 
 
 def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
-    """Return remarks on repetitions of windows, windows without errors, and windows that are too long."""
+    """Return remarks about passes over the windows, windows without errors, and windows that are too long."""
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
     windows_per_step = optimiser.per_device * optimiser.accumulation * launched_processes()
     num_with_errors = sum(
         any(window.site_ids or window.state_ids for window in item.windows) for item in sessions.items
     )
-    # If good turns are trained on in the warm-up only, the other steps see no windows without an error or a pair.
+    # If only the warm-up trains on good turns, the other steps skip windows without an error or a pair.
     skips_good_turns = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
     windows = num_with_errors if skips_good_turns and num_with_errors else len(sessions)
     remarks = [
@@ -140,19 +143,19 @@ def remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     ]
     if channels.good_turns and 0 < num_with_errors < windows / 2:
         remarks.append(
-            f"only {num_with_errors:,} of {windows:,} windows contain an error or a pair: set"
-            " train.channels.good_turns = false to train on those only"
+            f"only {num_with_errors:,} of {windows:,} windows contain an error or a pair; to train on these only,"
+            " set train.channels.good_turns = false"
         )
     too_long = beyond_context(config, max_context(config.train.model or "", inputs.tokenizer))
     return [*remarks, *([too_long] if too_long else [])]
 
 
 def _pace_of(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
-    """Measure how fast this machine multiplies matrices right now, and count how much there is to multiply."""
+    """Measure how fast this machine multiplies matrices, and count the weights and tokens of a training."""
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"
     matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
-    # The first multiplication loads kernels, so it is not timed.
+    # The first multiplication loads kernels and is not timed.
     (matrix @ matrix).sum().item()
     start_time = time.monotonic()
     for _ in range(number):
@@ -176,13 +179,13 @@ def _grpo_plan(inputs: Inputs) -> dict[str, Any]:
 
 
 _SCHEMA, _VERSION = "composer_replication.training", 2
-# Names in metrics of the channels that a run may have, by its mode.
+# The channels that a run may have, by its mode, under their names in metrics.
 OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
 GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
 
 
 class NamedSource(NamedTuple):
-    """A source of a training with rollouts, as its config names it."""
+    """A source that a training with rollouts reads, as named in its config."""
 
     kind: str
     name: str
@@ -191,9 +194,9 @@ class NamedSource(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingResult:
-    """What `run_training` did, and where its files are.
+    """The result of `run_training`, with the paths of its files.
 
-    `saved` is the folder of the weights, once all steps are done.
+    `saved` is the folder with the weights once all steps are done.
     """
 
     steps: int
@@ -210,7 +213,7 @@ class TrainingResult:
     warmup_steps: int = 0
     """The number of steps of the warm-up before the first step."""
     seconds: Mapping[str, float] = field(default_factory=dict[str, float])
-    """How long the work before the first step took (warm-up, hint check, reference log-probs)."""
+    """The duration of each phase before the first step (warm-up, hint check, reference log-probs)."""
 
     def as_json(self) -> dict[str, Any]:
         plain = asdict(self)
@@ -223,9 +226,9 @@ def sources_of(run: RunDir | None, names: Iterable[str]) -> list[Source]:
 
 
 def named_sources(config: CrfConfig) -> list[NamedSource]:
-    """Return the prompts, rewards and environment of a training with rollouts, each with the hash of its file.
+    """Return the prompts, rewards and environment for a training with rollouts, each with the hash of its file.
 
-    Sources that are not a single file, such as folders and names on the hub, have no hash.
+    Sources that are not a single file, such as folders and hub names, have no hash.
     """
     grpo = config.train.grpo
     if config.train.mode != "grpo":
@@ -243,7 +246,7 @@ def named_sources(config: CrfConfig) -> list[NamedSource]:
 
 
 def metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return counts, or drops (`channel: reason`), with the channels' names as in metrics."""
+    """Return counts, or drops (`channel: reason`), with channels renamed as in metrics."""
     parts = ((name.partition(":"), number) for name, number in numbers.items())
     return {NAMES.get(channel, channel) + colon + reason: number for (channel, colon, reason), number in parts}
 
@@ -255,9 +258,9 @@ def write_record(
     sources: Sequence[Source | NamedSource],
     start_digest: str,
 ) -> None:
-    """Write `training.json`: sources and settings of the weights in this folder, and what each channel did.
+    """Write `training.json` for the weights in this folder: their sources and settings, and what each channel did.
 
-    `start_digest` is `weights_digest` of the model before its first step: all bytes of the weights below an adapter.
+    `start_digest` is the `weights_digest` of the model before its first step: a digest of all base weights.
     """
     record = {
         "schema": _SCHEMA,
@@ -286,9 +289,9 @@ def _display_name(name: str) -> str:
 
 
 def _hash_of_named(name: str) -> str | None:
-    """Return the hash of the file behind a path or `module:name`; the module has been imported already."""
+    """Return the hash of the file that a path or an already imported `module:name` refers to."""
     path = Path(name)
-    # An id of verifiers looks like `module:name`, but names no module.
+    # A verifiers id looks like `module:name`, but does not name a module.
     if is_verifiers(name):
         return None
     if is_dotted(name) and not path.exists():

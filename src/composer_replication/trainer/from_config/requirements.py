@@ -1,4 +1,4 @@
-"""Check what a config needs before anything is loaded: installed packages, and what the machine can do."""
+"""Check a config's requirements before anything is loaded: installed packages, and support by the hardware."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> TrainingArguments:
-    """Return the TrainingArguments of an offline run. tqdm is off, since the caller reports progress."""
+    """Return the TrainingArguments for an offline run. tqdm is off, since the caller reports progress."""
     import torch
     from transformers import TrainingArguments
 
@@ -40,7 +40,9 @@ def offline_arguments(train: TrainConfig, output: Path, **changes: Any) -> Train
 
 
 def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: Any) -> Any:
-    """Return `make(**arguments)`, where `make` constructs TrainingArguments or the like; a refusal names the option."""
+    """Return `make(**arguments)`, where `make` is TrainingArguments or a subclass. Errors are
+    converted by `refused`.
+    """
     import torch
 
     _check_installed(train)
@@ -53,7 +55,9 @@ def make_arguments(make: Callable[..., Any], train: TrainConfig, **arguments: An
 
 
 def refused(error: Exception, train: TrainConfig) -> ComposerError:
-    """Return a library's refusal as one of our errors, in its own words if no option is known to be the cause."""
+    """Convert a library's error to a ConfigError, which names the option at fault or else quotes
+    the library's message.
+    """
     if isinstance(error, ComposerError):
         return error
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -68,33 +72,33 @@ def refused(error: Exception, train: TrainConfig) -> ComposerError:
 
 
 def _incomplete_groups(train: TrainConfig) -> ConfigError:
-    """Return the error for a step that cannot be divided into whole groups of rollouts of the same prompt."""
+    """Return the error for a step that cannot be divided into complete groups of rollouts for the same prompt."""
     group = train.grpo.num_generations
     per_device, accumulation = train.optimiser.per_device, train.optimiser.accumulation
     got = f"{per_device} x {accumulation} = {per_device * accumulation} rollouts per process and step"
-    expected = f"whole groups of train.grpo.num_generations = {group} rollouts over all processes"
-    fix = f"Set train.optimiser.per_device = {group}, or train.grpo.num_generations to a divisor of the rollouts."
+    expected = f"complete groups of train.grpo.num_generations = {group} rollouts over all processes"
+    fix = f"Set train.optimiser.per_device = {group}, or train.grpo.num_generations to a divisor of the rollout count."
     return ConfigError(
         explain("train.optimiser.per_device x train.optimiser.accumulation", got=got, expected=expected, fix=fix)
     )
 
 
 def _check_installed(train: TrainConfig) -> None:
-    """Raise ConfigError if a package is missing that only one option needs, and that is in no extra."""
+    """Raise ConfigError if a package is missing that only one option needs and that no extra installs."""
     if train.report_to != "none" and not available(train.report_to):
         fix = f'Type: pip install {train.report_to}. Or set train.report_to = "none": metrics.jsonl has everything.'
         got = f"{train.report_to}, which is not installed"
         raise ConfigError(explain("train.report_to", got=got, expected="none, or an installed tracker", fix=fix))
     if train.adapter.kind == "qlora" and not available("bitsandbytes"):
         fix = 'Type: pip install bitsandbytes. Or set train.adapter.kind = "lora", which does not quantize the weights.'
-        got = "qlora, and bitsandbytes is not installed"
+        got = "qlora without bitsandbytes"
         raise ConfigError(
             explain("train.adapter.kind", got=got, expected="lora or none, or bitsandbytes installed", fix=fix)
         )
 
 
 def check_extra(train: TrainConfig) -> None:
-    """Raise MissingExtraError, with the command to install it, for packages of the extra `train` that are missing."""
+    """Raise MissingExtraError, with the command to install them, if packages from the extra `train` are missing."""
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []
     needed += ["trl", "datasets"] if train.mode == "grpo" else []

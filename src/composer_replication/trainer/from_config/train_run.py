@@ -1,6 +1,6 @@
-"""The steps of `crf train` as functions: train, plan, and decide whether a training is up to date.
+"""Functions behind `crf train`: train, plan, and decide whether a training is up to date.
 
-Torch is imported on use.
+Torch is imported only when needed.
 """
 
 from __future__ import annotations
@@ -41,8 +41,8 @@ def train(
 ) -> TrainingResult:
     """Train on `run`, or on the run that the config names; a training with rollouts needs neither.
 
-    Checkpoints and weights outside of the run are noted in it, so that `crf forget` can name them. A `replica` trains
-    on its part of the sessions, and its final weights are the same as those of all replicas.
+    The run notes checkpoints and weights that are stored outside it, so that `crf forget` can list them. A `replica`
+    trains on its part of the sessions and ends with the same weights as all other replicas.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.training import run_training
@@ -59,9 +59,9 @@ def train(
 
 
 def _finish(saved: Path, config: CrfConfig) -> None:
-    """Write the model card, and make the path of the base model absolute.
+    """Write the model card, and make the base model's path absolute.
 
-    PEFT writes an empty card, and the name of the base model as the user typed it.
+    PEFT writes an empty card, and stores the base model's name as the user typed it.
     """
     from composer_replication.trainer.trained import (
         Trained,
@@ -79,21 +79,23 @@ def _finish(saved: Path, config: CrfConfig) -> None:
 
 
 def trained_in(config: CrfConfig, run: RunDir) -> Path:
-    """Return the folder of the weights that a training with this config writes."""
+    """Return the folder to which a training with this config writes its weights."""
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
     return TrainingFolder.of(_with_run(config, run)).trained(is_adapter=config.train.adapter.kind != "none")
 
 
 class _WhyTrain(NamedTuple):
-    """Why a training has to run or resume ("" if it does not), and whether the folder holds another one."""
+    """Why a training has to run or resume ("" if it is up to date), and whether the folder contains
+    another training.
+    """
 
     why: str
     is_other: bool = False
 
 
 def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
-    """Return why a training has to be run, by comparing the existing weights with the current files and options."""
+    """Return why a training has to run, by comparing the existing weights with the current files and options."""
     from composer_replication.trainer.from_config.inputs import fitted
     from composer_replication.trainer.from_config.offline import SOURCES
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
@@ -124,9 +126,9 @@ def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
 
 
 def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: str | None = None) -> str:
-    """Return what a training that `why_train` asks for does: where it starts, and because of which changes.
+    """Describe what a training that `why_train` requires does: where it starts, and which changes require it.
 
-    `kept_in` is where a training with other options was moved to.
+    `kept_in` is the folder to which an earlier training with other options was moved.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
@@ -144,9 +146,9 @@ def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: 
 
 
 def set_aside(config: CrfConfig, run: RunDir) -> Path:
-    """Move a training of other files or options into a folder `earlier/N` next to it, and return that folder.
+    """Move a training with other files or options to a folder `earlier/N` next to it, and return that folder.
 
-    Its evaluation is moved to `earlier/N` of the run, so that nobody takes it for that of the next training.
+    Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the next training's.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
@@ -162,7 +164,7 @@ def set_aside(config: CrfConfig, run: RunDir) -> Path:
 
 
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
-    """Return what `train` would do; no weights are loaded."""
+    """Return what `train` would do, without loading weights."""
     from composer_replication.trainer.from_config.plan import plan_training
 
     return plan_training(_with_run(config, run))

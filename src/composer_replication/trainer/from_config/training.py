@@ -104,7 +104,7 @@ _log = logging.getLogger(__name__)
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """What to call during a training.
+    """Callbacks for a training's progress.
 
     `say` gets messages, `on_phase` the progress before the first step, `on_step` every step (step, total steps), and
     `on_log` every line of metrics (step, total steps, metrics).
@@ -124,16 +124,16 @@ def run_training(
     progress: TrainingCallbacks | None = None,
     replica: Replica | None = None,
 ) -> TrainingResult:
-    """Train as the config says, and write checkpoints, metrics, the weights and a record of what they were trained on.
+    """Train according to the config, and write checkpoints, metrics, the weights and a record of their sources.
 
     SIGTERM and Ctrl-C end the run after the current step, with a checkpoint.
 
     Args:
         config: The whole config.
-        resume: Require a checkpoint to resume from; without it, `train.resume` decides.
-        must_fit: Refuse a step that does not fit into memory, instead of only warning.
-        progress: What to call during the training.
-        replica: Train on this replica's part of the data, and exchange weights with the others.
+        resume: Require a checkpoint to resume from. If false, `train.resume` decides.
+        must_fit: Raise an error, instead of only warning, if a step does not fit into memory.
+        progress: Callbacks for the training's progress.
+        replica: Train on this replica's part of the data, and exchange weights with the other replicas.
     """
     callbacks = progress or TrainingCallbacks()
     check_extra(config.train)
@@ -144,8 +144,7 @@ def run_training(
     make = _prepare_offline if config.train.mode == "offline" else _prepare_grpo
     alarm = CollapseAlarm.from_config(config.train.alarm, say=callbacks.say) if config.train.alarm.on else None
     mode_parts = make(inputs, folder, alarm, callbacks, must_fit)
-    # All processes must have the same config; the one that differs is named.
-    # Processes with different configs would train different things without an error.
+    # Processes with different configs would otherwise train different things without an error.
     refuse_differences({"the config": to_toml(_without_paths(config))})
     used = contextlib.nullcontext() if inputs.run is None else inputs.run.used_for("training")
     with used, folder.held(is_main=mode_parts.args.process_index == 0):
@@ -153,11 +152,11 @@ def run_training(
         changes = folder.changed_options(config) if folder.has_begun else []
         if folder.has_begun and not has_state:
             callbacks.say(folder.resumption(config.train.optimiser.steps))
-        # Logged first, as they may explain why a checkpoint is refused below.
+        # Report changes first, as they may explain why a checkpoint is refused below.
         for change in changes:
             callbacks.say(f"changed since the run began: {change}")
         if not has_state and mode_parts.args.process_index == 0:
-            # A run that is killed before its first checkpoint can still tell which options changed.
+            # Even after a kill before the first checkpoint, the next run can tell which options changed.
             folder.write_config(config)
         sources = sources_of(inputs.run, SOURCES)
         if mode_parts.sessions is not None and mode_parts.args.process_index == 0:
@@ -168,7 +167,7 @@ def run_training(
         with reporting_phases(times, callbacks.say):
             trainer, sessions = mode_parts.build()
         phase: Mapping[str, str] = getattr(trainer, "phase", {})
-        # After a warm-up the model has other weights already, but the phase has the digest of the initial ones.
+        # After a warm-up the model has other weights, but the phase has the digest of the initial weights.
         start_digest = phase.get("start_weights") or weights_digest(trainer.model)
         _add_reporting(trainer, callbacks, folder, config)
         if replica is not None:
@@ -177,7 +176,7 @@ def run_training(
         _train(trainer, is_resumed, changes)
         if trainer.was_finished:
             callbacks.say(
-                f"all {trainer.state.global_step} steps are finished already: raise train.optimiser.steps to "
+                f"all {trainer.state.global_step} steps are already finished: raise train.optimiser.steps to "
                 "continue, or "
                 "set train.output for a new run"
             )
@@ -188,16 +187,16 @@ def run_training(
 
 
 def _without_paths(config: CrfConfig) -> CrfConfig:
-    """Return the config without paths, which may differ between machines; their contents are compared elsewhere."""
+    """Return the config without paths, which may differ between machines; file contents are compared elsewhere."""
     return replace(config, train=replace(config.train, model=None, run=None, output=None))
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ModeParts:
-    """The parts of a training that depend on its mode: the training arguments, and a function that builds the trainer.
+    """The parts of a training that depend on its mode.
 
-    `build` returns the trainer and its logged sessions, and `before` reports on the trainer just before the first step.
-    `sessions` are those of an offline training, before the hint check has dropped any.
+    `args` are the training arguments, `build` returns the trainer and its logged sessions, and `before` reports on the
+    trainer just before the first step. `sessions` are an offline training's sessions before the hint check.
     """
 
     args: Any
@@ -209,7 +208,7 @@ class _ModeParts:
 class _ReportingCallback(TrainerCallback):
     """Passes steps and metrics on to the callbacks.
 
-    It also writes the config, but only once a checkpoint to resume from was found to fit.
+    It also writes the config, but only after a checkpoint to resume from has passed its checks.
     """
 
     def __init__(
@@ -253,7 +252,7 @@ def _prepare_offline(
 ) -> _ModeParts:
     from composer_replication.trainer.from_config import offline as run_offline
 
-    # First, since it may raise: reading the sessions takes long.
+    # First, since this may raise an error, and reading the sessions takes long.
     args = offline_arguments(inputs.config.train, folder.checkpoints)
     callbacks.say(f"reading the sessions of {inputs.config.train.run}")
     data = offline_data(inputs)
@@ -264,7 +263,7 @@ def _prepare_offline(
     for remark in remarks_on(inputs, data.train):
         callbacks.say(remark)
     check_memory(offline_memory(inputs, data.train), callbacks.say, must_fit)
-    # The diagnosis at the end is part of the result, so only messages during the run are shown.
+    # The final diagnosis is part of the result, so report only findings during the run.
     diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_without_summary(callbacks.say))
     trainer_callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     parts = inputs, data, args, folder, trainer_callbacks, callbacks.say
@@ -296,9 +295,9 @@ def _prepare_grpo(
 
 
 def _train(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
-    """Train, and add the options that changed to the error if a checkpoint is refused.
+    """Train. If a checkpoint is refused, add the changed options to the error message.
 
-    They may explain it: with a weight of 0, for example, the sessions have other targets.
+    They may explain the error: with a weight of 0, for example, the sessions have different targets.
     """
     try:
         trainer.train(resume_from_checkpoint=is_resumed)
@@ -309,7 +308,7 @@ def _train(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
 
 
 def _without_summary(say: Say) -> Say:
-    """Return `say` without the messages of the diagnosis at the end, which are part of the result."""
+    """Return `say` with the final diagnosis filtered out, since that is part of the result."""
     return lambda text: None if text.startswith("The whole run: ") else say(text)
 
 
@@ -347,14 +346,14 @@ def _result(
 
 
 def _windows_seen(counts: Mapping[str, int], trainer: Any) -> dict[str, int]:
-    """Return how many windows the steps have seen, counting repetitions: fewer than exist means less than one pass."""
+    """Return how many windows the steps have seen, including repetitions; less than the total means no full pass."""
     args = trainer.args
     at_once = args.per_device_train_batch_size * args.gradient_accumulation_steps * args.world_size
     return {"windows_seen": trainer.state.global_step * at_once} if "windows" in counts else {}
 
 
 def _hint_check_findings(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
-    """Yield what the hint check found against this model, which no metric shows."""
+    """Yield the hint check's verdict if the model does not react to hints, which no metric shows."""
     if sessions is not None and sessions.proofs and (heed_verdict := verdict(sessions.proofs)).heeds is False:
         yield heed_verdict.summary(can_warm_up=can_warm_up)
 
@@ -367,7 +366,7 @@ def _save(
     sources: Sequence[Any],
     start_digest: str,
 ) -> TrainingResult:
-    """Save the weights under a temporary name, then the record with them, then rename both into place."""
+    """Save the weights and their record in a temporary folder, then rename the folder to its final name."""
     is_adapter = config.train.adapter.kind != "none"
     destination = folder.trained(is_adapter=is_adapter)
     finished = replace(result, saved=destination)
@@ -383,7 +382,7 @@ def _save(
 
 
 def _grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
-    """Return a `trl.GRPOConfig`. What TRL refuses is reported in TRL's own words."""
+    """Return a `trl.GRPOConfig`. Errors quote TRL's own message."""
     trl = require("trl", extra="train")
     train = inputs.config.train
     return make_arguments(
@@ -402,7 +401,7 @@ def _grpo_arguments_of(inputs: Inputs, folder: TrainingFolder) -> Any:
 def grpo_trainer(
     inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
 ) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
-    """Return the trainer, and the logged sessions that it also learns from, if a run is named."""
+    """Return the trainer, and the logged sessions that it also trains on, if the config names a run."""
     config, grpo = inputs.config, inputs.config.train.grpo
     rewards, environment, rollouts = rewards_and_environment(grpo)
     prompts, held_out = prompts_of(inputs)
@@ -433,31 +432,31 @@ def grpo_trainer(
     except ComposerError:
         raise
     except ValueError as error:
-        # PEFT raises ValueError for unknown layers, as TRL does for bad arguments.
+        # PEFT raises ValueError for unknown layers, and TRL raises it for invalid arguments.
         of_adapter = adapter is not None and "target modules" in str(error).lower()
         raise adapter_refused(error, model) if of_adapter else refused(error, config.train) from error
     return trainer, logged
 
 
 def rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
-    """Return the reward functions, and the factory of environments or rollouts (ours, OpenEnv's, verifiers')."""
+    """Return the reward functions, and either an environment factory or a rollout function, if any."""
     rewards = [named_object(path, "train.grpo.rewards") for path in grpo.rewards]
     rollouts = None if grpo.rollouts is None else named_object(grpo.rollouts, "train.grpo.rollouts")
     environment = _environment(grpo.environment)
     if environment is not None and rollouts is not None:
         fix = "A rollout function has its own environment, so TRL would run every episode twice."
-        raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="one of the two", fix=fix))
-    # An environment of verifiers plays whole episodes, so it takes the place of a rollout function.
+        raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="only one of them", fix=fix))
+    # A verifiers environment runs whole episodes, so it is used as the rollout function.
     if isinstance(environment, VerifiersWorld):
         return rewards or [world_reward], None, environment
     if not rewards and environment is None:
-        expected = "one as module:function, or an environment with get_reward"
+        expected = "a reward function as module:function, or an environment with get_reward"
         raise ConfigError(explain("train.grpo.rewards", got="none", expected=expected))
     return rewards, environment, rollouts
 
 
 def _environment(name: str | None) -> Any | None:
-    """Return the environment for a name: a server's address, an id of verifiers, or `module:function`."""
+    """Return the environment for a name: a server's address, a verifiers id, or `module:function`."""
     if name is None:
         return None
     if is_address(name):
@@ -466,11 +465,11 @@ def _environment(name: str | None) -> Any | None:
 
 
 def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
-    """Return the initial model, and the adapter that the trainer adds; a 4-bit model has its adapter already."""
+    """Return the initial model, and the adapter for the trainer to add; a 4-bit model already has its adapter."""
     adapter, name = lora_config(inputs.config.train.adapter), inputs.config.train.model
     assert name is not None
     source, protected_ids = inputs.renderer.template.source, inputs.renderer.protected.ids
-    # TRL copies weights to vLLM by parameter name, and layers with trainable rows have other names.
+    # TRL copies weights to vLLM by parameter name, but layers with trainable rows have other names.
     why_not = "with FSDP" if args.fsdp else "with vLLM" if args.use_vllm else ""
 
     def rows(model: Any) -> list[int]:
@@ -484,7 +483,7 @@ def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
 
 
 def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
-    """Return the sites and pairs of the run directory that this training uses, or None if there are none."""
+    """Return the run's sessions with the sites and pairs that this training uses, or None if it uses none."""
     config, run = inputs.config, inputs.run
     if run is None:
         return None
@@ -493,7 +492,7 @@ def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | N
     if not (use_sites or use_pairs):
         return None
     budget, overlap = config.train.batch.window
-    # These sessions are for evaluation only.
+    # Held-out sessions are for evaluation only.
     held_out = held_out_of(run)
     sessions = LoggedSessions.from_run(
         run,
@@ -512,7 +511,7 @@ def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | N
         say(remark)
     if use_sites and config.train.proof.on:
         device = next(model.parameters()).device.type
-        # In the precision of the steps, which run under autocast.
+        # Use the precision of training steps, which run under autocast.
         with torch.autocast(device, torch.bfloat16, enabled=config.train.optimiser.bf16):
             sessions = sessions.prove(model, config.train.proof.margin)
         report_hint_check(sessions, say, can_warm_up=False)

@@ -1,8 +1,8 @@
 """Warn when a run collapses, keep its best checkpoint, and optionally stop it.
 
-The alarm watches entropy, completion length, tool calls, the divergence from the initial model, the rate of the errors
-that channel 2 trains on, and the reward on rollouts and on held-out tasks, as far as these are logged. `WatchedMetric`
-says when a metric raises an alarm.
+The alarm watches entropy, completion length, tool calls, the divergence from the initial model, the rate of errors that
+channel 2 trains on, and the rewards on rollouts and on held-out tasks, if they are logged. `WatchedMetric` defines when
+a metric raises an alarm.
 """
 
 from __future__ import annotations
@@ -38,19 +38,19 @@ REWARD = ("reward",)
 HELD_OUT_REWARD = ("eval_reward",)
 # ruff: noqa: ARG002  (transformers decides which arguments a callback gets)
 _RANKING_METRICS: dict[str, bool] = {key: key not in ERROR_RATE for key in (*HELD_OUT_REWARD, *REWARD, *ERROR_RATE)}
-"""The metrics that checkpoints are ranked by, and whether higher is better. The first one that is logged counts. The
-error rate comes last, since a model that no longer calls any tool makes no errors."""
-# A checkpoint is also scored by this many last rewards, since earlier ones may be from before a collapse.
+"""The metrics by which checkpoints are ranked, and whether higher is better. The first metric that is logged is used.
+The error rate comes last, since a model that no longer calls tools makes no errors."""
+# A checkpoint is also scored by this many latest rewards, since earlier rewards may predate a collapse.
 _NUM_LATEST_REWARDS = 10
-# Instead of 4 for a "best" baseline, as the best of many means is far from the others by chance alone.
+# A "best" baseline needs 6 instead of 4: the best of many means is far from the others by chance alone.
 _CERTAINTY_OF_BEST = 6.0
 _logger = logging.getLogger(__name__)
 
 
 def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
-    """Return the seven metrics with the limits of [train.alarm]."""
+    """Return watches for seven metrics, with the limits in [train.alarm]."""
     limits = AlarmConfig() if config is None else config
-    # Rollouts are logged far more often than evaluations, so these have their own window and patience.
+    # Rollouts are logged far more often than evaluations, so evaluations have a separate window and patience.
     often: dict[str, Any] = {"window": limits.window, "patience": limits.patience}
     seldom: dict[str, Any] = {"window": limits.eval_window, "patience": limits.eval_patience}
     falls: dict[str, Any] = {"baseline": "best", "fall_to": limits.reward_floor, "least_change": 0.05}
@@ -84,11 +84,10 @@ def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
 class CollapseAlarm(TrainerCallback):
     """Watches the metrics that a trainer logs.
 
-    Every process sees the same metrics and so takes the same decisions; only the main process writes files.
+    Every process sees the same metrics and so makes the same decisions; only the main process writes files.
 
-    The best checkpoint is the one with the highest held-out reward. Without a held-out reward it is the one with the
-    highest mean reward on rollouts, and without any reward the one with the lowest mean error rate, over the steps
-    since the checkpoint before it.
+    The best checkpoint has the highest held-out reward. Without held-out rewards it has the highest mean reward on
+    rollouts, and without any rewards the lowest mean error rate, over the steps since the previous checkpoint.
     """
 
     def __init__(
@@ -114,8 +113,10 @@ class CollapseAlarm(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Load the best checkpoint of a resumed run; in a new run, the folder may still hold that of another run."""
-        # Only a resumed run may continue with it.
+        """Load the best checkpoint's record in a resumed run; in a new run, the folder may contain another run's
+        record.
+        """
+        # A new run ignores the record.
         self.best = read_best(Path(args.output_dir or ".")) if state.global_step else None
 
     def on_log(
@@ -135,7 +136,7 @@ class CollapseAlarm(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Rank a checkpoint that was saved just before the run was killed, and so was not ranked in `on_save`."""
+        """Rank a checkpoint that was not ranked in `on_save`, because the run was killed just after saving it."""
         if self._is_resumed:
             self._is_resumed = False
             self._rank_checkpoint(Path(args.output_dir or "."), state)
@@ -144,7 +145,7 @@ class CollapseAlarm(TrainerCallback):
         self._rank_checkpoint(Path(args.output_dir or "."), state)
 
     def observe(self, logs: Mapping[str, Any], step: int) -> list[Alarm]:
-        """Return the alarms that one line of metrics raises."""
+        """Add one line of metrics, and return the alarms that it raises."""
         for key in _RANKING_METRICS:
             value = finite(logs.get(key))
             if value is not None:
@@ -155,7 +156,7 @@ class CollapseAlarm(TrainerCallback):
         return raised
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint as plain values. The best checkpoint has its own files."""
+        """Return the state for a checkpoint as plain values. The best checkpoint's record is in separate files."""
         return {
             "watches": {metric.watch.name: metric.state() for metric in self._metrics},
             "alarms": [list(alarm) for alarm in self.alarms],
@@ -167,7 +168,7 @@ class CollapseAlarm(TrainerCallback):
         names = {metric.watch.name for metric in self._metrics}
         if not names.issuperset(state["watches"]):
             got = f"watches {sorted(state['watches'])}"
-            raise InputError(explain("state of the collapse alarm", got=got, expected=f"some of {sorted(names)}"))
+            raise InputError(explain("state for the collapse alarm", got=got, expected=f"a subset of {sorted(names)}"))
         for metric in self._metrics:
             if metric.watch.name in state["watches"]:
                 metric.load_state(state["watches"][metric.watch.name])
@@ -176,7 +177,7 @@ class CollapseAlarm(TrainerCallback):
         self._is_resumed = True
 
     def _rank_checkpoint(self, output: Path, state: TrainerState) -> None:
-        """Keep the checkpoint of this step if it is better than the best one, or the first one with a score."""
+        """Keep this step's checkpoint if it is better than the best one so far, or the first with a score."""
         score, step = self._score(), state.global_step
         self._since_save = {}
         if score is None or not (output / f"checkpoint-{step}").is_dir():
@@ -192,8 +193,8 @@ class CollapseAlarm(TrainerCallback):
     def _score(self) -> tuple[str, float] | None:
         """Return the metric that ranks the latest checkpoint, and its value.
 
-        That is the latest held-out reward; else the mean reward on rollouts, or that of the last ten values if it is
-        lower; else the mean error rate.
+        The metric is the latest held-out reward; or else the mean reward on rollouts, or the mean of the last ten
+        rewards if that is lower; or else the mean error rate.
         """
         for key in _RANKING_METRICS:
             values = self._since_save.get(key)
@@ -205,14 +206,14 @@ class CollapseAlarm(TrainerCallback):
         return None
 
     def _beats(self, metric: str, value: float) -> bool:
-        """Return whether a score is better than the best one, or of a metric that takes precedence over its."""
+        """Return whether a score beats the best one, or belongs to a metric that takes precedence."""
         assert self.best is not None
         order = list(_RANKING_METRICS)
         counts_for_more = self.best.metric in order and order.index(metric) < order.index(self.best.metric)
         return counts_for_more or self.best.is_beaten_by(metric, value)
 
     def _message(self, alarm: Alarm) -> str:
-        best_sentence = "No checkpoint has a score yet, so none is kept as the best."
+        best_sentence = "No checkpoint has a score yet, so there is no best checkpoint."
         if self.best is not None:
             best_sentence = f"The best checkpoint is {self.best.folder} ({self.best.metric} {self.best.value:.4g})."
         end = "Training stops." if self._stop else "Training continues."
@@ -222,7 +223,7 @@ class CollapseAlarm(TrainerCallback):
 LINK, RECORD = "best", "best.json"
 # "best-120"; not "best" (the link) or "best-120.tmp"
 _FOLDER = re.compile(r"best-\d+")
-# Errors of file systems that have no hard or symbolic links, or none between these two folders.
+# Errors on file systems without hard or symbolic links, or without links between the two folders.
 _CANNOT_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV}
 
 
@@ -240,25 +241,25 @@ class Best:
         return f"best-{self.step}"
 
     def is_beaten_by(self, metric: str, value: float) -> bool:
-        """Return whether a value is better. Values of different metrics cannot be compared, so these do not count."""
+        """Return whether a value is better; always false for another metric, whose values cannot be compared."""
         if metric != self.metric:
             return False
         return value > self.value if self.higher_is_better else value < self.value
 
 
 def keep_best(output: Path, best: Best) -> None:
-    """Keep the checkpoint of that step in the output folder as the best one, and delete the earlier best one.
+    """Keep the checkpoint of step `best.step` as the best one, and delete the earlier best checkpoint.
 
-    Its files are hard links, or copies on file systems without links, in a folder `best-<step>` that gets this name
-    once it is complete. `best` is a symbolic link to it, replaced in one rename, and `best.json` has the score. The
-    earlier best folder is deleted last, so that a complete one exists at any time.
+    The folder `best-<step>` contains hard links to the files, or copies on file systems without links, and gets its
+    name once it is complete. The symbolic link `best` is switched to it atomically, and `best.json` has the score. The
+    earlier best folder is deleted last, so a complete one always exists.
     """
     checkpoint = output / f"checkpoint-{best.step}"
     if not checkpoint.is_dir():
         raise ArtefactNotFoundError(
-            explain("checkpoint to keep", got=f"no {checkpoint}", expected="the folder that was just saved")
+            explain("checkpoint to keep", got=f"no {checkpoint}", expected="the checkpoint that was just saved")
         )
-    # Copy first, then switch the link, then write the record: each step leaves the earlier best usable.
+    # Copy first, then switch the link, then write the record: each step leaves the earlier best checkpoint usable.
     _copy_folder(checkpoint, output / best.folder)
     _replace_link(output, best.folder)
     atomic_write_json(output / RECORD, asdict(best))
@@ -273,7 +274,7 @@ def read_best(output: Path) -> Best | None:
     try:
         record: dict[str, Any] = json.loads((output / RECORD).read_bytes())
         best = Best(**record)
-    except (OSError, ValueError, TypeError):  # no record, or one that another program wrote
+    except (OSError, ValueError, TypeError):  # no record, or a record in an unknown format
         return None
     return best if (output / best.folder).is_dir() else None
 
@@ -282,7 +283,7 @@ def _copy_folder(source: Path, target: Path) -> None:
     temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
     try:
         shutil.copytree(source, temporary, copy_function=_link_or_copy)
-        # The same step was saved before the run was resumed.
+        # The run saved the same step before it was resumed.
         if target.exists():
             shutil.rmtree(target)
         temporary.rename(target)
@@ -300,7 +301,7 @@ def _link_or_copy(source: str, target: str) -> None:
 
 
 def _replace_link(output: Path, folder: str) -> None:
-    """Point the link to the folder, in one rename. On file systems without links, only best.json names the folder."""
+    """Atomically point the link `best` to the folder. Without links, only best.json names the folder."""
     temporary = output / f".{LINK}.{secrets.token_hex(4)}.tmp"
     try:
         # A rename replaces the old link atomically; `symlink_to` alone would fail on an existing name.
@@ -316,21 +317,21 @@ def _replace_link(output: Path, folder: str) -> None:
 
 @dataclass(frozen=True, kw_only=True)
 class Watch:
-    """A metric to watch (the first of `keys` that is logged), and when it counts as collapsed.
+    """A metric to watch (the first of `keys` that is logged), and the limits beyond which it counts as collapsed.
 
-    `baseline="first"` is the mean of the first `window` values. "best" is the best mean of any `window` values so far:
-    the highest if `fall_to` is set, the lowest if `rise_to` is set.
+    `baseline="first"` is the mean of the first `window` values. "best" is the best mean of any `window` consecutive
+    values so far: the highest if `fall_to` is set, the lowest if `rise_to` is set.
     """
 
     name: str
     keys: tuple[str, ...]
     baseline: Literal["first", "best"] = "first"
     fall_to: float | None = None
-    """Share of the baseline below which the metric is too low."""
+    """Fraction of the baseline below which the metric is too low."""
     rise_to: float | None = None
     """Multiple of the baseline above which the metric is too high."""
     ceiling: float | None = None
-    """Value above which the metric is too high, whatever the baseline."""
+    """Value above which the metric is too high, regardless of the baseline."""
     least_change: float = 0.0
     certainty: float = 4.0
     window: int = 10
@@ -352,9 +353,11 @@ class Watch:
             )
 
     def limit_passed(self, baseline: float, latest: float) -> Literal["fell", "rose"] | None:
-        """Return in which direction the mean of the latest values is past a limit, without regard to noise."""
+        """Return the direction in which the latest mean is past a limit, ignoring noise; None if it
+        is within limits.
+        """
         change = latest - baseline
-        # Rewards may be negative, so a fall is measured relative to the size of the baseline.
+        # Rewards may be negative, so a fall is measured relative to the absolute value of the baseline.
         scale = abs(baseline)
         if self.fall_to is not None and change <= -max((1.0 - self.fall_to) * scale, self.least_change):
             return "fell"
@@ -366,7 +369,7 @@ class Watch:
 
 
 class Alarm(NamedTuple):
-    """A metric that was past its limit for `patience` values."""
+    """An alarm about a metric that was past its limit for `patience` values in a row."""
 
     step: int
     name: str
@@ -378,7 +381,7 @@ class Alarm(NamedTuple):
     values: int
 
     def describe(self) -> str:
-        """Return which metric moved, from what value to what value."""
+        """Describe which metric moved, with its values before and now."""
         return (
             f"{self.name} ({self.key}) {self.moved} from {self.baseline:.4g} (mean of {self.values} values up to step "
             f"{self.baseline_step}) to {self.latest:.4g} (mean of the last {self.values}, step {self.step})"
@@ -387,7 +390,7 @@ class Alarm(NamedTuple):
 
 @dataclass
 class _MetricHistory:
-    """The past of a metric as far as later decisions need it: plain values, at most two windows long."""
+    """The part of a metric's history that later decisions need: plain values, at most two windows long."""
 
     window: list[float] = field(default_factory=list[float])
     window_steps: list[int] = field(default_factory=list[int])
@@ -402,17 +405,17 @@ class _MetricHistory:
 
 
 class WatchedMetric:
-    """A watch and the history of its metric.
+    """A watch with its metric's history.
 
-    The latest `window` values are never part of the baseline: a value enters it when it leaves the window. The metric
-    is past its limit if the mean of the window is (i) past a multiple of the baseline or an absolute ceiling, (ii) by
-    at least `least_change`, and (iii) by more than noise explains:
+    The latest `window` values are never part of the baseline: a value enters the baseline when it leaves the window.
+    The metric is past its limit if the window's mean (i) is past a multiple of the baseline or an absolute ceiling,
+    (ii) differs from the baseline by at least `least_change`, and (iii) differs by more than noise explains:
 
         |mean - baseline| > certainty * s * sqrt(2 / window),    s^2 = mean of (x[t+1] - x[t])^2 / 2 over the older
             values
 
     Differences of neighboring values measure noise without a trend. `patience` values in a row past the limit raise an
-    alarm; after as many values within it, the metric may raise another one.
+    alarm; after as many values within the limit, the metric may raise another alarm.
     """
 
     def __init__(self, watch: Watch) -> None:
@@ -447,7 +450,7 @@ class WatchedMetric:
         field_names = _MetricHistory.__dataclass_fields__.keys()
         if state.keys() != field_names:
             got = f"the keys {sorted(state)}"
-            raise InputError(explain(f"state of watch {self.watch.name}", got=got, expected=f"{sorted(field_names)}"))
+            raise InputError(explain(f"state for watch {self.watch.name}", got=got, expected=f"{sorted(field_names)}"))
         values: dict[str, Any] = copy.deepcopy(dict(state))
         self._history = _MetricHistory(**values)
 
@@ -459,10 +462,10 @@ class WatchedMetric:
             return
         oldest, oldest_step = state.window.pop(0), state.window_steps.pop(0)
         if state.older:
-            # Half the mean square of differences between neighbors estimates the variance of noise.
+            # Half the mean squared difference between neighbors estimates the variance of the noise.
             state.squares += (oldest - state.older[-1]) ** 2
             state.differences += 1
-        # Only the last `size` values are kept, so the state in a checkpoint does not grow with the run.
+        # Store only the last `size` values, so that the state in a checkpoint does not grow with the run.
         state.older = [*state.older, oldest][-size:]
         if len(state.older) == size and self._is_better_baseline(math.fsum(state.older) / size):
             state.baseline, state.baseline_step = math.fsum(state.older) / size, oldest_step
@@ -481,7 +484,7 @@ class WatchedMetric:
     def _is_time_to_raise(self, is_beyond: bool) -> bool:
         state = self._history
         state.beyond, state.within = (state.beyond + 1, 0) if is_beyond else (0, state.within + 1)
-        # After an alarm, the metric has to be within its limit for `patience` values before another one.
+        # After an alarm, the metric must be within its limit for `patience` values before it can raise another alarm.
         if state.is_raised:
             state.is_raised = state.within < self.watch.patience
             return False
@@ -490,7 +493,7 @@ class WatchedMetric:
 
 
 def finite(value: object) -> float | None:
-    """Return a logged value as a float; None if it is missing, no number, NaN or infinite."""
+    """Return a logged value as a float, or None if it is missing, not a number, NaN or infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None
     return float(value) if math.isfinite(value) else None

@@ -1,8 +1,8 @@
-"""Explain why a run cannot learn, from the metrics that it has logged.
+"""Explain why a run cannot learn, from its logged metrics.
 
 Each rule reads the whole history and returns a sentence, or "" if it does not apply. A rule applies only if the metric
-that it needs was logged. Shares are means over the lines that have the metric. `RunDiagnosis` runs the rules during
-training and at its end.
+that it needs was logged. Shares are means over the lines of metrics that contain the metric. `RunDiagnosis` runs the
+rules during training and at its end.
 """
 
 from __future__ import annotations
@@ -31,25 +31,25 @@ from composer_replication.trainer.composer.heeding import (
     describe_requirement,
 )
 
-# Our own metrics that the rules read; the others are those of TRL and transformers.
+# Our own metrics that the rules read; the other metrics come from TRL and transformers.
 ROLLOUTS_TOTAL = "rollouts/total"
 ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 REPLAY_LOSSES = ("loss/trace_replay_dpo",)
 # "rewards/accuracy/unjudged" -> "accuracy"; not "rewards/accuracy/mean"
 _UNJUDGED = re.compile(r"rewards/(.+)/unjudged")
-# For rules about a channel that never ran: the key of `items`, its name in a message, and the channel's number.
+# For rules about a channel that never ran: the key in `items`, its wording in a message, and the channel's number.
 _ITEMS = {
     "no_taught_sites": ("sites", "error sites with a hint", 2),
     "no_pairs": ("pairs", "preference pairs", 3),
 }
-# Shares from which a rule calls something the norm (equal groups, truncated or clipped completions), or nearly all.
+# Minimum shares for the findings "most" (equal groups, truncated or clipped completions) and "nearly all".
 _MOST = 0.8
 _ALL_BUT_FEW = 0.95
 
 
 class DiagnosisFinding(NamedTuple):
-    """The finding of a rule: its name, which is the same however the numbers change, and its message."""
+    """A rule's finding: the rule's name, which does not depend on the numbers, and the message."""
 
     rule: str
     text: str
@@ -58,9 +58,9 @@ class DiagnosisFinding(NamedTuple):
 def diagnose(
     history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
 ) -> list[str]:
-    """Return what keeps this run from learning, worst first; an empty list if no rule applies.
+    """Return messages about what keeps this run from learning, worst first; an empty list if no rule applies.
 
-    `items` gives the number of `sites` and `pairs` in the logged sessions: a short run may not have reached them yet.
+    `items` gives the number of `sites` and `pairs` in the logged sessions, some of which a short run may not reach.
     """
     causes = findings(history, max_completion_length=max_completion_length, items=items)
     return [finding.text for finding in causes]
@@ -69,7 +69,7 @@ def diagnose(
 def findings(
     history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
 ) -> list[DiagnosisFinding]:
-    """Return the findings of `diagnose` with the names of their rules."""
+    """Return the same findings as `diagnose`, with the names of their rules."""
     causes = [DiagnosisFinding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
     causes = [
         finding._replace(text=_not_reached(finding.rule, history, items or {}) or finding.text) for finding in causes
@@ -89,7 +89,7 @@ def _nothing_logged(history: History) -> str:
 
 def _learning_rate_zero(history: History) -> str:
     rates = _values_of(history, "learning_rate")
-    # The first line of a warm-up is 0 in healthy runs.
+    # With a learning-rate warm-up, the first logged rate is 0 even in a healthy run.
     if len(rates) < 2 or any(rates):
         return ""
     return f"The learning rate is 0 in all {len(rates):,} lines of metrics: no weight changed."
@@ -97,7 +97,7 @@ def _learning_rate_zero(history: History) -> str:
 
 def _not_a_number(history: History) -> str:
     for key, what in (("loss", "loss"), ("grad_norm", "gradient")):
-        # All values, since `_values_of` drops those that are not finite.
+        # Not `_values_of`, which drops values that are not finite.
         values = [line[key] for line in history if isinstance(line.get(key), int | float)]
         bad = sum(not math.isfinite(value) for value in values)
         if bad:
@@ -121,17 +121,17 @@ def _unjudged(history: History) -> str:
     rewarded = [line for line in history if "reward" in line]
     # TRL logs None where no rollout of a batch has a reward.
     if rewarded and not _values_of(rewarded, "reward"):
-        return "The reward function returned None or NaN for 100% of rollouts; nothing is learned from these."
+        return "The reward function returned None or NaN for 100% of rollouts, so nothing is learned from them."
     if len(shares) == 1:
         [(name, share)] = shares.items()
         sentence = (
-            f"The reward function {name} returned None or NaN for {share:.0%} of rollouts; nothing is learned from "
-            "these."
+            f"The reward function {name} returned None or NaN for {share:.0%} of rollouts, so nothing is learned from "
+            "them."
         )
         return sentence if share >= 0.01 else ""
-    # A function may leave some rollouts to the others, but one that judges almost none is a mistake.
+    # A function may leave some rollouts to other functions, but a function that judges almost none is a mistake.
     idle = [f"{name} ({share:.0%})" for name, share in shares.items() if share >= _ALL_BUT_FEW]
-    return f"Of the reward functions, {', '.join(idle)} returned None or NaN for nearly all rollouts." if idle else ""
+    return f"Some reward functions returned None or NaN for nearly all rollouts: {', '.join(idle)}." if idle else ""
 
 
 def _equal_rewards(history: History) -> str:
@@ -177,7 +177,7 @@ def _no_entropy(history: History) -> str:
     if entropy is None or entropy > 0.01:
         return ""
     return (
-        f"The entropy of the policy is {entropy:.2g} nats/token: all rollouts of a prompt are the same. Start from "
+        f"The entropy of the policy is {entropy:.2g} nats/token: all rollouts for a prompt are the same. Start from "
         "a model that is less certain, or sample at a higher temperature."
     )
 
@@ -209,7 +209,7 @@ def _no_pairs(history: History) -> str:
 
 
 def _not_reached(rule: str, history: History, items: Mapping[str, int]) -> str:
-    """Return the message for a channel that never ran although there is data for it, or "" if that is not the case."""
+    """Return the message for a channel that never ran although it has data; "" if this does not apply."""
     is_of_rollouts = rule == "no_taught_sites" and bool(_values_of(history, ERROR_RATE))
     if rule not in _ITEMS or is_of_rollouts:
         return ""
@@ -218,7 +218,7 @@ def _not_reached(rule: str, history: History, items: Mapping[str, int]) -> str:
     if not number:
         return ""
     return (
-        f"No step reached any of the {number:,} {words} while their weight was above 0, so channel {channel} never "
+        f"No step reached any of the {number:,} {words} while the weight was above 0, so channel {channel} never "
         "ran. Raise train.optimiser.steps."
     )
 
@@ -262,7 +262,7 @@ def hints_not_heeded(history: History) -> str:
 
 
 def hints_not_compared(history: History) -> str:
-    """Report that too few comparisons were made. If the gate is closed, that is also why channel 2 never ran."""
+    """Report that there were too few comparisons, which is also why channel 2 never ran if the gate is closed."""
     effect = _latest_hint_effect(history)
     if effect is None or not _values_of(history, SDPO_LOSSES[0]) or hints_not_heeded(history):
         return ""
@@ -273,18 +273,18 @@ def hints_not_compared(history: History) -> str:
         if not was_gated or _is_large_enough(history, effect):
             return ""
         return f"The model reacts to hints, but not enough ({describe_requirement()}): {effect}.{advice}"
-    # Old comparisons fade, so a run that has little data now may have had enough before.
+    # Old comparisons are down-weighted, so a run with few effective comparisons now may have had enough before.
     if max(_values_of(history, COMPARED), default=0) and not was_gated:
         return ""
     return (
-        "Whether this model reacts to hints cannot be decided yet: only "
-        f"{effect.num_comparisons:,.0f} comparisons of a hint with one of another kind.{advice if was_gated else ''}"
+        "Whether this model reacts to hints cannot be decided yet: there are only "
+        f"{effect.num_comparisons:,.0f} comparisons of a hint with an unrelated hint.{advice if was_gated else ''}"
     )
 
 
 def errors_rise(history: History) -> str:
-    """Report that the errors of channel 2's kinds became more frequent while it ran, as happened with a real model."""
-    # Only lines in which channel 2 ran: later rises have other causes.
+    """Report that errors of channel 2's kinds became more frequent while it ran, as observed with a real model."""
+    # Only lines in which channel 2 ran, since other rises have other causes.
     ran = [line for line in history if _values_of([line], SDPO_LOSSES[0]) and _last_of([line], _RAN) != 0]
     rates = _values_of(ran, ERROR_RATE)
     if len(rates) < _FEWEST_RATES or max(rates) - min(rates) < _LEAST_RISE:
@@ -294,11 +294,11 @@ def errors_rise(history: History) -> str:
     z_score = _slope_z_score([rate - first - slope * index for index, rate in enumerate(rates)], slope)
     if last - first < _LEAST_RISE or z_score < _SURE:
         return ""
-    # The ends of a fitted line may lie outside of 0 to 100, and an almost perfect fit has almost no standard error.
+    # A fitted line may end outside 0 to 100, and z explodes for an almost perfect fit, so clamp both.
     return (
         f"Erring turns became more frequent while channel 2 ran: from {max(first, 0):.0f} to {min(last, 100):.0f} of "
-        f"100 turns (line fitted to {len(rates):,} lines of metrics; z = {min(z_score, 99):.1f}). Channel 2 may be the "
-        "cause: compare with a run with loss.alpha_sdpo = 0."
+        f"100 turns (linear fit to {len(rates):,} lines of metrics; z = {min(z_score, 99):.1f}). Channel 2 may be the "
+        "cause: compare with a run that has loss.alpha_sdpo = 0."
     )
 
 
@@ -332,8 +332,8 @@ _logger = logging.getLogger(__name__)
 class RunDiagnosis(TrainerCallback):
     """Runs the diagnosis during training and at its end.
 
-    Every `every` steps it logs each new finding about the latest lines of metrics once. At the end it logs the findings
-    about the whole run, and keeps them in `final_messages`.
+    Every `every` steps it logs new findings about the latest lines of metrics, each rule once. At the end it logs the
+    findings about the whole run, and stores them in `final_messages`.
     """
 
     def __init__(
@@ -355,7 +355,7 @@ class RunDiagnosis(TrainerCallback):
             return
         first = state.global_step - self._every
         lines = [line for line in state.log_history if line.get("step", 0) > first]
-        # At least two lines, since the very first steps say little. A run without any lines is judged at its end.
+        # At least two lines, since a single line says little. A run without any lines is diagnosed at its end.
         if len(lines) < 2 or not state.is_world_process_zero:
             return
         for finding in findings(lines, max_completion_length=self._length):
@@ -375,27 +375,27 @@ class RunDiagnosis(TrainerCallback):
 
 
 _RAN = "ran/sdpo_kl"
-# A line is fitted to the error rates. These are the lines of metrics that it needs, its rise from end to end in errors
-# per 100 turns, and the rise in standard errors. Of the trainings with channel 2 behind our tables, judged by the
-# failing calls of their rollouts, this rule reports five of 24 with real weights (all of the 1.5B model's with hints of
-# another kind, and two with right ones) and none of 56 with the embedded student. It would also report plain GRPO that
-# fell apart within 600 steps: a rise does not say why.
+# Thresholds for the linear fit to error rates: the number of lines of metrics, the rise from end to end in errors per
+# 100 turns, and the z-score of the slope. Among the trainings with channel 2 in our tables, judged by the failed calls
+# in their rollouts, this rule reports five of 24 with real weights (all of the 1.5B model's with unrelated hints, and
+# two with the right hints) and none of 56 with the embedded student. It would also report plain GRPO runs that
+# collapsed within 600 steps: a rise does not identify its cause.
 _FEWEST_RATES, _LEAST_RISE, _SURE = 8, 5.0, 3.0
 
 
 def _slope_z_score(residuals: Sequence[float], slope: float) -> float:
-    """Return a slope in standard errors, which are larger if the residuals of neighboring lines are correlated."""
+    """Return a slope's z-score, with a larger standard error if neighboring residuals are correlated."""
     # At least 1e-9, so that a perfectly straight line does not divide by zero.
     total, number = max(math.fsum(residual**2 for residual in residuals), 1e-9), len(residuals)
-    # With lag-1 autocorrelation r, the variance of the slope is (1 + r) / (1 - r) times that of independent values.
+    # With lag-1 autocorrelation r, the slope's variance is (1 + r) / (1 - r) times the variance for independent values.
     correlation = max(math.fsum(value * following for value, following in pairwise(residuals)) / total, 0.0)
-    # Sum of squared deviations of 0, 1, ..., number - 1 from their mean.
+    # The sum of squared deviations of 0, 1, ..., number - 1 from their mean.
     spread = number * (number**2 - 1) / 12
     return slope / math.sqrt(total / (number - 2) / spread * (1 + correlation) / (1 - correlation))
 
 
 def _latest_hint_effect(history: History) -> HintEffect | None:
-    """Return the effect of hints over all comparisons so far, as the latest line of metrics has it."""
+    """Return the effect of hints over all comparisons so far, from the latest line of metrics that contains it."""
     names = (COMPARED, OWN_DROP, OTHER_DROP, DEVIATIONS)
     lines = [line for line in history if all(_values_of([line], name) for name in names)]
     return HintEffect(*(float(lines[-1][name]) for name in names)) if lines else None
@@ -404,16 +404,16 @@ def _latest_hint_effect(history: History) -> HintEffect | None:
 def _is_large_enough(history: History, effect: HintEffect) -> bool | None:
     """Return whether the effect is large enough to learn from.
 
-    A contrast subtracts the unrelated hint's effect, so with one any significant effect is large enough.
+    A contrast subtracts the unrelated hint's effect, so with a contrast any significant effect is large enough.
     """
     return True if _last_of(history, CONTRAST) == 1 else effect.is_large
 
 
 def _was_always_gated(history: History) -> bool:
-    """Whether a gate kept channel 2 off on rollouts in the whole run; without a gate it ran.
+    """Return whether a gate kept channel 2 off on rollouts during the whole run.
 
-    A line's `ran` value is the share of its steps in which the channel ran. Its gate value is that of its last step
-    only.
+    This reads `ran`, the share of a line's steps in which the channel ran, since the logged gate value is only that of
+    the line's last step.
     """
     return bool(_values_of(history, GATE)) and not any(_values_of(history, _RAN))
 
@@ -441,7 +441,7 @@ def _last_of(history: History, key: str) -> float | None:
 
 
 def never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:
-    """Return whether a channel had a weight above 0 at some time, and no loss of it was ever logged."""
+    """Return whether a channel had a weight above 0 at some point, but none of its losses was ever logged."""
     return any(_values_of(history, weight)) and not any(
         has_figure(history, key.removeprefix("loss/")) for key in losses
     )

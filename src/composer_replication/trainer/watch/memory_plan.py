@@ -1,7 +1,7 @@
-"""Estimate the memory of a training step before it starts, compare it with what is free, and advise what to change.
+"""Estimate a training step's memory before training, compare it with the free memory, and advise what to change.
 
-The coefficients are those of dense decoder layers (Qwen2, Llama and the like) as transformers runs them. They were
-fitted to the measured steps of `benchmarks/README.md`, "A whole session", and are within a tenth of these.
+The coefficients are for dense decoder layers (such as in Qwen2 and Llama) as transformers runs them. They were fitted
+to the measured steps in `benchmarks/README.md`, "A whole session", and are within 10% of the measurements.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from composer_replication.errors import InputError, explain
 
 GIB = 2**30
 _HEADROOM = 0.10
-"""The error of an estimate, and what an allocator loses between blocks."""
+"""A margin for errors in the estimate and for the allocator's fragmentation."""
 # The rank that the advice assumes, and the smallest tree that it proposes, in tokens.
 _LORA_RANK = 16
 _MIN_BUDGET = 256
@@ -29,7 +29,7 @@ _MIN_BUDGET = 256
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The bytes of each part at the peak, the available bytes, and advice in the order in which to try it."""
+    """The bytes of each part at the peak, the available bytes, and advice in the order in which to follow it."""
 
     parts: Mapping[str, int]
     available: int
@@ -46,17 +46,17 @@ class MemoryPlan:
     def __str__(self) -> str:
         rows = [f"  {name:<16} {size / GIB:7.2f} GiB" for name, size in self.parts.items()]
         verdict = "fits" if self.fits else "does not fit"
-        total = f"{self.peak / GIB:.2f} GiB of {self.available / GIB:.2f} GiB, a tenth of which is kept free: {verdict}"
+        total = f"{self.peak / GIB:.2f} GiB of {self.available / GIB:.2f} GiB, with 10% headroom: {verdict}"
         return "\n".join([*rows, total, *(f"- {suggestion}" for suggestion in self.advice)])
 
 
 def plan_memory(
     model: Any, *, longest_tree: int, available: int | None = None, device: str | torch.device = "cpu", **settings: Any
 ) -> MemoryPlan:
-    """Return the memory of a step on the longest tree (`LoggedSessions.longest_tree` times the batch size).
+    """Return a memory estimate for a step on the longest tree (`LoggedSessions.longest_tree` times the batch size).
 
-    `model` is a model or its config, without an adapter. `settings` are those of `StepSettings`. `available` is in
-    bytes; by default it is what the device, or this machine, has free now.
+    `model` is a model or its config, without an adapter. `settings` are fields of `StepSettings`. `available` is in
+    bytes; the default is the free memory of the device, or of this machine for the CPU.
     """
     settings.setdefault("on_cpu", torch.device(device).type == "cpu")
     step, shape = StepSettings(longest_tree=longest_tree, **settings), shape_of(model)
@@ -69,10 +69,10 @@ def plan_memory(
 
 
 def free_memory(device: str | torch.device = "cpu") -> int:
-    """Return the free bytes of a GPU, or of this machine within the limit of its container.
+    """Return the free bytes on a GPU, or on this machine within its container's limit.
 
-    Memory that an earlier training of this process left counts as free. It has to be collected first, since its objects
-    refer to each other, and PyTorch's allocator caches what was freed.
+    Memory that an earlier training in this process has released counts as free. It must be garbage-collected first,
+    since its objects refer to each other, and PyTorch's allocator caches freed memory.
     """
     if torch.device(device).type == "cuda":
         gc.collect()
@@ -86,7 +86,7 @@ def _fits(peak: int, available: int) -> bool:
 
 
 def _advice(shape: Shape, step: StepSettings, available: int) -> Iterator[str]:
-    """Yield changes, each on top of those before it, until the step fits; then what is left to do."""
+    """Yield cumulative changes until the step fits, or, if it never does, the largest budget that would fit."""
     fits = False
     for sentence, changed in _changes(step):
         peak = sum(parts_of(shape, changed).values())
@@ -100,11 +100,11 @@ def _advice(shape: Shape, step: StepSettings, available: int) -> Iterator[str]:
         smallest = sum(parts_of(shape, replace(step, longest_tree=_MIN_BUDGET)).values())
         yield f"Not even a tree of {_MIN_BUDGET} tokens fits ({smallest / GIB:.2f} GiB): use a smaller model."
     elif not fits:
-        yield f"With all of that, trees of at most {budget} tokens fit: set budget={budget}."
+        yield f"With all these changes, trees of at most {budget} tokens fit: set budget={budget}."
 
 
 def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
-    """Yield advice with the changed settings, the cheapest change first."""
+    """Yield pieces of advice with the changed settings, the cheapest change first."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
         advice = "gradient_checkpointing=True (train.optimiser.checkpointing) stores one row per layer and token"
@@ -112,14 +112,14 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
     if step.teacher != "live" and step.lora_rank is None:
         with_adapter = replace(step, lora_rank=_LORA_RANK)
         teacher = _teacher_under_adapter(step)
-        yield f"An adapter (LoRA, rank {_LORA_RANK}): no gradients of the weights, and {teacher}", with_adapter
+        yield f"An adapter (LoRA, rank {_LORA_RANK}): no gradients for the base weights, and {teacher}", with_adapter
         step = with_adapter
     elif step.lora_rank is None:
         step = replace(step, lora_rank=_LORA_RANK, weight_bytes=min(step.weight_bytes, step.compute_bytes))
-        yield f"An adapter (LoRA, rank {_LORA_RANK}): no gradients and no optimizer states of the weights", step
+        yield f"An adapter (LoRA, rank {_LORA_RANK}): no gradients and no optimizer states for the base weights", step
     if not step.four_bit and not step.on_cpu and step.num_shards == 1:
         step = replace(step, four_bit=True)
-        yield 'quantization="4bit" stores the weights below the adapter in four bits (bitsandbytes)', step
+        yield 'quantization="4bit" stores the base weights in four bits (bitsandbytes)', step
     if step.longest_tree > 2 * _MIN_BUDGET:
         step = replace(step, longest_tree=step.longest_tree // 2)
         yield f"Half the tokens per step (budget, or per_device_train_batch_size): {step.longest_tree}", step
@@ -127,14 +127,14 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
 
 def _teacher_under_adapter(step: StepSettings) -> str:
     if step.teacher == "ema":
-        return "the average is that of the adapter alone"
+        return "the teacher averages only the adapter"
     if step.warmed_up:
-        return f"the {step.teacher} teacher keeps a copy of the adapter alone, as the warm-up left it"
+        return f"the {step.teacher} teacher keeps a copy of only the adapter, as the warm-up left it"
     return f"the {step.teacher} teacher is the model with its adapter off and needs no copy"
 
 
 def _largest_budget(shape: Shape, step: StepSettings, available: int) -> int | None:
-    """Return the largest number of tokens that fits, by bisection in steps of `_MIN_BUDGET`; None if none does."""
+    """Return the largest budget in tokens that fits, by bisection in steps of `_MIN_BUDGET`; None if none fits."""
     low, high = 0, step.longest_tree // _MIN_BUDGET
     while low < high:
         middle = (low + high + 1) // 2
@@ -157,7 +157,7 @@ def _free_ram() -> int:
 
 
 def _free_in_container() -> int:
-    """Return what the control group's limit leaves, or a huge number without a limit."""
+    """Return the free bytes within the control group's limit, or a huge number without a limit."""
     # cgroup v2; in a container without a limit, memory.max contains the word "max".
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     if not (limit.exists() and used.exists()):
@@ -166,14 +166,14 @@ def _free_in_container() -> int:
     return 2**62 if allowed == "max" else max(0, int(allowed) - int(used.read_text(encoding="ascii")))
 
 
-# Tensors that a layer stores per token: four of the MLP's width, and about a dozen of the residual stream's (norms
-# before and after their cast, queries before and after rotation, the attention's output).
+# Tensors that a layer stores per token: four with the MLP's width, and about a dozen with the residual stream's width
+# (norms before and after their cast, queries before and after rotation, the attention output).
 _MLP_TENSORS, _STREAM_TENSORS = 4, 12
-# What a layer's backward needs in addition, in tensors of the stream's width.
+# Additional tensors in a layer's backward pass, each with the stream's width.
 _BACKWARD_TENSORS = 13
-# A pass without gradient needs three tensors of the MLP's width, and a few of the stream's.
+# A pass without gradients needs three tensors with the MLP's width, and a few with the stream's width.
 _PASS_MLP_TENSORS, _PASS_STREAM_TENSORS = 3, 4
-# Rows of logits that exist at the same time (`loss.linear.tiles`), and of the head's gradient in fp32.
+# Rows of logits, and rows of the head's fp32 gradient, that exist at the same time (`loss.linear.tiles`).
 _SLAB_ROWS, _TILE_ROWS, _CPU_TILE_BYTES = 1024, 256, 8 * 16 * 2**20
 _FOUR_BITS = 0.56
 """Bytes per weight: half a byte, and the quantization constants."""
@@ -182,11 +182,11 @@ OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw_8bit", "sgd")
 
 
 class Shape(NamedTuple):
-    """The sizes of a model that memory depends on."""
+    """The model sizes that memory depends on."""
 
     num_weights: int
     linear_weights: int
-    """Weights of the layers' matrices, which 4-bit quantization applies to."""
+    """The number of weights in the layers' matrices, to which 4-bit quantization applies."""
     adapter_weights_per_rank: int
     layers: int
     hidden: int
@@ -197,7 +197,7 @@ class Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class StepSettings:
-    """What determines the memory of a step besides the model."""
+    """The settings besides the model that determine a step's memory."""
 
     longest_tree: int
     weight_bytes: int = 2
@@ -207,7 +207,7 @@ class StepSettings:
     four_bit: bool = False
     teacher: str = "live"
     warmed_up: bool = False
-    """The run begins after a warm-up, so under an adapter the teacher is a copy of the adapter."""
+    """Whether the run follows a warm-up; with an adapter, the teacher is then a copy of the adapter."""
     optimizer: Optimizer = "adamw"
     accumulation: int = 1
     num_shards: int = 1
@@ -222,7 +222,7 @@ class StepSettings:
 
 
 def shape_of(model: Any) -> Shape:
-    """Return the sizes of a model, or of a config, from which a model without weights is built."""
+    """Return the sizes of a model. For a config, the model is built without weights."""
     if isinstance(model, nn.Module):
         return _shape(model)
     from transformers import AutoModelForCausalLM
@@ -234,9 +234,9 @@ def shape_of(model: Any) -> Shape:
 def _shape(model: Any) -> Shape:
     model_config: Any = model.config
     config = model_config.get_text_config()
-    # The output head is counted separately, since neither LoRA nor 4 bits apply to it.
+    # The output head is excluded, since neither LoRA nor quantization applies to it.
     linear = [layer for name, layer in model.named_modules() if isinstance(layer, nn.Linear) and "lm_head" not in name]
-    # Some configs state the size of a head, others imply it.
+    # Some configs specify the head size, others only imply it.
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
     return Shape(
@@ -252,20 +252,20 @@ def _shape(model: Any) -> Shape:
 
 
 def parts_of(shape: Shape, settings: StepSettings) -> dict[str, int]:
-    """Return the bytes of each part at the moment of the step that needs the most; they add up to the peak."""
+    """Return the bytes of each part at the step's peak; they add up to the peak memory."""
     fixed = _fixed_parts(shape, settings)
     gradients = _trainable_bytes(shape, settings) / settings.num_shards
     moments = _moments(shape, settings, gradients)
     worst = max(moments, key=lambda moment: sum(moment.values()))
     parts = {**fixed, **worst}
-    # A dense boolean mask (1 byte per entry), and its fp32 copy that is added to the scores (4 bytes).
+    # A dense boolean mask (1 byte per entry), and an fp32 copy that is added to the scores (4 bytes).
     if settings.on_cpu:
         parts["attention mask"] = settings.longest_tree**2 * 5
     return {name: int(size) for name, size in parts.items() if int(size)}
 
 
 def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
-    """Return the parts that stay from step to step: the weights, the optimizer's states, the teacher."""
+    """Return the parts that persist between steps: weights, optimizer states, teacher."""
     trainable = _trainable_bytes(shape, settings)
     adapter = trainable if settings.lora_rank else 0.0
     base = float(shape.num_weights * settings.weight_bytes)
@@ -283,13 +283,13 @@ def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
 
 
 def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dict[str, float]]:
-    """Return the moments that may be the peak: head, last and first layer's backward, teacher's pass."""
+    """Return the memory at moments that may be the peak: head, last and first layer's backward, teacher's pass."""
     tokens = settings.longest_tree
     stream = tokens * shape.hidden * (settings.compute_bytes + max(settings.compute_bytes, settings.weight_bytes)) / 2
     mlp, key_values = tokens * shape.mlp * settings.compute_bytes, tokens * shape.key_values * settings.compute_bytes
     layer = _MLP_TENSORS * mlp + _STREAM_TENSORS * stream + 2 * key_values
     activations = shape.layers * (stream if settings.checkpointing else layer)
-    # Gradients of the micro-batches before.
+    # Gradients accumulated over earlier micro-batches.
     earlier = gradients if settings.accumulation > 1 else 0.0
     head_gradient = 0.0 if settings.lora_rank else shape.vocab * shape.hidden * settings.weight_bytes
     backward = (layer if settings.checkpointing else 0.0) + _BACKWARD_TENSORS * stream
@@ -313,28 +313,29 @@ def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dic
             "cast weights": in_forward,
         }
         moments.append(passes)
-    # Every layer's activations are stored already, and are freed during the backward.
+    # All layers' activations are already stored, and are freed during the backward pass.
     if not settings.checkpointing:
         moments[1]["activations"] = activations
     return moments
 
 
 def _autocast_copies(shape: Shape, settings: StepSettings) -> tuple[float, float]:
-    """Return the bytes of autocast's copies of the weights, at the end of the forward and the start of the backward.
+    """Return the bytes of autocast's weight copies at the end of the forward pass and at the start of the backward
+    pass.
 
-    The graph keeps the copies that it multiplied by, and autocast caches those of trainable weights until it ends.
-    FSDP2 casts what it gathers, and 4-bit weights are dequantized to the right dtype.
+    The graph holds the copies used in its multiplications, and autocast caches copies of trainable weights until its
+    context ends. FSDP2 casts weights as it gathers them, and 4-bit weights are dequantized to the compute dtype.
     """
     if settings.compute_bytes >= settings.weight_bytes or settings.four_bit or settings.num_shards > 1:
         return 0.0, 0.0
     copies = float(shape.linear_weights * settings.compute_bytes)
-    # With checkpointing, no layer keeps its graph from the forward to the backward.
+    # With checkpointing, no layer keeps its graph from the forward pass to the backward pass.
     in_graph = 0.0 if settings.checkpointing else copies
     return (in_graph if settings.lora_rank else copies), in_graph
 
 
 def _head_bytes(shape: Shape, settings: StepSettings) -> float:
-    """Return the bytes of a few rows of logits, and of the head's gradient if the head is trained."""
+    """Return the bytes for a few rows of logits, and for the head's gradient if the head is trained."""
     tiles = float(shape.vocab * (_SLAB_ROWS * settings.compute_bytes + _TILE_ROWS * 8))
     if settings.on_cpu:
         tiles = float(_CPU_TILE_BYTES)
