@@ -273,8 +273,8 @@ class _HintVerdict:
     """The verdict on whether a model reacts to hints on some logs, over all sites that could be compared.
 
     It does if the sites' own hints win all comparisons at more than half of the sites, and at a number of sites two
-    standard deviations above chance. If hints have no effect, a hint wins at half of the sites that have no good calls, where
-    there is one comparison, and at a third of those with good calls, where there are two.
+    standard deviations above chance. If hints have no effect, a hint wins at half of the sites that have no good calls,
+    where there is one comparison, and at a third of those with good calls, where there are two.
     """
 
     num_sites: int
