@@ -491,7 +491,7 @@ def nearest(wrong: str, names: Sequence[str]) -> str | None:
 
 
 def _ranked(wrong: str, names: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """Yield each name with its similarity to the wrong one. Only the first 200 names are compared, which is slow."""
+    """Yield each name with its similarity to the wrong one. Comparing is slow, so only 200 names are compared."""
     for name in names[: _MAX_CHOICES * 5]:
         yield difflib.SequenceMatcher(None, wrong.casefold(), name.casefold()).ratio(), name
 

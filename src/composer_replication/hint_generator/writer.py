@@ -156,14 +156,13 @@ def _text_of(answer: TeacherAnswer) -> str:
 
 
 def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
-    """Run the outgoing check on the untruncated prompt, because the first half of a secret does not look like one."""
+    """Run the outgoing check on the untruncated prompt, because a truncated secret is not recognized."""
     *_, message = prompt_of(site, conversation, max_shown=None)
     return gate.look(message, f"{label}, message 2 (user)")
 
 
 def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
-    """Return the prompt for a site: the failing call, its result and the facts, each truncated to `max_shown`
-    characters.
+    """Return the prompt for a site: the failing call, its result and the facts, each cut to `max_shown` characters.
 
     It contains nothing from later in the session.
     """

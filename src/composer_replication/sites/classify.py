@@ -126,7 +126,7 @@ class _ToolResult:
     is_edit: bool
 
     def verdict(self) -> Verdict:
-        """Return the verdict of the first group with a matching rule, or that the call did not fail."""
+        """Return the verdict from the first group with a matching rule, or else that the call did not fail."""
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
         verdict = self._first_match(self.extra_rules) or self._harness_verdict()
@@ -526,7 +526,7 @@ def _revise_blame(
 def _find_excuses(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Iterator[str]:
-    """Yield the reasons to excuse the model for a failure: what the session had shown suggested a working call.
+    """Yield the reasons to excuse the model, based on what the session had shown before the call.
 
     If a path was shown earlier and is missing now, the model did not make it up. If a tool or command worked before, it
     exists. If text was copied from the file as last read, it was copied correctly. In these cases the actual cause

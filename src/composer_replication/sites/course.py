@@ -188,7 +188,7 @@ def _blame_model(verdict: Verdict, reason: str) -> Verdict:
 
 
 def _reassign(verdict: Verdict, blame: Blame, reason: str) -> Verdict:
-    """Return the verdict with someone else blamed."""
+    """Return the verdict with the blame shifted to `blame`."""
     return replace(verdict, blame=blame, reason=reason)
 
 
@@ -232,7 +232,7 @@ _ESCAPED_EXCLAMATION = "\\!"
 
 @dataclass(frozen=True, slots=True)
 class _EarlierFailure:
-    """The last failure of a call."""
+    """The most recent failure of a call, as the model could see it."""
 
     site: ErrorSite
     text: str
@@ -398,7 +398,7 @@ class _CallLog:
         self._worked.append((self.number, call))
 
     def worked_since(self, number: int) -> Iterator[ToolCall]:
-        """Yield the successful calls after call number `number`, the latest first."""
+        """Yield the calls that succeeded after call number `number`, the latest first."""
         later = itertools.takewhile(lambda entry: entry[0] > number, reversed(self._worked))
         return (call for _, call in later)
 

@@ -174,7 +174,7 @@ def _find_corrected(command: str, pending: Sequence[_PendingFailure]) -> Iterato
 def _find_admitted(
     words: Sequence[str], call: ToolCall, pending: Sequence[_PendingFailure]
 ) -> Iterator[tuple[str, str]]:
-    """Yield the failure that the model, right afterwards, attributes to a wrong command and retypes differently."""
+    """Yield the failure if the model, right afterwards, admits a wrong command and retypes it differently."""
     fresh = [failure for failure in pending if failure.is_fresh]
     for failure in fresh:
         failure.is_fresh = False

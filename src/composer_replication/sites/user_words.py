@@ -129,7 +129,7 @@ def find_user_words(text: str, start: int = 0) -> Words | None:
 
 
 def apply_correction(verdict: Verdict, text: str) -> Verdict:
-    """Return a verdict that blames the model if the words of a refusal correct the call, otherwise the same verdict."""
+    """Blame the model if the user's words in a refusal correct the call; otherwise return the verdict unchanged."""
     words = find_words_of_refusal(text) if verdict.kind == REFUSED else None
     return verdict if words is None or not corrects(text[slice(*words)]) else correction_verdict(words)
 

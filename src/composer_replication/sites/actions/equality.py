@@ -391,7 +391,7 @@ State = tuple[Sketch, Sketch]
 
 
 def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
-    """Yield the id of each turn by the model, with the state before it."""
+    """Yield the id of each model turn, with the state before it."""
     request, last = sketch(()), list[Sketch]()
     for turn in conversation.turns:
         if turn.role == "assistant" and turn.origin == "model":
@@ -456,10 +456,10 @@ class StateIndex:
 class _SketchIndex:
     """An index of sketches by their rarest hashes (prefix filtering).
 
-    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. So if the hashes
-    are sorted in any fixed order, the prefixes of both sketches with a fraction 1 - MIN_LIKENESS of the hashes, plus
-    one, must have a hash in common. Sorting the rarest hashes first avoids comparing sketches that share only common
-    phrases.
+    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. Sort the hashes
+    in any fixed order, and take a prefix of each sketch with a fraction 1 - MIN_LIKENESS of the hashes, plus one: the
+    two prefixes must have a hash in common. Sorting the rarest hashes first avoids comparing sketches that share only
+    common phrases.
     """
 
     def __init__(self) -> None:

@@ -170,7 +170,7 @@ class SessionState:
         return normal_path(path, self._cwd) in self._touched
 
     def had_failed(self, path: str) -> bool:
-        """Return whether a file tool has failed on this path."""
+        """Return whether a call to a file tool has failed on this path."""
         return normal_path(path, self._cwd) in self._refused
 
     def is_from_elsewhere(self, path: str) -> bool:

@@ -570,7 +570,7 @@ def _opens_expression(word: ShellWord) -> bool:
 
 
 def _python_key(name: str, words: Sequence[ShellWord], location: _Location, shell: ShellKey, depth: int) -> Key | None:
-    """Return the key for python: for the module's command line (`-m`), the code (`-c`) or the script."""
+    """Return the key for python with a module (`-m`), code (`-c`) or a script."""
     texts = [word.literal for word in words]
     at = next((index for index, text in enumerate(texts[1:], start=1) if not _is_python_flag(text)), len(words))
     flags = sorted(str(text) for text in texts[1:at])

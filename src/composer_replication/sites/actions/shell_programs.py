@@ -357,7 +357,7 @@ SAME_SUBCOMMAND: dict[str, dict[str, tuple[str, ...]]] = {"npm": {"i": ("install
 
 
 class Option(NamedTuple):
-    """An option by its canonical name, with its value, if any."""
+    """An option: its canonical name and its value, if any."""
 
     name: str
     value: ShellWord | None

@@ -166,7 +166,7 @@ class KnownPaths:
             self.add_file(path)
 
     def add_file(self, path: str) -> None:
-        """Record that a file exists, and so do all its parent folders."""
+        """Record that a file and all its parent folders exist."""
         folder, _, name = path.rpartition("/")
         self.files.add(path)
         self.missing.pop(path, None)
@@ -175,7 +175,7 @@ class KnownPaths:
             self._listed[folder].add(name)
 
     def _add_folder(self, path: str) -> None:
-        """Record that a folder exists, and so do all its parent folders."""
+        """Record that a folder and all its parent folders exist."""
         for folder in with_parents(path):
             if folder in self.folders:
                 return

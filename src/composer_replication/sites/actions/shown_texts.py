@@ -380,7 +380,7 @@ class FileText:
             self.show(line_number, [line])
 
     def write(self, text: str) -> None:
-        """Replace the whole file by a new text."""
+        """Replace the content of the whole file."""
         self.show(1, text.split("\n"), has_end=True)
 
     def replace(self, old: str, new: str, *, everywhere: bool = False) -> None:

@@ -502,7 +502,7 @@ class PathKnowledge:
         return self._sessions._first_mentioned.get(_last_two_parts(relative), self._when) < self._when
 
     def text(self, relative: str, shown: Iterable[str]) -> str | None:
-        """Return the file as known to the last session that knew all of it, or None."""
+        """Return the file as last known in full by an earlier session, or None."""
         roots = self._roots_of_project(shown)
         texts = [
             version for version in self._before_start(self._sessions._texts.get(relative, [])) if version[1] in roots
