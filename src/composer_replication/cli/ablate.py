@@ -54,7 +54,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.errors import InputError, explain
     from composer_replication.evaluation.ablation.jobs import (
         check_ready,
-        places_of,
+        job_keys_of,
         read_results,
         run_jobs,
     )
@@ -77,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(explain("--config", got=f"{config}, which is no file", expected="arms.toml", fix=fix))
     refuse_unread(args)
     plan = read_plan(config, args.set, run=args.run)
-    jobs = places_of(plan, only=args.only, seeds=args.seeds)
+    jobs = job_keys_of(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
         check_ready(plan, folder)
         return _print_plan(plan, folder, jobs)

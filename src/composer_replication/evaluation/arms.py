@@ -36,7 +36,7 @@ class Arm(NamedTuple):
     """One model of a comparison: its arm, what the user named, its base model, and the adapter on it."""
 
     name: str
-    given: str
+    weights: str
     base: str
     adapter: str | None
 
@@ -62,7 +62,7 @@ def _arm(name: str, weights: str, default: str | None) -> Arm:
         got = f"{weights!r} without {_ADAPTER_WEIGHTS}"
         fix = "Weights in other files would have to be unpickled, which is not done."
         raise InputError(explain(f"--{name}", got=got, expected="an adapter as safetensors", fix=fix))
-    own_base = _own_base(folder)
+    own_base = _base_in_settings(folder)
     base = _base_of(own_base, default)
     if base is None and own_base is not None:
         got = f"the adapter {weights!r}, which stands on {own_base!r}"
@@ -79,7 +79,7 @@ def adapter_facts(folder: Path) -> dict[str, Any]:
     return read_object(folder / _ADAPTER)
 
 
-def _own_base(folder: Path) -> str | None:
+def _base_in_settings(folder: Path) -> str | None:
     base = adapter_facts(folder).get("base_model_name_or_path")
     return resolve_model(base) if isinstance(base, str) and base else None
 
@@ -101,7 +101,7 @@ def control_lacks(arms: Sequence[Arm]) -> list[str]:
 
     The training records of both tell; weights without a record are trusted to be what the user says.
     """
-    records = {arm.name: read_training(Path(arm.given)) for arm in arms}
+    records = {arm.name: read_training(Path(arm.weights)) for arm in arms}
     real, control = records.get("after"), records.get("control")
     if not real or not control:
         return []
@@ -141,7 +141,7 @@ def tokenizers_of(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:
     return loaded, len({tokenizer_digest(tokenizer) for tokenizer in loaded.values()}) == 1
 
 
-def each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm, Any]]:
+def load_each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm, Any]]:
     """Yield each arm with its model, on the GPU if there is one. A model is valid until the next one is requested."""
     device, dtype = device_and_dtype(precision)
     for base in dict.fromkeys(arm.base for arm in arms):

@@ -30,7 +30,7 @@ from composer_replication.batch.hint_placement import (
 )
 from composer_replication.batch.render.renderer import Renderer, token_texts
 from composer_replication.errors import ConfigError, explain
-from composer_replication.evaluation.decisions import Kept, digest_of, numbers
+from composer_replication.evaluation.decisions import ScoreJournal, digest_of, numbers
 from composer_replication.evaluation.figures import NATS, Value
 from composer_replication.trainer.objective.reference import Response, token_logprobs
 from composer_replication.trainer.sessions.phases import Phase, report_phase
@@ -230,18 +230,20 @@ def _shown(text: str) -> str:
     return text.encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def gaps_of(model: nn.Module, weights: str, sites: Sequence[GapSite], kept: Kept, *, arm: str) -> list[list[float]]:
+def gaps_of(
+    model: nn.Module, weights: str, sites: Sequence[GapSite], journal: ScoreJournal, *, arm: str
+) -> list[list[float]]:
     """Return the gaps of each site, one value per token."""
     gaps: list[list[float]] = []
     for number, site in enumerate(sites):
         report_phase(
-            Phase(name=f"token gaps, {arm}", done=number, total=len(sites), items="sites", stored_in=kept.path)
+            Phase(name=f"token gaps, {arm}", done=number, total=len(sites), items="sites", stored_in=journal.path)
         )
         key = f"{weights}:gaps:{digest_of([site.plain, site.hinted])}"
-        kept_gaps = kept.get(key)
-        gaps.append(kept_gaps if kept_gaps is not None else kept.put(key, numbers(_gaps(model, site))))
+        kept_gaps = journal.get(key)
+        gaps.append(kept_gaps if kept_gaps is not None else journal.put(key, numbers(_gaps(model, site))))
     report_phase(
-        Phase(name=f"token gaps, {arm}", done=len(sites), total=len(sites), items="sites", stored_in=kept.path)
+        Phase(name=f"token gaps, {arm}", done=len(sites), total=len(sites), items="sites", stored_in=journal.path)
     )
     return gaps
 

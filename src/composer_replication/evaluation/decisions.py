@@ -323,7 +323,7 @@ Scores = dict[str, list[list[float]]]
 """By arm, for each group of responses, the sum of log-probs of each response."""
 
 
-class Kept:
+class ScoreJournal:
     """The results computed so far, in a journal next to the run's artifacts.
 
     `close` keeps the file for the next evaluation; `remove` deletes it.
@@ -358,18 +358,24 @@ class Kept:
 
 
 def score_groups(
-    model: nn.Module, weights: str, groups: Sequence[Sequence[Response]], kept: Kept, *, what: str, items: str
+    model: nn.Module,
+    weights: str,
+    groups: Sequence[Sequence[Response]],
+    journal: ScoreJournal,
+    *,
+    what: str,
+    items: str,
 ) -> list[list[float]]:
     """Return summed log-probs of each group's responses, one pass per group; `weights` identifies the model in the
     journal.
     """
     scores: list[list[float]] = []
     for number, group in enumerate(groups):
-        report_phase(Phase(name=what, done=number, total=len(groups), items=items, stored_in=kept.path))
+        report_phase(Phase(name=what, done=number, total=len(groups), items=items, stored_in=journal.path))
         key = f"{weights}:{digest_of(group)}"
-        sums = kept.get(key)
-        scores.append(sums if sums is not None else kept.put(key, numbers(response_logprobs(model, group).tolist())))
-    report_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, stored_in=kept.path))
+        sums = journal.get(key)
+        scores.append(sums if sums is not None else journal.put(key, numbers(response_logprobs(model, group).tolist())))
+    report_phase(Phase(name=what, done=len(groups), total=len(groups), items=items, stored_in=journal.path))
     return scores
 
 

@@ -28,14 +28,14 @@ from composer_replication.evaluation.arms import (
     Arm,
     arms_of,
     digest_of_arm,
-    each_model,
+    load_each_model,
     tokenizers_of,
 )
 from composer_replication.evaluation.decisions import (
     NEAR_DUPLICATE,
     NO_CORRECTION,
     HeldOut,
-    Kept,
+    ScoreJournal,
     read_held_out,
 )
 from composer_replication.evaluation.figures import Over
@@ -43,12 +43,12 @@ from composer_replication.evaluation.record import (
     Answers,
     Questions,
     add_answers,
+    add_when_primary_was_named,
     ask,
     over_of,
     questions_on,
     record_of,
     results_of,
-    say_when_named,
     units_of,
 )
 from composer_replication.evaluation.vllm_sampling import engine_of
@@ -75,7 +75,7 @@ class _HeldOutView(NamedTuple):
 
     renderer: Renderer
     held: HeldOut
-    asked: Questions
+    questions: Questions
     drops: Counter[str]
 
 
@@ -101,9 +101,9 @@ def measurable(config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversatio
     """
     section = replace(config.evaluation, token_gaps=0)  # not part of the primary metric
     view = _view(replace(config, evaluation=section), run, sides, load_tokenizer(model), section.states)
-    names, sessions = units_of(run, sides), view.asked.places_of(section.primary)
+    names, sessions = units_of(run, sides), view.questions.sessions_with_values(section.primary)
     left_out = view.held.drops + view.drops
-    if missing := len(view.asked.sites) - len(sessions) if section.primary == "forced_correction" else 0:
+    if missing := len(view.questions.sites) - len(sessions) if section.primary == "forced_correction" else 0:
         left_out[NO_CORRECTION] = missing
     return Measurable(
         values=len(sessions),
@@ -135,15 +135,15 @@ def evaluate_run(
     tokenizers, have_same_tokens = tokenizers_of(arms)
     views = _views(config, run, sides, tokenizers, have_same_tokens=have_same_tokens)
     _, held, questions, drops = views[arms[0].base]
-    partial_results = Kept(scores or run.root / PARTIAL)
+    journal = ScoreJournal(scores or run.root / PARTIAL)
     try:
-        answers = _answers(config, arms, views, partial_results) if questions.are_any else Answers()
+        answers = _answers(config, arms, views, journal) if questions.has_any else Answers()
     # Close the journal on Ctrl-C as well; the next evaluation resumes from it.
     finally:
-        partial_results.close()
+        journal.close()
     results = results_of(config, run, held, questions, answers, sides)
     record = record_of(config, run, arms, held, answers, results, have_same_tokens=have_same_tokens)
-    say_when_named(record, primary_then)
+    add_when_primary_was_named(record, primary_then)
     record["seconds"] = round(time.monotonic() - began, 1)
     record["drops"] = dict(sorted((held.drops + drops).items()))
     for name, rows in results.rows.items():
@@ -151,7 +151,7 @@ def evaluate_run(
     write_evaluation(run, record)
     # A journal that the caller named is shared with other evaluations and stays.
     if scores is None:
-        partial_results.remove()
+        journal.remove()
     return record
 
 
@@ -202,32 +202,32 @@ def _keep_common_states(views: Sequence[_HeldOutView], most: int) -> None:
 
     Log-probs of different tokens cannot be compared; sampled actions can, at states that every model can be shown.
     """
-    by_place = [{state.place: state for state in view.asked.states} for view in views]
+    by_place = [{state.place: state for state in view.questions.states} for view in views]
     common = [key for key in by_place[0] if all(key in states for states in by_place)]
     chosen = [key for sort in ("erring", "good") for key in [shared for shared in common if shared[2] == sort][:most]]
     for view, states in zip(views, by_place, strict=True):
-        questions = view.asked
+        questions = view.questions
         questions.states = [states[key] for key in chosen]
         # Only `sums` remains besides the states: answers are numbers in a text, whatever its tokens.
         questions.sites, questions.turns, questions.gaps, questions.code = [], [], [], []
 
 
 def _answers(
-    config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _HeldOutView], partial_results: Kept
+    config: CrfConfig, arms: Sequence[Arm], views: Mapping[str, _HeldOutView], journal: ScoreJournal
 ) -> Answers:
     shared = next(iter(views.values()))
-    longest = max(view.asked.longest(config.evaluation.new_tokens) for view in views.values())
+    longest = max(view.questions.longest(config.evaluation.new_tokens) for view in views.values())
     engine = engine_of(arms, config.evaluation, longest) if longest else None
     answers = Answers() if engine is None else Answers(engine=engine.name)
-    for arm, model in each_model(arms, config.evaluation.precision):
+    for arm, model in load_each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, shared)
         digest, drawing = digest_of_arm(arm, model), None if engine is None else engine.of(arm)
-        arguments = view.asked, view.renderer, config.evaluation, partial_results, drawing
+        arguments = view.questions, view.renderer, config.evaluation, journal, drawing
         try:
             add_answers(answers, ask(model, digest, arm.name, *arguments))
         except NonFiniteError:
             answers.broken.append(arm.name)
-        if view.asked.states:
+        if view.questions.states:
             # Tokens of the template that no logged turn uses may have untrained embeddings, which explains bad samples.
             said_ids = assistant_token_ids(session.rendered for session in view.held.sessions)
             untrained = untrained_rows(model, view.renderer.tokenizer, said_ids)
@@ -302,19 +302,19 @@ def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], progress: Tr
 
 
 def with_settings_of_training(
-    given: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
+    settings: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
 ) -> CrfConfig:
     """Return the settings that the weights were trained with, below the overrides, or `settings` if they are unknown.
 
     A model is evaluated with the template, windows and contexts that it was trained on.
     """
-    root = Path(given.train.output) if given.train.output is not None else run.root
+    root = Path(settings.train.output) if settings.train.output is not None else run.root
     weights = after or _trained(root)
     path = None if weights is None else _trained_with(weights)
     if path is None:
-        return given
+        return settings
     config = load(CrfConfig, path, overrides)
-    return replace(config, train=replace(config.train, output=given.train.output))
+    return replace(config, train=replace(config.train, output=settings.train.output))
 
 
 def _trained_with(weights: str) -> Path | None:

@@ -177,9 +177,9 @@ Word = Literal["better", "worse", "no_difference", "too_thin"]
 # 999 + 1 is divisible by 20, so the 95% quantile of the resamples is one of them.
 _RESAMPLES = 999
 _LEVEL, _POWER = 0.95, 0.8
-_MOST_TIMES = 1.4
+_MAX_BOOTSTRAP_RATIO = 1.4
 """With very few sessions a resample may have almost no spread, so the bootstrap's radius would be unbounded."""
-_FOR_SKEW, _MOST_FOR_SKEW = 4.0, 0.15
+_SKEW_FACTOR, _MAX_SKEW_WIDENING = 4.0, 0.15
 _NO_SPREAD = 1e-9
 """Relative to the mean: the rounding error of values that are all equal."""
 Array = NDArray[np.float64]
@@ -230,9 +230,9 @@ def repeated_interval(repeats: Sequence[Sequence[float]], sessions: Sequence[str
     number = {"num_values": len(values), "num_sessions": len(set(sessions)), "num_repeats": times}
     if number["num_sessions"] < 2:
         return Interval(mean, None, None, **number)
-    spread = _over_sessions(values, sessions, mean, seed)
+    spread = _session_spread(values, sessions, mean, seed)
     if times > 1:
-        spread = _with_repeats(spread, float(table.mean(axis=1).std(ddof=1)) / math.sqrt(times), times)
+        spread = _add_repeats(spread, float(table.mean(axis=1).std(ddof=1)) / math.sqrt(times), times)
     # Equal values other than 0 would get an interval of width 0, which claims too much.
     if mean and spread.error <= _NO_SPREAD * abs(mean):
         return Interval(mean, None, None, **number)
@@ -241,19 +241,19 @@ def repeated_interval(repeats: Sequence[Sequence[float]], sessions: Sequence[str
     return Interval(mean, mean - spread.radius, mean + spread.radius, smallest=smallest, **number)
 
 
-def _over_sessions(values: Sequence[float], sessions: Sequence[str], mean: float, seed: int) -> _Spread:
+def _session_spread(values: Sequence[float], sessions: Sequence[str], mean: float, seed: int) -> _Spread:
     sums, sizes = _by_session(values, sessions)
     residuals, shares = sums - mean * sizes, sizes / sizes.sum()
     error = math.sqrt(float((residuals**2 / (1 - shares)).sum())) / float(sizes.sum())
-    alike = _alike(values, sums, sizes)
+    alike = _intraclass_correlation(values, sums, sizes)
     freedom = _degrees_of_freedom(sizes, alike)
     by_t = t_quantile(0.5 + _LEVEL / 2, freedom) * error
-    by_bootstrap = min(_bootstrap_radius(sums, sizes, mean, seed), _MOST_TIMES * by_t)
-    wider = 1 + min(_FOR_SKEW * _squared_skew(values, sizes, alike), _MOST_FOR_SKEW)
+    by_bootstrap = min(_bootstrap_radius(sums, sizes, mean, seed), _MAX_BOOTSTRAP_RATIO * by_t)
+    wider = 1 + min(_SKEW_FACTOR * _squared_skew(values, sizes, alike), _MAX_SKEW_WIDENING)
     return _Spread(error, freedom, wider * (by_t + by_bootstrap) / 2)
 
 
-def _with_repeats(sessions: _Spread, error: float, times: int) -> _Spread:
+def _add_repeats(sessions: _Spread, error: float, times: int) -> _Spread:
     """Return the spread over sessions and repeats together.
 
     The noise of one site in one repeat is counted in both, which errs on the safe side.
@@ -271,15 +271,15 @@ def _with_repeats(sessions: _Spread, error: float, times: int) -> _Spread:
     return _Spread(both, freedom, t_quantile(0.5 + _LEVEL / 2, freedom) * math.hypot(stretched, error))
 
 
-def verdict_word(found: Interval, *, higher_is_better: bool, fewest_sessions: int) -> Word:
+def verdict_word(interval: Interval, *, higher_is_better: bool, fewest_sessions: int) -> Word:
     """Return what an interval says: `too_thin` with too few sessions or no interval,
     `no_difference` if it contains 0.
     """
-    if found.num_sessions < fewest_sessions or found.low is None:
+    if interval.num_sessions < fewest_sessions or interval.low is None:
         return "too_thin"
-    if not found.excludes_zero:
+    if not interval.excludes_zero:
         return "no_difference"
-    return "better" if (found.estimate > 0) == higher_is_better else "worse"
+    return "better" if (interval.estimate > 0) == higher_is_better else "worse"
 
 
 def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array, Array]:
@@ -293,7 +293,7 @@ def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array
     return sums, sizes
 
 
-def _alike(values: Sequence[float], sums: Array, sizes: Array) -> float:
+def _intraclass_correlation(values: Sequence[float], sums: Array, sizes: Array) -> float:
     """Return the intraclass correlation of a session's values, from 0 to 1, moved a third of the way to 1.
 
     The shift is a safety margin: few sessions estimate it badly.

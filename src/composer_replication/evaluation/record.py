@@ -35,7 +35,7 @@ from composer_replication.evaluation.damage import (
 )
 from composer_replication.evaluation.decisions import (
     HeldOut,
-    Kept,
+    ScoreJournal,
     Scores,
     SiteDecisions,
     evaluated_rows,
@@ -57,7 +57,7 @@ from composer_replication.evaluation.figures import (
 from composer_replication.evaluation.sampling import (
     SampledText,
     State,
-    draw_actions,
+    sample_actions,
     sampled_rows,
     sampled_summary,
     sampled_values,
@@ -117,26 +117,26 @@ def results_of(
     config: CrfConfig,
     run: RunDir,
     held: HeldOut,
-    asked: Questions,
+    questions: Questions,
     answers: Answers,
     sides: Sequence[PlacedConversation],
 ) -> _EvaluationResults:
     """Return rows and values. A part that was not asked for gets an empty artifact, so that no older file remains."""
     results = _EvaluationResults()
-    rows = evaluated_rows(asked.sites, answers.scores) if answers.scores else []
+    rows = evaluated_rows(questions.sites, answers.scores) if answers.scores else []
     tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
     drawn: list[dict[str, Any]] = []
     if answers.draws:
-        drawn = sampled_rows(held, tools, asked.states, answers.draws, earlier_sessions(read_conversations(run)))
-    gaps = gap_rows(asked.gaps, answers.gaps) if answers.gaps else []
+        drawn = sampled_rows(held, tools, questions.states, answers.draws, earlier_sessions(read_conversations(run)))
+    gaps = gap_rows(questions.gaps, answers.gaps) if answers.gaps else []
     results.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
     results.values = forced_values(rows)
     if drawn:
-        results.values |= sampled_values(drawn, asked.states)
-        results.sampled = sampled_summary(drawn, asked.states, answers.draws, config.evaluation)
+        results.values |= sampled_values(drawn, questions.states)
+        results.sampled = sampled_summary(drawn, questions.states, answers.draws, config.evaluation)
         results.sampled["engine"] = answers.engine
     if GOOD_TURNS in answers.losses:
-        results.values[GOOD_TURNS] = loss_values(asked.turns, answers.losses[GOOD_TURNS])
+        results.values[GOOD_TURNS] = loss_values(questions.turns, answers.losses[GOOD_TURNS])
     results.damage = [damage_row(name, UNITS[name], by_arm) for name, by_arm in answers.losses.items()]
     units = units_of(run, sides)
     for name, values in results.values.items():
@@ -158,7 +158,7 @@ def record_of(
     section = config.evaluation
     controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
     figure_arms: list[FigureArm] = ["after", *(["control", "difference"] if controls else [])]
-    nothing = _why_nothing(held, answers) if have_same_tokens else _OTHER_TOKENS_THAN_PRIMARY
+    nothing = _why_no_values(held, answers) if have_same_tokens else _OTHER_TOKENS_THAN_PRIMARY
     return {
         "created": now(),
         "tool_version": __version__,
@@ -171,7 +171,9 @@ def record_of(
             results.values, primary=section.primary, seed=section.seed, arms=figure_arms, over=over_of(run)
         ),
         "sampled": results.sampled,
-        "not_run": _not_run(config, results, answers, has_control=len(arms) > 2, have_same_tokens=have_same_tokens),
+        "not_run": _missing_parts(
+            config, results, answers, has_control=len(arms) > 2, have_same_tokens=have_same_tokens
+        ),
         "damage": results.damage,
     }
 
@@ -210,13 +212,13 @@ def _verdict(
         seed=section.seed,
         nothing=nothing,
     )
-    remarks = [*_of_training(arms), *verdict["remarks"], *lacks, *_unlearnt(answers)]
+    remarks = [*_training_remarks(arms), *verdict["remarks"], *lacks, *_template_remarks(answers)]
     return {"verdict": {**verdict, "remarks": remarks}, "power": power}
 
 
-def _of_training(arms: Sequence[Arm]) -> list[str]:
+def _training_remarks(arms: Sequence[Arm]) -> list[str]:
     """Return a sentence if the training saw only a part of its data, according to its record."""
-    record = next((read_training(Path(arm.given)) for arm in arms if arm.name == "after"), {})
+    record = next((read_training(Path(arm.weights)) for arm in arms if arm.name == "after"), {})
     steps, counts = record.get("steps"), record.get("counts") or {}
     seen_windows, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
     # Weights from elsewhere have no record, and a training without windows counts none.
@@ -230,7 +232,7 @@ def _of_training(arms: Sequence[Arm]) -> list[str]:
     ]
 
 
-def _unlearnt(answers: Answers) -> list[str]:
+def _template_remarks(answers: Answers) -> list[str]:
     """Return a sentence for each reason why a model cannot write the tokens that the template needs."""
     by_words: dict[str, list[str]] = {}
     for arm, words in answers.unlearnt.items():
@@ -238,7 +240,7 @@ def _unlearnt(answers: Answers) -> list[str]:
     return [f"Of the model {' and '.join(arms)}: {words}." for words, arms in by_words.items()]
 
 
-def say_when_named(record: dict[str, Any], primary_then: str | None) -> None:
+def add_when_primary_was_named(record: dict[str, Any], primary_then: str | None) -> None:
     """Add to the record whether its primary metric was chosen before training.
 
     A metric that was chosen when the results could be known proves nothing, so the verdict gets a remark.
@@ -250,7 +252,7 @@ def say_when_named(record: dict[str, Any], primary_then: str | None) -> None:
         record["verdict"]["remarks"].append(f"Nothing shows that this figure was named before training: {why}.")
 
 
-def _why_nothing(held: HeldOut, answers: Answers) -> str:
+def _why_no_values(held: HeldOut, answers: Answers) -> str:
     if "before" in answers.broken:
         return f"the log-probs of the model before are {_BROKEN}"
     if not held.num_sessions["test"]:
@@ -260,7 +262,7 @@ def _why_nothing(held: HeldOut, answers: Answers) -> str:
     return ""
 
 
-def _not_run(
+def _missing_parts(
     config: CrfConfig, results: _EvaluationResults, answers: Answers, *, has_control: bool, have_same_tokens: bool
 ) -> dict[str, str]:
     """Return the parts that have no result, each with the reason."""
@@ -297,9 +299,9 @@ def _not_run(
 def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
     models: dict[str, Any] = {
         arm.name: {
-            "name": arm.given,
+            "name": arm.weights,
             "digest": digests.get(arm.name),
-            "files": weight_files_digest(Path(arm.given)) if arm.given else None,
+            "files": weight_files_digest(Path(arm.weights)) if arm.weights else None,
         }
         for arm in arms
     }
@@ -334,7 +336,7 @@ class Questions:
         sums = [len(question.prompt) + max(new_tokens, _SUM_TOKENS) for question in self.sums]
         return max([*drawn, *sums], default=0)
 
-    def places_of(self, primary: Primary) -> list[str]:
+    def sessions_with_values(self, primary: Primary) -> list[str]:
         """Return the session of every site or state that gives the primary metric a value."""
         if primary == "sampled_failures":
             return [state.session for state in self.states]
@@ -342,7 +344,7 @@ class Questions:
         return [site.session for site in self.sites if any(decision.role == role for decision in site.decided)]
 
     @property
-    def are_any(self) -> bool:
+    def has_any(self) -> bool:
         """Whether there is anything to evaluate. Token gaps alone are for the report and measure no difference."""
         return bool(self.sites or self.states or self.turns or self.code or self.sums)
 
@@ -383,12 +385,12 @@ def questions_on(
             placement=batch.placement,
             part=batch.part,
         ),
-        code=_of_file(section.code, renderer, "evaluation.code", with_sums=False),
-        sums=_of_file(section.gsm8k, renderer, "evaluation.gsm8k", with_sums=True),
+        code=_questions_in(section.code, renderer, "evaluation.code", with_sums=False),
+        sums=_questions_in(section.gsm8k, renderer, "evaluation.gsm8k", with_sums=True),
     )
 
 
-def _of_file(path: str | None, renderer: Renderer, option: str, *, with_sums: bool) -> list[Question]:
+def _questions_in(path: str | None, renderer: Renderer, option: str, *, with_sums: bool) -> list[Question]:
     return [] if path is None else questions_of(path, renderer, option=option, with_sums=with_sums)
 
 
@@ -396,10 +398,10 @@ def ask(
     model: Any,
     digest: str,
     arm: str,
-    asked: Questions,
+    questions: Questions,
     renderer: Renderer,
     section: EvaluationConfig,
-    kept: Kept,
+    journal: ScoreJournal,
     engine: ArmEngine | None = None,
 ) -> Answers:
     """Ask one model everything, and return its answers. What an earlier evaluation scored with these weights is reused.
@@ -408,28 +410,34 @@ def ask(
     """
     weights = f"{digest}:{next(model.parameters()).dtype}"
     # The dtype is part of the key: bfloat16 and float32 scores of the same weights differ.
-    groups = [site.responses for site in asked.sites]
+    groups = [site.responses for site in questions.sites]
     answers = Answers(digests={arm: digest})
     # Without a site to score, one state shows whether the log-probs are finite: from NaN no action can be sampled.
-    groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in asked.states[:1]]
-    scores = score_groups(model, weights, groups, kept, what=f"log-probs, {arm}", items="sites")
-    answers.scores[arm] = scores[: len(asked.sites)]
+    groups = groups or [[(state.prompt, len(state.prompt) - 1)] for state in questions.states[:1]]
+    scores = score_groups(model, weights, groups, journal, what=f"log-probs, {arm}", items="sites")
+    answers.scores[arm] = scores[: len(questions.sites)]
     if controls_among([arm]) and arm != control_name():
         return answers
-    if asked.turns:
-        answers.losses[damage.GOOD_TURNS] = {arm: _losses(model, weights, asked.turns, kept, f"good turns, {arm}")}
-    if asked.code:
-        answers.losses[damage.CODE] = {arm: _losses(model, weights, asked.code, kept, f"code, {arm}")}
-    if asked.gaps and arm != "control":
-        answers.gaps[arm] = gaps_of(model, weights, asked.gaps, kept, arm=arm)
-    if asked.states:
-        answers.draws[arm] = draw_actions(model, weights, renderer, asked.states, section, kept, arm, engine)
-    if asked.sums:
-        answers.losses[damage.SUMS] = {arm: _sums(model, weights, asked.sums, renderer, section, kept, arm, engine)}
+    if questions.turns:
+        answers.losses[damage.GOOD_TURNS] = {
+            arm: _losses(model, weights, questions.turns, journal, f"good turns, {arm}")
+        }
+    if questions.code:
+        answers.losses[damage.CODE] = {arm: _losses(model, weights, questions.code, journal, f"code, {arm}")}
+    if questions.gaps and arm != "control":
+        answers.gaps[arm] = gaps_of(model, weights, questions.gaps, journal, arm=arm)
+    if questions.states:
+        answers.draws[arm] = sample_actions(model, weights, renderer, questions.states, section, journal, arm, engine)
+    if questions.sums:
+        answers.losses[damage.SUMS] = {
+            arm: _sums(model, weights, questions.sums, renderer, section, journal, arm, engine)
+        }
     return answers
 
 
-def _losses(model: Any, weights: str, texts: list[GoodTurn] | list[Question], journal: Kept, what: str) -> list[float]:
+def _losses(
+    model: Any, weights: str, texts: list[GoodTurn] | list[Question], journal: ScoreJournal, what: str
+) -> list[float]:
     responses = [text.response if isinstance(text, GoodTurn) else text.whole for text in texts]
     sums = score_groups(model, weights, [[response] for response in responses], journal, what=what, items="texts")
     return damage.losses(responses, [scores[0] for scores in sums])
@@ -441,7 +449,7 @@ def _sums(
     questions: list[Question],
     renderer: Renderer,
     section: EvaluationConfig,
-    journal: Kept,
+    journal: ScoreJournal,
     arm: str,
     engine: ArmEngine | None,
 ) -> list[float]:
@@ -449,7 +457,7 @@ def _sums(
     # Temperature 0 needs one sample; more would be the same text.
     likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
     states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(questions)]
-    drawn = draw_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
+    drawn = sample_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
     return [100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(drawn, questions, strict=True)]
 
 
@@ -509,7 +517,7 @@ def verdict_of(
     interval = interval_of(values, "after", seed)
     word = verdict_word(interval, higher_is_better=sort.better == "higher", fewest_sessions=fewest_sessions)
     power = _power(interval, sort.unit, over, fewest_sessions)
-    first = f"{_WORDS[word]}: {_in_words(primary, interval, over)}."
+    first = f"{_WORDS[word]}: {_metric_sentence(primary, interval, over)}."
     second = power["sentence"]
     if interval.num_sessions < fewest_sessions:
         second = (
@@ -517,30 +525,30 @@ def verdict_of(
             f"hold more {over}s out, or ingest more."
         )
     elif has_control and word in ("better", "worse"):
-        second = _beside_control(values, interval, seed)
+        second = _control_sentence(values, interval, seed)
     remarks = [
-        _movement(every),
-        _of_control(values, interval, over, fewest_sessions, seed) if has_control else "",
-        _worse_besides(primary, every, seed, over),
+        _movement_remark(every),
+        _control_remark(values, interval, over, fewest_sessions, seed) if has_control else "",
+        _worse_remark(primary, every, seed, over),
     ]
     return {"word": word, "sentences": [first, second], "remarks": [remark for remark in remarks if remark]}, power
 
 
-def _in_words(name: str, interval: Interval, over: Over) -> str:
+def _metric_sentence(name: str, interval: Interval, over: Over) -> str:
     sort = SORTS[name]
     what = f"{sort.label[0].lower()}{sort.label[1:]} {interval.estimate:+.3g} {sort.unit} ({sort.better} is better)"
     if interval.num_sessions < 2:
         return f"{what}, from one {over}"
     if interval.low is None or interval.low == interval.high:
-        return f"{what}, the same in all {_of(interval, over)}"
-    return f"{what}, 95% interval {_range(interval)} ({_of(interval, over)})"
+        return f"{what}, the same in all {_counts(interval, over)}"
+    return f"{what}, 95% interval {_interval_text(interval)} ({_counts(interval, over)})"
 
 
-def _range(interval: Interval) -> str:
+def _interval_text(interval: Interval) -> str:
     return "no interval" if interval.low is None else f"{interval.low:+.3g} to {interval.high:+.3g}"
 
 
-def _of(interval: Interval, over: Over) -> str:
+def _counts(interval: Interval, over: Over) -> str:
     """Return the counts in words: "12 sites of 5 sessions"."""
     sites = f"{interval.num_values:,} site" + ("s" if interval.num_values != 1 else "")
     return f"{sites} of {interval.num_sessions:,} {over}" + ("s" if interval.num_sessions != 1 else "")
@@ -561,7 +569,9 @@ def _power(interval: Interval, unit: str, over: Over, fewest: int) -> dict[str, 
         sentence = f"No smallest effect is named: errors in {fewest} held-out {over}s are needed for that."
     else:
         effect = f"{smallest:.3g} {unit}"
-        sentence = f"With {_of(interval, over)} the smallest effect that would be seen four times of five is {effect}."
+        sentence = (
+            f"With {_counts(interval, over)} the smallest effect that would be seen four times of five is {effect}."
+        )
     return {
         "sites": interval.num_values,
         "sessions": interval.num_sessions,
@@ -571,12 +581,12 @@ def _power(interval: Interval, unit: str, over: Over, fewest: int) -> dict[str, 
     }
 
 
-def _beside_control(values: Sequence[Value], after: Interval, seed: int) -> str:
+def _control_sentence(values: Sequence[Value], after: Interval, seed: int) -> str:
     """Return whether the control, trained the same way on shuffled hints, moved as far as the trained model."""
     control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
     shuffles = control.num_repeats
-    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_range(control)}, {_shuffles(shuffles)})"
-    apart = f"the difference to it is {difference.estimate:+.3g} ({_range(difference)})"
+    moved = f"The shuffled control moved by {control.estimate:+.3g} ({_interval_text(control)}, {_shuffles(shuffles)})"
+    apart = f"the difference to it is {difference.estimate:+.3g} ({_interval_text(difference)})"
     if not difference.excludes_zero:
         return f"{moved}; {apart} and may be zero: any training of this kind may have done it, whatever the hints say."
     if (difference.estimate > 0) == (after.estimate > 0):
@@ -589,7 +599,7 @@ def _shuffles(number: int) -> str:
     return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
 
 
-def _movement(every: Mapping[str, Sequence[Value]]) -> str:
+def _movement_remark(every: Mapping[str, Sequence[Value]]) -> str:
     """Return a remark if training hardly moved the weights. Without it, a value near 0 looks like a finding."""
     # Sampled actions are checked as well: weights that moved little may still write other text.
     sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in every.get(name, ()))
@@ -604,13 +614,13 @@ def _movement(every: Mapping[str, Sequence[Value]]) -> str:
     )
 
 
-def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: int, seed: int) -> str:
+def _control_remark(values: Sequence[Value], after: Interval, over: Over, fewest: int, seed: int) -> str:
     """Return a remark if the control moved too, so that its interval excludes 0."""
     control = interval_of(values, "control", seed)
     if not control.excludes_zero:
         return ""
     few = f" {control.num_sessions} {over}s are too few to be sure of it." if control.num_sessions < fewest else ""
-    moved = f"by {control.estimate:+.3g} ({_range(control)}, without 0)"
+    moved = f"by {control.estimate:+.3g} ({_interval_text(control)}, without 0)"
     if (control.estimate > 0) != (after.estimate > 0):
         return (
             f"The shuffled control moved this figure too, the other way, {moved}: what it learnt is not nothing.{few}"
@@ -619,11 +629,11 @@ def _of_control(values: Sequence[Value], after: Interval, over: Over, fewest: in
     return f"The shuffled control moved this figure too, {moved}: {why}.{few}"
 
 
-def _worse_besides(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
+def _worse_remark(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
     """Return a remark with the other metrics that got worse, judged by their whole interval."""
     costs: list[str] = []
     for name in (name for name in _COSTS if name != primary and every.get(name)):
         interval = interval_of(every[name], "after", seed)
         if interval.excludes_zero and (interval.estimate > 0) != (SORTS[name].better == "higher"):
-            costs.append(_in_words(name, interval, over))
+            costs.append(_metric_sentence(name, interval, over))
     return f"{WORSE_BESIDES}: {'; '.join(costs)}." if costs else ""

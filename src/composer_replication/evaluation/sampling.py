@@ -20,7 +20,7 @@ from composer_replication.action_text import parse_reply
 from composer_replication.batch.render.renderer import Renderer, TurnSpan
 from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError
-from composer_replication.evaluation.decisions import Kept, SiteDecisions, digest_of
+from composer_replication.evaluation.decisions import ScoreJournal, SiteDecisions, digest_of
 from composer_replication.evaluation.figures import Value
 from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.runs.files import ToolTable
@@ -84,7 +84,7 @@ def states_of(held: HeldOut, sites: Sequence[SiteDecisions], *, most: int, conte
         for span in sequence.spans
     }
     states: dict[Sort, dict[tuple[str, str], State]] = {"erring": {}, "good": {}}
-    for site in _in_turn(sites):
+    for site in _round_robin(sites):
         decisions: dict[Sort, Any] = {
             "erring": site.decided[0],
             "good": next(decision for decision in site.decided if decision.role == "good"),
@@ -96,7 +96,7 @@ def states_of(held: HeldOut, sites: Sequence[SiteDecisions], *, most: int, conte
     return [*states["erring"].values(), *states["good"].values()]
 
 
-def _in_turn(sites: Sequence[SiteDecisions]) -> Iterator[SiteDecisions]:
+def _round_robin(sites: Sequence[SiteDecisions]) -> Iterator[SiteDecisions]:
     """Yield the first site of each session, then the second of each, and so on."""
     by_session: dict[str, list[SiteDecisions]] = {}
     for site in sites:
@@ -112,13 +112,13 @@ def _state(site: SiteDecisions, sort: Sort, call: Any, ids: list[int], span: Tur
     return State(name, call.conversation_id, site.session, call.turn, call.turn_id, sort, site.site_id, kind, prompt)
 
 
-def draw_actions(
+def sample_actions(
     model: Any,
     weights: str,
     renderer: Renderer,
     states: Sequence[State],
     section: EvaluationConfig,
-    kept: Kept,
+    journal: ScoreJournal,
     arm: str,
     engine: ArmEngine | None = None,
 ) -> list[list[SampledText]]:
@@ -127,19 +127,23 @@ def draw_actions(
     Samples that an earlier call stored for the same weights, settings and prompts are reused.
     """
     number = section.samples if section.temperature else min(1, section.samples)
-    draw = (_Drawer if engine is None else partial(_VllmDrawer, engine))(model, renderer, section, number)
+    draw = (_TransformersSampler if engine is None else partial(_VllmSampler, engine))(model, renderer, section, number)
     settings = f"{weights}:drawn:{number}:{section.temperature}:{section.new_tokens}:{section.seed}:{draw.name}"
     draws: list[list[SampledText]] = []
     for batch in _batches(states, number, draw.most_at_once):
         report_phase(
-            Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", stored_in=kept.path)
+            Phase(
+                name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", stored_in=journal.path
+            )
         )
         key = f"{settings}:{digest_of([(state.prompt, 0) for state in batch])}"
-        kept_rows = kept.get(key)
-        rows = kept_rows if kept_rows is not None else kept.put(key, _as_rows(draw([state.prompt for state in batch])))
+        kept_rows = journal.get(key)
+        rows = (
+            kept_rows if kept_rows is not None else journal.put(key, _as_rows(draw([state.prompt for state in batch])))
+        )
         draws += [[SampledText(*row) for row in several] for several in rows]
     report_phase(
-        Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", stored_in=kept.path)
+        Phase(name=f"drawn actions, {arm}", done=len(draws), total=len(states), items="states", stored_in=journal.path)
     )
     return draws
 
@@ -161,7 +165,7 @@ def _batches(states: Sequence[State], number: int, most: int) -> Iterator[list[S
         yield batch
 
 
-class _EndedTexts:
+class _TurnDecoder:
     """Decodes generated tokens up to the first one that ends the turn."""
 
     def __init__(self, renderer: Renderer) -> None:
@@ -177,8 +181,8 @@ class _EndedTexts:
         return SampledText(str(text), len(ids) if end is None else end, has_ended or end is not None)
 
 
-class _VllmDrawer(_EndedTexts):
-    """Samples with vLLM, with the settings of `_Drawer`."""
+class _VllmSampler(_TurnDecoder):
+    """Samples with vLLM, with the settings of `_TransformersSampler`."""
 
     name = "vllm"
 
@@ -190,11 +194,11 @@ class _VllmDrawer(_EndedTexts):
         self._draw = engine.drawer(self._stops, number, section.new_tokens, section.temperature)
 
     def __call__(self, prompts: Sequence[list[int]]) -> list[list[SampledText]]:
-        answers = self._draw(prompts, _seed_of(prompts, self._seed))
+        answers = self._draw(prompts, _batch_seed(prompts, self._seed))
         return [[self._drawn(*answer) for answer in several] for several in answers]
 
 
-class _Drawer(_EndedTexts):
+class _TransformersSampler(_TurnDecoder):
     """Samples with transformers: plain temperature sampling, whatever generation config the model ships with."""
 
     name = "transformers"
@@ -222,13 +226,13 @@ class _Drawer(_EndedTexts):
         # Left padding: generation continues at the right end of every row.
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in rows], device=device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
-        torch.manual_seed(_seed_of(prompts, self._seed))
+        torch.manual_seed(_batch_seed(prompts, self._seed))
         sequences = self._generate(self._model, input_ids=ids, attention_mask=mask, generation_config=self._config)
         drawn = [self._drawn(row[width:]) for row in sequences.tolist()]
         return [drawn[at : at + self._number] for at in range(0, len(drawn), self._number)]
 
 
-def _seed_of(prompts: Sequence[list[int]], seed: int) -> int:
+def _batch_seed(prompts: Sequence[list[int]], seed: int) -> int:
     """Return a seed that depends on the prompts only: the same for every model and every order of batches."""
     digest = hashlib.sha256(f"{seed}:{digest_of([(prompt, 0) for prompt in prompts])}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
@@ -248,7 +252,7 @@ _UNREADABLE = (UNPARSED, CUT_OFF)
 good."""
 
 
-class _Read(NamedTuple):
+class _ParsedSample(NamedTuple):
     """A sample after parsing: its action, or None with the `rule` that says why there is no call to judge."""
 
     action: Action | None
@@ -275,16 +279,18 @@ def sampled_rows(
     for session in held.sessions:
         if session.conversation.id not in conversation_ids:
             continue
-        for turn, judge in _moments(session, earlier):
+        for turn, judge in _turns_with_judge(session, earlier):
             for number in numbers.get((session.conversation.id, turn.id), ()):
-                moment = _Moment(session, tools, states[number], turn, judge)
+                comparison = _StateComparison(session, tools, states[number], turn, judge)
                 rows[number] = [
-                    moment.row(arm, at, drawn) for arm, every in draws.items() for at, drawn in enumerate(every[number])
+                    comparison.row(arm, at, drawn)
+                    for arm, every in draws.items()
+                    for at, drawn in enumerate(every[number])
                 ]
     return [row for number in sorted(rows) for row in rows[number]]
 
 
-def _moments(session: HeldOutSession, earlier: EarlierSessions | None) -> Iterator[tuple[Turn, Judge]]:
+def _turns_with_judge(session: HeldOutSession, earlier: EarlierSessions | None) -> Iterator[tuple[Turn, Judge]]:
     """Yield each turn that has calls, with the judge as it was when the model decided on them."""
     failures = {site.call_id: site for site, _ in session.logged.sites}
     project, turn_id = None if earlier is None else earlier.before(session.conversation), ""
@@ -294,7 +300,7 @@ def _moments(session: HeldOutSession, earlier: EarlierSessions | None) -> Iterat
             yield judged.turn, judged.judge
 
 
-class _Moment:
+class _StateComparison:
     """One state with everything that a sampled action is compared with."""
 
     def __init__(self, session: HeldOutSession, tools: ToolTable, state: State, turn: Turn, judge: Judge) -> None:
@@ -312,11 +318,11 @@ class _Moment:
         self._right = None if right is None else Action(text="", calls=(right,))
 
     def row(self, arm: str, at: int, drawn: SampledText) -> dict[str, Any]:
-        action, rule = _read(drawn)
+        action, rule = _parse(drawn)
         calls = () if action is None else action.calls
         # Logs without a list of tools cannot tell an unknown tool from a rare one.
         is_known = all(call.name in self._schemas for call in calls) if self._schemas else True
-        judgement = self._said(action, rule, is_known)
+        judgement = self._judgement(action, rule, is_known)
         state = self._state
         return {
             "id": f"{state.id}:{arm}:{at}",
@@ -342,7 +348,7 @@ class _Moment:
             "tokens": drawn.num_tokens,
         }
 
-    def _said(self, action: Action | None, rule: str, is_known: bool) -> Judgement:
+    def _judgement(self, action: Action | None, rule: str, is_known: bool) -> Judgement:
         if action is None or not action.calls:
             return Judgement("unknown", rule)
         if not is_known:
@@ -357,17 +363,17 @@ class _Moment:
         return action is not None and same_action(action, self._right, self._context)
 
 
-def _read(drawn: SampledText) -> _Read:
+def _parse(drawn: SampledText) -> _ParsedSample:
     """Return the parsed action. Text with the mark of a call but no readable call is broken, or was cut off."""
     try:
         action = parse_reply(drawn.text)
     except InputError:
-        return _Read(None, UNPARSED)
+        return _ParsedSample(None, UNPARSED)
     if action.calls:
-        return _Read(action, "")
+        return _ParsedSample(action, "")
     if any(mark in drawn.text for mark in _CALL_MARKS):
-        return _Read(None, UNPARSED if drawn.has_ended else CUT_OFF)
-    return _Read(action, NO_CALL)
+        return _ParsedSample(None, UNPARSED if drawn.has_ended else CUT_OFF)
+    return _ParsedSample(action, NO_CALL)
 
 
 def _plain(action: Action) -> dict[str, Any]:
@@ -381,15 +387,15 @@ def _plain(action: Action) -> dict[str, Any]:
 # ---- metrics of the samples
 
 
-def _is(*rules: str) -> Any:
+def _share_of_rules(*rules: str) -> Any:
     return lambda row: 1000.0 * (row["rule"] in rules)
 
 
 _MEASURES: Mapping[str, Any] = {
     "sampled_failures": lambda row: 1000.0 * (row["verdict"] == "fails" or row["rule"] in _UNREADABLE),
-    "sampled_unparsed": _is(*_UNREADABLE),
-    "sampled_no_call": _is(NO_CALL),
-    "sampled_unknown_tool": _is("unknown_tool"),
+    "sampled_unparsed": _share_of_rules(*_UNREADABLE),
+    "sampled_no_call": _share_of_rules(NO_CALL),
+    "sampled_unknown_tool": _share_of_rules("unknown_tool"),
     "sampled_agreement": lambda row: 1000.0 * row["same_as_logged"] if row["state"] == "good" else None,
     "sampled_corrected": lambda row: None if row["same_as_correction"] is None else 1000.0 * row["same_as_correction"],
     "sampled_looks": lambda row: 1000.0 * row["only_looks"],
@@ -435,7 +441,7 @@ def _of_arm(rows: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
     tools = Counter(row["tool"] or row["rule"] for row in rows)
     return {
         **means,
-        "cut_off": _mean(_is(CUT_OFF), rows),
+        "cut_off": _mean(_share_of_rules(CUT_OFF), rows),
         "verdicts": dict(sorted(Counter(row["verdict"] for row in rows).items())),
         "calls": dict(sorted(tools.items(), key=lambda entry: (-entry[1], entry[0]))),
         "rows": len(rows),

@@ -22,7 +22,7 @@ from composer_replication.evaluation.ablation.jobs import (
     JobKey,
     breaches_of,
     check_ready,
-    places_of,
+    job_keys_of,
     read_results,
     run_jobs,
 )
@@ -40,7 +40,7 @@ def toy_on_the_path(monkeypatch):
 
 def run_toy(folder: Path, *changes: tuple[str, str], **options):
     plan = read_plan(write_arms(folder, *changes, text=TOY))
-    return run_jobs(plan, folder, places_of(plan, **options), workers=2)
+    return run_jobs(plan, folder, job_keys_of(plan, **options), workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -189,7 +189,7 @@ def test_a_clone_s_results_are_not_emptied(toy_results, tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
     plan = read_plan(write_arms(tmp_path, ('predict = "As plain."', 'predict = "Better."'), text=TOY))
     with refusal(RunError, what="results.json", got="plain 1, plain 2, helped 1, ...", fix="-o FOLDER") as caught:
-        run_jobs(plan, folder, places_of(plan, seeds=[1]))
+        run_jobs(plan, folder, job_keys_of(plan, seeds=[1]))
     assert "6 jobs" in caught.value.got
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"} == before
 
@@ -203,10 +203,10 @@ def test_packed_results_are_neither_emptied_in_a_clone_nor_left_beside_newer_one
     (folder / "jobs").rename(tmp_path / "elsewhere")
     plan = read_plan(write_arms(tmp_path, text=TOY))
     with refusal(RunError, what=str(packed), got="6 jobs"):
-        run_jobs(plan, folder, places_of(plan))
+        run_jobs(plan, folder, job_keys_of(plan))
     assert packed.read_bytes() == before
     (tmp_path / "elsewhere").rename(folder / "jobs")
-    run_jobs(plan, folder, places_of(plan))
+    run_jobs(plan, folder, job_keys_of(plan))
     assert plain.read_bytes() == (toy_results / "results.json").read_bytes()
     assert not packed.exists()
 
@@ -276,8 +276,8 @@ def test_other_options_beside_a_table_and_words_for_numbers_are_refused(toy_resu
 
 def test_what_is_asked_for_has_to_be_in_the_plan(tmp_path):
     plan = read_plan(write_arms(tmp_path, text=TOY))
-    assert places_of(plan, only=["placebo"], seeds=[2]) == [JobKey("placebo", 2)]
+    assert job_keys_of(plan, only=["placebo"], seeds=[2]) == [JobKey("placebo", 2)]
     with refusal(InputError, what="--only", got="'x'", expected="plain, helped, placebo"):
-        places_of(plan, only=["x"])
+        job_keys_of(plan, only=["x"])
     with refusal(InputError, what="--seeds", got="3", expected="1, 2"):
-        places_of(plan, seeds=[3])
+        job_keys_of(plan, seeds=[3])

@@ -16,7 +16,7 @@ from composer_replication.evaluation import decisions as forced
 from composer_replication.evaluation.arms import (
     arms_of,
     digest_of_arm,
-    each_model,
+    load_each_model,
     tokenizers_of,
 )
 from composer_replication.evaluation.evaluate import PARTIAL, evaluate
@@ -181,7 +181,7 @@ def test_near_duplicates_of_learnt_states_are_left_out_and_counted(run, folder):
 
 
 def test_nothing_held_out_and_no_errors_are_verdicts_and_no_model_is_loaded(run, folder, monkeypatch):
-    monkeypatch.setattr("composer_replication.evaluation.evaluate.each_model", None)
+    monkeypatch.setattr("composer_replication.evaluation.evaluate.load_each_model", None)
     model = str(folder / "model")
     hold_out(run, 0.0)
     record = evaluate(config(), run, before=model, after=model)
@@ -289,7 +289,7 @@ def test_what_an_adapter_keeps_whole_does_not_stay_in_the_base(folder, tmp_path)
     adapted.save_pretrained(tmp_path / "adapter")
     arms = arms_of(str(folder / "model"), str(tmp_path / "adapter"), [str(folder / "model")])
     ids = torch.tensor([[3, 4, 5]])
-    logits = {arm.name: model(input_ids=ids).logits.detach() for arm, model in each_model(arms, "float32")}
+    logits = {arm.name: model(input_ids=ids).logits.detach() for arm, model in load_each_model(arms, "float32")}
     assert torch.equal(logits["control"], logits["before"])
     assert not torch.allclose(logits["after"], logits["before"])
 
@@ -305,7 +305,7 @@ def test_one_adapter_with_two_scales_is_two_sets_of_weights(folder, adapter, tmp
     digests = [
         digest_of_arm(arm, model)
         for place in (adapter, other, moved)
-        for arm, model in each_model(arms_of(str(folder / "model"), str(place))[1:], "float32")
+        for arm, model in load_each_model(arms_of(str(folder / "model"), str(place))[1:], "float32")
     ]
     assert digests[0] == digests[2] != digests[1]
 

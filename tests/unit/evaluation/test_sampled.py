@@ -149,7 +149,7 @@ def test_the_same_weights_draw_the_same_and_an_interrupt_loses_one_batch(run, fo
     assert {row["state"] for row in rows} == {"erring", "good"}
     assert max(row["tokens"] for row in rows) <= 6
     monkeypatch.setattr(sampling, "_MOST_AT_ONCE", 1)
-    calls, real = [], sampling._Drawer.__call__
+    calls, real = [], sampling._TransformersSampler.__call__
 
     def cut(self, prompts):
         calls.append(len(prompts))
@@ -157,7 +157,7 @@ def test_the_same_weights_draw_the_same_and_an_interrupt_loses_one_batch(run, fo
             raise KeyboardInterrupt
         return real(self, prompts)
 
-    monkeypatch.setattr(sampling._Drawer, "__call__", cut)
+    monkeypatch.setattr(sampling._TransformersSampler, "__call__", cut)
     with pytest.raises(KeyboardInterrupt):
         evaluate(config(FEW), run, **names)
     again = evaluate(config(FEW), run, **names)

@@ -19,7 +19,7 @@ from composer_replication.config import (
 )
 from composer_replication.evaluation.arms import Arm
 from composer_replication.evaluation.evaluate import evaluate, with_settings_of_training
-from composer_replication.evaluation.record import _of_training
+from composer_replication.evaluation.record import _training_remarks
 from composer_replication.runs.files import read_rows, weight_files_digest
 from composer_replication.runs.split import read_split
 
@@ -107,7 +107,7 @@ def test_every_part_without_a_result_has_a_reason(run, folder):
 def test_steps_that_are_less_than_a_pass_over_the_data_are_a_remark(tmp_path, seen, is_said):
     counts = {"windows": 16} | ({} if seen is None else {"windows_seen": seen})
     (tmp_path / "training.json").write_text(json.dumps({"steps": 8, "counts": counts}))
-    said = _of_training([Arm("before", "m", "m", None), Arm("after", str(tmp_path), "m", str(tmp_path))])
+    said = _training_remarks([Arm("before", "m", "m", None), Arm("after", str(tmp_path), "m", str(tmp_path))])
     assert len(said) == is_said
     figures = r"\b8 steps\b.*\b8 of 16 windows\b.*\btrain\.optimiser\.steps = 16\b"
     assert all(re.search(figures, each) for each in said)

@@ -14,8 +14,8 @@ from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError
 from composer_replication.evaluation import vllm_sampling
 from composer_replication.evaluation.arms import Arm
-from composer_replication.evaluation.decisions import Kept
-from composer_replication.evaluation.sampling import State, draw_actions
+from composer_replication.evaluation.decisions import ScoreJournal
+from composer_replication.evaluation.sampling import State, sample_actions
 from composer_replication.evaluation.vllm_sampling import engine_of
 from refusals import refusal
 from tokenizer_assets import load
@@ -107,9 +107,9 @@ def arms(tmp_path, **settings):
 def test_every_arm_is_drawn_from_by_one_engine_with_the_same_settings(asked, tmp_path):
     states = [State(str(at), "c", "s", 0, f"t{at}", "good", "", None, [1, 2, 3 + at]) for at in range(3)]
     told, renderer = arms(tmp_path), Renderer(load("llama3"))
-    engine, kept = engine_of(told, SECTION, longest=64), Kept(tmp_path / "kept.jsonl")
+    engine, kept = engine_of(told, SECTION, longest=64), ScoreJournal(tmp_path / "kept.jsonl")
     drawn = {
-        arm.name: draw_actions(None, arm.name, renderer, states, SECTION, kept, arm.name, engine.of(arm))
+        arm.name: sample_actions(None, arm.name, renderer, states, SECTION, kept, arm.name, engine.of(arm))
         for arm in told
     }
     kept.close()
@@ -137,10 +137,10 @@ def test_every_arm_is_drawn_from_by_one_engine_with_the_same_settings(asked, tmp
 def test_what_was_drawn_is_kept_under_the_engine_s_name(asked, tmp_path):
     states = [State("0", "c", "s", 0, "t", "good", "", None, [1, 2])]
     (arm, *_) = told = arms(tmp_path)
-    kept, renderer = Kept(tmp_path / "kept.jsonl"), Renderer(load("llama3"))
+    kept, renderer = ScoreJournal(tmp_path / "kept.jsonl"), Renderer(load("llama3"))
     engine = engine_of(told, SECTION, longest=64).of(arm)
     for _ in range(2):
-        draw_actions(None, "weights", renderer, states, SECTION, kept, "before", engine)
+        sample_actions(None, "weights", renderer, states, SECTION, kept, "before", engine)
     kept.close()
     assert len(asked.calls) == 1
     (key,) = kept._known

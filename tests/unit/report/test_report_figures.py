@@ -53,14 +53,14 @@ def test_an_interval_is_clear_only_on_the_better_side_of_0(low, high, better, st
 
 def test_strips_of_one_unit_share_a_scale_with_0_in_the_middle():
     first, second = drawn(row(low=0.1, high=0.4), row("forced_good", low=-0.8, high=0.2, estimate=-0.3))
-    assert second.arms[0].left == 50 - 46
-    assert first.arms[0].left == round(50 + 46 * 0.1 / 0.8, 2)
+    assert second.arms[0].start == 50 - 46
+    assert first.arms[0].start == round(50 + 46 * 0.1 / 0.8, 2)
     assert first.arms[0].width == round(46 * 0.3 / 0.8, 2)
 
 
 def test_to_the_right_is_better_whatever_the_figure():
     (figure,) = drawn(row(better="lower", low=-0.4, high=-0.1, estimate=-0.2))
-    assert (figure.arms[0].left, figure.arms[0].width, figure.arms[0].at) == (61.5, 34.5, 73.0)
+    assert (figure.arms[0].start, figure.arms[0].width, figure.arms[0].at) == (61.5, 34.5, 73.0)
     assert figure.arms[0].estimate == "\N{MINUS SIGN}0.200"
 
 

@@ -246,10 +246,10 @@ def test_only_what_is_worth_a_look_is_listed_first(run):
 
 
 def test_the_classes_of_tokens_follow_their_gaps():
-    from composer_replication.evaluation.report.credit import _class
+    from composer_replication.evaluation.report.credit import _shade_class
 
     gaps = {-4.0: "d4", -1.0: "d3", -0.3: "d2", -0.05: "d1", -0.04: "", 0.0: "", 0.05: "u1", 2.9: "u3", 3.0: "u4"}
-    assert {gap: _class(gap) for gap in gaps} == gaps
+    assert {gap: _shade_class(gap) for gap in gaps} == gaps
 
 
 def test_nothing_is_asked_of_the_network_and_one_script_may_run(page):
@@ -376,9 +376,9 @@ def test_a_report_elsewhere_is_remembered_by_the_run(tmp_path, run):
 
 
 def test_unseen_characters_are_shown(tmp_path):
-    from composer_replication.evaluation.report.build import _seen
+    from composer_replication.evaluation.report.build import _visible
 
-    assert _seen("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
+    assert _visible("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
 
 
 def test_a_training_elsewhere_is_read_from_there(tmp_path):

@@ -63,7 +63,7 @@ RESULTS = "results.json"
 # Jobs take seconds at least, so polling at this rate costs nothing that matters.
 _POLL_S = 0.05
 _LAST_LINES = 12
-_NAMED = 3
+_MAX_LISTED = 3
 # "in /home/someone/run/log.txt: 3" -> "/home/someone/run/"; also "~/run/"; not "./a/b" or "a/b/c"
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
 
@@ -87,7 +87,7 @@ class _FailedJob(NamedTuple):
 class AblationResults:
     """An experiment with its results so far: results.json."""
 
-    frozen: _Frozen
+    frozen: _FrozenPlan
     results: Sequence[Result]
     failed: Sequence[_FailedJob] = ()
 
@@ -112,7 +112,7 @@ class JobCallbacks:
     failed: Callable[[_FailedJob], None] = lambda _failure: None
 
 
-def places_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
+def job_keys_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
     """Return the jobs of a plan, or some of them: the baseline's first, then seed by seed.
 
     With this order an interrupted run leaves jobs that can be compared. The first jobs have different seeds, so that
@@ -135,7 +135,7 @@ def _is(value: Any, requested_values: Sequence[Any]) -> bool:
 def run_jobs(
     plan: AblationPlan,
     folder: Path,
-    places: Sequence[JobKey],
+    job_keys: Sequence[JobKey],
     *,
     workers: int = 1,
     listener: JobCallbacks | None = None,
@@ -143,13 +143,13 @@ def run_jobs(
     """Freeze the predictions, run the jobs that have no result yet, and update results.json after each."""
     observer, jobs = listener or JobCallbacks(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
-    with _held(folder):
+    with _locked(folder):
         check_ready(plan, folder)
         frozen = freeze(plan, folder, has_begun=_has_begun(folder))
         jobs.mkdir(exist_ok=True)
         atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are not to be committed
         failures: dict[JobKey, _FailedJob] = {}
-        for job_key, failure in _run_all(plan, jobs, places, workers, observer):
+        for job_key, failure in _run_all(plan, jobs, job_keys, workers, observer):
             if failure is not None:
                 failures[job_key] = failure
                 observer.failed(failure)
@@ -159,8 +159,8 @@ def run_jobs(
 
 def check_ready(plan: AblationPlan, folder: Path) -> None:
     """Raise if a plan cannot be run in a folder: the folder belongs to another plan, or the world lacks something."""
-    _check_nothing_is_lost(folder)
-    _held_against(plan, folder, has_begun=_has_begun(folder))
+    _check_no_results_are_lost(folder)
+    _checked_predictions(plan, folder, has_begun=_has_begun(folder))
     check = getattr(world_of(plan.experiment.world), "check_plan", None)
     if check is not None:
         check(plan)
@@ -170,7 +170,7 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / "jobs").glob(f"*/*/{JOB}"))
 
 
-def _check_nothing_is_lost(folder: Path) -> None:
+def _check_no_results_are_lost(folder: Path) -> None:
     """Raise if results.json has jobs that are not in the folder, as in a clone: rewriting it would lose them."""
     try:
         job_keys = [JobKey(result.arm, result.seed) for result in read_results(folder).results]
@@ -182,8 +182,8 @@ def _check_nothing_is_lost(folder: Path) -> None:
         raise
     lost = [job_key for job_key in job_keys if not (_folder(folder / "jobs", job_key) / JOB).is_file()]
     if lost:
-        lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost[:_NAMED]) + (
-            ", ..." if lost[_NAMED:] else ""
+        lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost[:_MAX_LISTED]) + (
+            ", ..." if lost[_MAX_LISTED:] else ""
         )
         fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
         got = f"results of {len(lost)} jobs that are not in jobs/ ({lost_names})"
@@ -263,7 +263,7 @@ def _failure(jobs: Path, job_key: JobKey) -> _FailedJob:
 
 
 @contextmanager
-def _held(folder: Path) -> Iterator[None]:
+def _locked(folder: Path) -> Iterator[None]:
     """Lock the folder for one command at a time."""
     descriptor = os.open(folder / ".ablate.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
@@ -279,7 +279,7 @@ def _held(folder: Path) -> Iterator[None]:
 # ---- results.json
 
 
-def write_results(folder: Path, frozen: _Frozen, failures: dict[JobKey, _FailedJob]) -> AblationResults:
+def write_results(folder: Path, frozen: _FrozenPlan, failures: dict[JobKey, _FailedJob]) -> AblationResults:
     """Write every finished job of the arms, whatever was requested this time, and one line for each failure of this
     time.
     """
@@ -289,7 +289,7 @@ def write_results(folder: Path, frozen: _Frozen, failures: dict[JobKey, _FailedJ
     results = sorted(
         (result for result in job_results if result), key=lambda result: (order.index(result.arm), result.seed)
     )
-    all_results = AblationResults(frozen=frozen, results=results, failed=_short(failures))
+    all_results = AblationResults(frozen=frozen, results=results, failed=_without_folders(failures))
     record = {
         **frozen.as_json(),
         "results": [result.as_json() for result in results],
@@ -300,7 +300,7 @@ def write_results(folder: Path, frozen: _Frozen, failures: dict[JobKey, _FailedJ
     return all_results
 
 
-def _short(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
+def _without_folders(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
     """Return the failures with their last lines only, without the folders in paths: results are published."""
     lines = {
         job_key: [_FOLDERS.sub("", line) for line in failures[job_key].last_lines[-1:]] for job_key in sorted(failures)
@@ -317,7 +317,7 @@ def read_results(folder: Path) -> AblationResults:
 
     def make(value: Mapping[str, Any]) -> AblationResults:
         return AblationResults(
-            frozen=_Frozen.from_json(value, str(path)),
+            frozen=_FrozenPlan.from_json(value, str(path)),
             results=[Result.from_json(result) for result in value["results"]],
             failed=[_FailedJob(**failure) for failure in value["failed"]],
         )
@@ -333,7 +333,7 @@ def read_results(folder: Path) -> AblationResults:
 PREDICTIONS = "predictions.json"
 _SCHEMA, _VERSION = "composer_replication.predictions", 1
 _PREDICTED = ("predict", "expect", "expect_control", "control_of", "exempt")
-_PLACES = ("model", "run", "output")
+_PATH_OPTIONS = ("model", "run", "output")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -352,7 +352,7 @@ class _Prediction:
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Frozen:
+class _FrozenPlan:
     """An experiment as it was frozen: everything that a table needs besides the results."""
 
     experiment: Experiment
@@ -379,7 +379,7 @@ class _Frozen:
         }
 
     @classmethod
-    def from_json(cls, value: Mapping[str, Any], where: str) -> _Frozen:
+    def from_json(cls, value: Mapping[str, Any], where: str) -> _FrozenPlan:
         check_schema(value, _SCHEMA, _VERSION)
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
@@ -388,20 +388,20 @@ class _Frozen:
         )
 
 
-def freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Frozen:
+def freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
     """Write the predictions of a plan; once jobs exist, they must be those that are already written."""
-    frozen = _held_against(plan, folder, has_begun=has_begun)
+    frozen = _checked_predictions(plan, folder, has_begun=has_begun)
     atomic_write_json(folder / PREDICTIONS, frozen.as_json())
     return frozen
 
 
-def _held_against(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Frozen:
+def _checked_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
     """Return what `freeze` would write.
 
     Raises StaleArtefactError if jobs exist and the predictions have changed since, or were never written.
     """
     path, stamp = folder / PREDICTIONS, now()
-    frozen = _Frozen(
+    frozen = _FrozenPlan(
         experiment=plan.experiment,
         metrics=plan.metrics,
         arms={name: replace(_prediction(arm), frozen=stamp) for name, arm in plan.arms.items()},
@@ -413,7 +413,7 @@ def _held_against(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Froz
             raise StaleArtefactError(explain(str(path), got="no file, and jobs", expected=expected, fix=fix))
         return frozen
     mend = "Put the file back as it was, or begin anew in another folder: `-o FOLDER`."
-    before = read_record(path, lambda value: _Frozen.from_json(value, str(path)), expected="predictions", fix=mend)
+    before = read_record(path, lambda value: _FrozenPlan.from_json(value, str(path)), expected="predictions", fix=mend)
     changes = list(_changes(before, frozen))
     if has_begun and changes:
         fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
@@ -423,7 +423,7 @@ def _held_against(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _Froz
     return replace(frozen, arms={**frozen.arms, **kept_arms})
 
 
-def _changes(before: _Frozen, after: _Frozen) -> Iterator[str]:
+def _changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
     """Yield a description of each change; new arms and seeds are no changes."""
     for key, value in vars(before.experiment).items():
         if key not in ("seeds", "run") and value != getattr(after.experiment, key):
@@ -446,7 +446,7 @@ def _same(before: _Prediction, after: _Prediction | None) -> bool:
 
 def _prediction(arm: AblationArm) -> _Prediction:
     config = tomllib.loads(to_toml(arm.config))
-    for option in _PLACES:  # paths are no settings: each result has the digests of its weights
+    for option in _PATH_OPTIONS:  # paths are no settings: each result has the digests of its weights
         config["train"].pop(option, None)
     predicted_fields = {key: getattr(arm, key) for key in _PREDICTED}
     digest = hashlib.sha256(encode([predicted_fields, config, dict(arm.options)], where=arm.name)).hexdigest()
@@ -472,18 +472,18 @@ Breaches = dict[str, list[str]]
 _EXACT = ("rollouts", "steps")
 
 
-def breaches_of(found: AblationResults) -> Breaches:
+def breaches_of(study: AblationResults) -> Breaches:
     """Return what makes arms incomparable; an arm that the plan exempts is checked for its units only."""
     breaches: Breaches = defaultdict(list)
-    spending = [result for result in found.results if found.frozen.arms[result.arm].exempt is None]
-    for result in found.results:
-        breaches[result.arm] += _of_units(result, found.results)
+    spending = [result for result in study.results if study.frozen.arms[result.arm].exempt is None]
+    for result in study.results:
+        breaches[result.arm] += _unit_breaches(result, study.results)
     for result in spending:
-        breaches[result.arm] += _of_exact(result, found, spending)
-        breaches[result.arm] += _of_start(result, spending)
-    for arm, sentence in _of_tokens(found, spending):
+        breaches[result.arm] += _exact_breaches(result, study, spending)
+        breaches[result.arm] += _start_breaches(result, spending)
+    for arm, sentence in _token_breaches(study, spending):
         breaches[arm].append(sentence)
-    return {arm: breaches[arm] for arm in found.frozen.arms if breaches[arm]}
+    return {arm: breaches[arm] for arm in study.frozen.arms if breaches[arm]}
 
 
 def spent_by(results: Sequence[Result], name: str) -> list[float]:
@@ -491,29 +491,29 @@ def spent_by(results: Sequence[Result], name: str) -> list[float]:
     return [getattr(result.spent, name) for result in results]
 
 
-def _of_exact(result: Result, study: AblationResults, spending: Sequence[Result]) -> Iterator[str]:
+def _exact_breaches(result: Result, study: AblationResults, spending: Sequence[Result]) -> Iterator[str]:
     for name in _EXACT:
         spent, planned = getattr(result.spent, name), getattr(study.frozen.experiment.budget, name)
-        usual = _usual(spent_by(spending, name)) if planned is None else planned
+        usual = _most_common(spent_by(spending, name)) if planned is None else planned
         if spent != usual:
             whose = "the plan's" if planned is not None else "the others'"
             yield f"seed {result.seed}: {spent:,} {name}, {whose} are {usual:,}"
 
 
-def _of_units(result: Result, all_results: Sequence[Result]) -> Iterator[str]:
-    units = _usual([tuple(unit.unit for unit in other_result.units) for other_result in all_results])
+def _unit_breaches(result: Result, all_results: Sequence[Result]) -> Iterator[str]:
+    units = _most_common([tuple(unit.unit for unit in other_result.units) for other_result in all_results])
     own_units = tuple(unit.unit for unit in result.units)
     if own_units != units:
         yield f"seed {result.seed}: other units than most jobs, {len(set(own_units) ^ set(units))} of them not in both"
 
 
-def _of_start(result: Result, spending: Sequence[Result]) -> Iterator[str]:
+def _start_breaches(result: Result, spending: Sequence[Result]) -> Iterator[str]:
     start_digests = [other_result.digests["start"] for other_result in spending if "start" in other_result.digests]
-    if start_digests and result.digests.get("start") != _usual(start_digests):
+    if start_digests and result.digests.get("start") != _most_common(start_digests):
         yield f"seed {result.seed}: begins with other weights than most jobs"
 
 
-def _of_tokens(study: AblationResults, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
+def _token_breaches(study: AblationResults, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
     budget = study.frozen.experiment.budget
     means = {
         arm: fmean(spent_by(arm_results, "tokens"))
@@ -528,5 +528,5 @@ def _of_tokens(study: AblationResults, spending: Sequence[Result]) -> Iterator[t
             yield arm, f"{mean:,.0f} tokens a job, {mean / usual - 1:+.0%} of {whose} {usual:,.0f} ({within})"
 
 
-def _usual(values: Sequence[Any]) -> Any:
+def _most_common(values: Sequence[Any]) -> Any:
     return Counter(values).most_common(1)[0][0]

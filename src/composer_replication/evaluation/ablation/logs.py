@@ -60,7 +60,7 @@ class Options:
 
 def check_plan(plan: AblationPlan) -> None:
     """Raise before the first job if the run is not given, does not exist, or has no split and sites."""
-    run = _opened(plan.experiment.run)
+    run = _open_run(plan.experiment.run)
     for name in ("split", "sites"):
         if not run.path(name).is_file():
             fix = f"Make them first: `{ARTEFACTS[name].command} {run.root}`."
@@ -74,7 +74,7 @@ def run_job(job: Job) -> Result:
     from composer_replication.trainer.from_config.training import TrainingCallbacks
 
     began = time.monotonic()
-    run = own_run(_opened(job.run), job.folder / "run")
+    run = linked_run(_open_run(job.run), job.folder / "run")
     config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
     folder = TrainingFolder.of(config)
     with _SharedWarmup(job, config, folder) as shared:
@@ -95,7 +95,7 @@ def run_job(job: Job) -> Result:
             steps=trained.steps + trained.warmup_steps,
             seconds=round(time.monotonic() - began, 1),
         ),
-        units=_some_units(run, evaluated["drops"]),
+        units=_scored_units(run, evaluated["drops"]),
         curve=[_point(line, trained.warmup_steps) for line in lines],
         digests={"start": _digest_of(evaluated, "before"), "trained": _digest_of(evaluated, "after")},
         config_sha256=job.config_sha256,
@@ -128,23 +128,23 @@ def _say(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _opened(path: str | Path | None) -> RunDir:
+def _open_run(path: str | Path | None) -> RunDir:
     if path is None:
         fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
         raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
     return RunDir.open(path)
 
 
-def own_run(shared: RunDir, own: Path) -> RunDir:
+def linked_run(shared: RunDir, folder: Path) -> RunDir:
     """Return a job's own run directory, with links to the records of a shared one, into which no job writes."""
-    own.mkdir(exist_ok=True)
+    folder.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
-            if (shared.root / name).is_file() and not (own / name).exists():
-                link(shared.root / name, own / name)
-    if not (own / MARKER).exists():
-        shutil.copyfile(shared.root / MARKER, own / MARKER)
-    return RunDir.open(own)
+            if (shared.root / name).is_file() and not (folder / name).exists():
+                link(shared.root / name, folder / name)
+    if not (folder / MARKER).exists():
+        shutil.copyfile(shared.root / MARKER, folder / MARKER)
+    return RunDir.open(folder)
 
 
 def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
@@ -224,7 +224,7 @@ def _copy(source: Path, target: Path) -> None:
 # ---- results
 
 
-def _some_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
+def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
     units = session_units(run)
     if not units:
         left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "nothing: it has none"

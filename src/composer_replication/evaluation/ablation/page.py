@@ -51,54 +51,54 @@ _HOW = (
 )
 
 
-def page_of(found: AblationResults, plots: Iterable[str] = ()) -> str:
+def page_of(study: AblationResults, plots: Iterable[str] = ()) -> str:
     """Return the whole page; `plots` are the paths, relative to the page, of the plots that it shows."""
-    figures = figures_of(found, found.frozen.metrics)
-    kinds = figures_of(found, metrics_by_kind(found))
-    breaches = breaches_of(found)
+    figures = figures_of(study, study.frozen.metrics)
+    kinds = figures_of(study, metrics_by_kind(study))
+    breaches = breaches_of(study)
     lines = [
-        f"# {_text(found.frozen.experiment.question)}",
+        f"# {_text(study.frozen.experiment.question)}",
         "",
-        *_about(found),
-        *_warnings(found, breaches),
-        *_section("Arms and predictions", ("arm", "what", "settings", "predicted"), _arm_rows(found)),
-        *_section("Against each other", AGAINST, against_rows(found, figures, [found.frozen.experiment.primary])),
-        *_section("Figures", ("figure", *found.frozen.arms), figure_rows(found, figures)),
-        *_section("Other figures against each other", AGAINST, against_rows(found, figures, _others(found))),
-        *_section("By kind", ("figure", *found.frozen.arms), figure_rows(found, kinds)),
-        *_section("By kind, against each other", AGAINST[:6], [row[:6] for row in against_rows(found, kinds)]),
-        *_section("Reached", ("arm", "curve", "to reach", "seeds that did", "rollouts or steps"), _reach_rows(found)),
-        *_section("Spent by a job", ("arm", "seeds", *_SPENT, "budget"), _spent_rows(found, breaches)),
+        *_about(study),
+        *_warnings(study, breaches),
+        *_section("Arms and predictions", ("arm", "what", "settings", "predicted"), _arm_rows(study)),
+        *_section("Against each other", AGAINST, against_rows(study, figures, [study.frozen.experiment.primary])),
+        *_section("Figures", ("figure", *study.frozen.arms), figure_rows(study, figures)),
+        *_section("Other figures against each other", AGAINST, against_rows(study, figures, _others(study))),
+        *_section("By kind", ("figure", *study.frozen.arms), figure_rows(study, kinds)),
+        *_section("By kind, against each other", AGAINST[:6], [row[:6] for row in against_rows(study, kinds)]),
+        *_section("Reached", ("arm", "curve", "to reach", "seeds that did", "rollouts or steps"), _reach_rows(study)),
+        *_section("Spent by a job", ("arm", "seeds", *_SPENT, "budget"), _spent_rows(study, breaches)),
         *(line for path in plots for line in (f"![{path}]({path})", "")),
         _HOW.format(
-            number=sum(figure.against is not None for figure in figures), primary=found.frozen.experiment.primary
+            number=sum(figure.against is not None for figure in figures), primary=study.frozen.experiment.primary
         ),
     ]
     return "\n".join(lines) + "\n"
 
 
-def write_page(found: AblationResults, folder: Path) -> Path:
+def write_page(study: AblationResults, folder: Path) -> Path:
     """Write table.md and its plots, and return the page's path. Without matplotlib the page has no plots."""
     try:
-        plots = _write_plots(found, folder)
+        plots = _write_plots(study, folder)
     except MissingExtraError:
         plots = []
     path = folder / "table.md"
-    atomic_write_text(path, page_of(found, plots))
+    atomic_write_text(path, page_of(study, plots))
     return path
 
 
-def as_json(found: AblationResults) -> dict[str, Any]:
+def as_json(study: AblationResults) -> dict[str, Any]:
     """Return the page's content for programs."""
-    figures = [*figures_of(found, found.frozen.metrics), *figures_of(found, metrics_by_kind(found))]
+    figures = [*figures_of(study, study.frozen.metrics), *figures_of(study, metrics_by_kind(study))]
     return {
-        "question": found.frozen.experiment.question,
-        "primary": found.frozen.experiment.primary,
-        "arms": {name: asdict(arm) for name, arm in found.frozen.arms.items()},
+        "question": study.frozen.experiment.question,
+        "primary": study.frozen.experiment.primary,
+        "arms": {name: asdict(arm) for name, arm in study.frozen.arms.items()},
         "figures": [_plain(figure) for figure in figures],
-        "breaches": breaches_of(found),
-        "failed": [failure._asdict() for failure in found.failed],
-        "missing": [job._asdict() for job in found.missing],
+        "breaches": breaches_of(study),
+        "failed": [failure._asdict() for failure in study.failed],
+        "missing": [job._asdict() for job in study.missing],
     }
 
 
@@ -147,14 +147,14 @@ def _arm_rows(study: AblationResults) -> Iterator[Sequence[str]]:
 
 
 def against_rows(
-    found: AblationResults, figures: Iterable[_MetricFigure], names: Sequence[str] | None = None
+    study: AblationResults, figures: Iterable[_MetricFigure], names: Sequence[str] | None = None
 ) -> Iterator[Sequence[str]]:
     """Yield the rows of comparisons; only the primary metric has a prediction in one word."""
     for figure in figures:
         if figure.against is None or (names is not None and figure.metric not in names):
             continue
-        arm, is_primary = found.frozen.arms[figure.arm], figure.metric == found.frozen.experiment.primary
-        expected = arm.expect if figure.against == found.frozen.experiment.baseline else arm.expect_control
+        arm, is_primary = study.frozen.arms[figure.arm], figure.metric == study.frozen.experiment.primary
+        expected = arm.expect if figure.against == study.frozen.experiment.baseline else arm.expect_control
         prediction = (expected, _outcome(expected, figure.verdict)) if expected and is_primary else ("", "")
         ratio = "" if figure.ratio is None else _shown(figure.ratio, "")
         yield figure.arm, figure.against, figure.metric, _shown(figure.value, "+"), ratio, figure.verdict, *prediction
@@ -171,11 +171,11 @@ def _outcome(expected: str, verdict: str) -> str:
     return "not shown" if came == "same" else "**otherwise**"
 
 
-def figure_rows(found: AblationResults, figures: Sequence[_MetricFigure]) -> Iterator[Sequence[str]]:
+def figure_rows(study: AblationResults, figures: Sequence[_MetricFigure]) -> Iterator[Sequence[str]]:
     alone = {(figure.metric, figure.arm): figure.value for figure in figures if figure.against is None}
     for name in dict.fromkeys(metric for metric, _ in alone):
-        values = (alone.get((name, arm)) for arm in found.frozen.arms)
-        metric = found.frozen.metrics.get(name)
+        values = (alone.get((name, arm)) for arm in study.frozen.arms)
+        metric = study.frozen.metrics.get(name)
         label = f"{name}: {metric.label}" if metric is not None and metric.label else name
         yield label, *("" if value is None else _shown(value, "") for value in values)
 
@@ -256,17 +256,17 @@ class _Grid(NamedTuple):
     per: Array
 
 
-def figures_of(found: AblationResults, metrics: Mapping[str, Metric]) -> list[_MetricFigure]:
+def figures_of(study: AblationResults, metrics: Mapping[str, Metric]) -> list[_MetricFigure]:
     """Return every metric of every arm, then every comparison; metrics without sums in any job are left out."""
     figures: list[_MetricFigure] = []
     for name, metric in metrics.items():
-        grids = {arm: _grid(found.of_arm(arm), name, metric) for arm in found.frozen.arms}
+        grids = {arm: _grid(study.of_arm(arm), name, metric) for arm in study.frozen.arms}
         known_grids = {arm: grid for arm, grid in grids.items() if grid is not None}
         figures += [_alone(name, arm, grid) for arm, grid in known_grids.items()]
         pairs = [
             (arm, other_arm)
             for arm in known_grids
-            for other_arm in found.frozen.compared_with(arm)
+            for other_arm in study.frozen.compared_with(arm)
             if other_arm in known_grids
         ]
         figures += [
@@ -277,11 +277,11 @@ def figures_of(found: AblationResults, metrics: Mapping[str, Metric]) -> list[_M
     return figures
 
 
-def metrics_by_kind(found: AblationResults) -> dict[str, Metric]:
+def metrics_by_kind(study: AblationResults) -> dict[str, Metric]:
     """Return the metrics of single kinds that jobs report, such as `failing_calls:edit_no_match`."""
-    names = {name for result in found.results for unit in result.units for name in unit.metrics}
+    names = {name for result in study.results for unit in result.units for name in unit.metrics}
     by_kind: dict[str, Metric] = {}
-    for name, metric in found.frozen.metrics.items():
+    for name, metric in study.frozen.metrics.items():
         for sum_name in sorted(candidate for candidate in names if candidate.startswith(f"{metric.of or name}:")):
             kind = sum_name.partition(":")[2]
             # A kind has its own denominator if jobs report one, such as the sites of that kind.
@@ -382,12 +382,12 @@ _STYLE: dict[str, Any] = {
 _COLOURS = ("#1f5fa8", "#c8501e", "#3c8c4b", "#8a4fa3", "#7a6a1f", "#2f8f99", "#b23a6b", "#555555")
 
 
-def _write_plots(found: AblationResults, folder: Path) -> list[str]:
+def _write_plots(study: AblationResults, folder: Path) -> list[str]:
     """Write all plots into `folder`/plots and return their paths relative to `folder`; delete plots
     that are outdated.
     """
-    primary = found.frozen.experiment.primary
-    figures = figures_of(found, {primary: found.frozen.metrics[primary]})
+    primary = study.frozen.experiment.primary
+    figures = figures_of(study, {primary: study.frozen.metrics[primary]})
     drawn: dict[str, str] = {}
     alone, against = (
         [figure for figure in figures if (figure.against is None) == is_alone] for is_alone in (True, False)
@@ -396,9 +396,9 @@ def _write_plots(found: AblationResults, folder: Path) -> list[str]:
         drawn["primary"] = _intervals(alone, primary, zero=False)
     if against:
         drawn["differences"] = _intervals(against, f"{primary}: difference", zero=True)
-    for name in sorted({name for result in found.results for point in result.curve for name in point}):
+    for name in sorted({name for result in study.results for point in result.curve for name in point}):
         if name not in ("rollouts", "step"):
-            drawn[f"curve-{name.replace('/', '-').replace(':', '-')}"] = _curves(found, name)
+            drawn[f"curve-{name.replace('/', '-').replace(':', '-')}"] = _curves(study, name)
     plots_folder = folder / FOLDER
     plots_folder.mkdir(exist_ok=True)
     for path in plots_folder.glob("*.svg"):
@@ -422,7 +422,7 @@ def _intervals(figures: Sequence[_MetricFigure], label: str, *, zero: bool) -> s
         axes.set_ylim(-0.6, len(figures) - 0.4)
         axes.set_xlabel(label)
 
-    return _svg(draw, height=1.0 + 0.36 * len(figures), left=0.3)
+    return _svg(draw, height=1.0 + 0.36 * len(figures), left_margin=0.3)
 
 
 def _curves(study: AblationResults, name: str) -> str:
@@ -450,14 +450,14 @@ def _curves(study: AblationResults, name: str) -> str:
         axes.set_ylabel(name)
         axes.legend(frameon=False, fontsize=8)
 
-    return _svg(draw, height=3.2, left=0.12)
+    return _svg(draw, height=3.2, left_margin=0.12)
 
 
 def _cycle(number: int) -> list[str]:
     return [_COLOURS[at % len(_COLOURS)] for at in range(number)]
 
 
-def _svg(draw: Callable[[Axes], None], *, height: float, left: float) -> str:
+def _svg(draw: Callable[[Axes], None], *, height: float, left_margin: float) -> str:
     matplotlib = require("matplotlib", extra="report")
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure as Canvas
@@ -467,6 +467,6 @@ def _svg(draw: Callable[[Axes], None], *, height: float, left: float) -> str:
         FigureCanvasSVG(figure)
         # Room for the labels of the axis, in inches.
         bottom = 0.55 / height
-        draw(figure.add_axes((left, bottom, 0.97 - left, 0.95 - bottom)))
+        draw(figure.add_axes((left_margin, bottom, 0.97 - left_margin, 0.95 - bottom)))
         figure.savefig(text, format="svg", metadata={"Date": None, "Creator": None})
     return text.getvalue()

@@ -40,7 +40,7 @@ from composer_replication.evaluation.ablation.job import (
     Spent,
     Unit,
 )
-from composer_replication.evaluation.ablation.logs import own_run
+from composer_replication.evaluation.ablation.logs import linked_run
 from composer_replication.evaluation.ablation.plan import Metric
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import read_journal
@@ -88,8 +88,8 @@ def run_job(job: Job) -> Result:
     trained, lines, steps = start, list[Mapping[str, Any]](), 0
     if job.options["is_trained"]:
         trained, lines, steps = _train(job, start)
-        _let_go_of_the_trainer()
-    units, digests = _judged(job, start, trained)
+        _free_trainer()
+    units, digests = _play_held_out_tasks(job, start, trained)
     rollouts = job.config.train.optimiser.per_device * job.config.train.optimiser.accumulation
     result = Result(
         arm=job.arm,
@@ -117,7 +117,7 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
 
     train = replace(job.config.train, model=start, output=str(job.folder / "training"))
     if train.run is not None:  # for its pairs
-        train = replace(train, run=str(own_run(RunDir.open(train.run), job.folder / "run").root))
+        train = replace(train, run=str(linked_run(RunDir.open(train.run), job.folder / "run").root))
     config = replace(job.config, train=train)
     done = run_training(config, progress=TrainingCallbacks(say=_say))
     if done.saved is None:
@@ -133,7 +133,7 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
     return str(done.saved), lines, done.steps
 
 
-def _let_go_of_the_trainer() -> None:
+def _free_trainer() -> None:
     """Free the trainer. It is part of reference cycles: its optimizer would stay on the GPU beside the two models."""
     import torch
 
@@ -158,7 +158,7 @@ def _point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
     return {"step": step, "rollouts": step * rollouts, "failing_calls": failing, **figures}
 
 
-def _judged(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, str]]:
+def _play_held_out_tasks(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, str]]:
     """Play every held-out task, and return the units with the digests of both models."""
     import torch
 
@@ -276,10 +276,10 @@ def after_a_turn(tokenizer: Any, tool: str, answer: str) -> str:
 class TaskEpisode:
     """One task, from its prompt to the end of the session. A turn without a readable call ends it as well."""
 
-    def __init__(self, tokenizer: Any, seed: int, luck: str, *, difficulty: Difficulty = "easy") -> None:
+    def __init__(self, tokenizer: Any, seed: int, random_seed: str, *, difficulty: Difficulty = "easy") -> None:
         task = generate_task(seed, difficulty=difficulty)
         self.seed, self._tokenizer = seed, tokenizer
-        self.draw = random.Random(luck)  # noqa: S311 (sampling, no secret)
+        self.draw = random.Random(random_seed)  # noqa: S311 (sampling, no secret)
         self.workspace = Workspace(task, runner=_world_runner(), max_calls=MOST_CALLS)
         self.prompt: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
         self.messages: list[dict[str, Any]] = []
@@ -293,9 +293,9 @@ class TaskEpisode:
     def begin(self) -> list[int]:
         return self.prompt_ids
 
-    def hear(self, said: list[int]) -> list[int] | None:
-        self._add(said, 1)
-        text = self._tokenizer.decode(said, skip_special_tokens=True)
+    def hear(self, sampled_ids: list[int]) -> list[int] | None:
+        self._add(sampled_ids, 1)
+        text = self._tokenizer.decode(sampled_ids, skip_special_tokens=True)
         called = read_call(text)
         if called is None:
             self.messages.append({"role": "assistant", "content": text})
@@ -329,7 +329,7 @@ def play_all(
     episodes: Sequence[TaskEpisode],
     *,
     most: int,
-    places: int | None = None,
+    num_parallel: int | None = None,
     temperature: float = 1.0,
 ) -> None:
     """Play all episodes with samples from the model; one with more than `most` tokens after its prompt is over.
@@ -339,10 +339,10 @@ def play_all(
     from composer_replication.trainer.objective.distributed import evaluating
 
     room, ends = most + max(len(episode.prompt_ids) for episode in episodes), [tokenizer.eos_token_id]
-    places = places or (len(episodes) if next(model.parameters()).is_cuda else 48)
+    num_parallel = num_parallel or (len(episodes) if next(model.parameters()).is_cuda else 48)
     with evaluating(model):
         sampler = _sampler_for(model, room)
-        sampler(model, ends=ends, places=places, room=room, most_new=most, temperature=temperature).run(episodes)
+        sampler(model, ends=ends, places=num_parallel, room=room, most_new=most, temperature=temperature).run(episodes)
 
 
 def _sampler_for(model: Any, room: int) -> Any:
@@ -384,7 +384,7 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         for position, row in enumerate(rows[prompt[-1]["content"]] for prompt in prompts)
     ]
     model = trainer.accelerator.unwrap_model(trainer.model)
-    play_all(model, tokenizer, episodes, most=longest, places=len(episodes), temperature=trainer.temperature)
+    play_all(model, tokenizer, episodes, most=longest, num_parallel=len(episodes), temperature=trainer.temperature)
     rewards = [episode.workspace.reward() for episode in episodes]
     figures = {
         "solved": [float(reward.solved) for reward in rewards],

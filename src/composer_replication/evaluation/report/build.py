@@ -234,10 +234,10 @@ def _file_name(session: Session) -> str:
 
 # ---- templates
 
-_FOLDER = Path(__file__).parent / "templates"
+_TEMPLATES = Path(__file__).parent / "templates"
 # Control characters, bidirectional marks and lone surrogates: a page shows that there is one, and no more.
 # "a\u202eb" -> matches the right-to-left override; not tab or newline
-_UNSEEN = re.compile(
+_INVISIBLE = re.compile(
     "[\x00-\x08\x0b-\x1f\x7f-\x9f\u061c\u200b\u200e\u200f\u202a-\u202e\u2060-\u2069\ufeff\ud800-\udfff]"
 )
 # "from -0.5 to -2" -> both signs; not "gpt-4", "1-2" or "--set"
@@ -255,11 +255,11 @@ def page(template: str, **values: Any) -> bytes:
 def _environment() -> Environment:
     jinja2 = require("jinja2", extra="report")
     environment: Environment = jinja2.Environment(
-        loader=jinja2.FileSystemLoader(_FOLDER),
+        loader=jinja2.FileSystemLoader(_TEMPLATES),
         autoescape=lambda name: not str(name).endswith(".md.jinja"),
         # A misspelled name in a template is an error, not an empty cell.
         undefined=jinja2.StrictUndefined,
-        finalize=_seen,
+        finalize=_visible,
         trim_blocks=True,
         lstrip_blocks=True,
         keep_trailing_newline=True,
@@ -282,7 +282,7 @@ def _environment() -> Environment:
         gap=lambda gap: f"{gap:+.2f}".replace("-", "\N{MINUS SIGN}"),
         svg=markup,
         minus=lambda text: _NEGATIVE.sub("\N{MINUS SIGN}", str(text)),
-        md=_md,
+        md=_markdown_text,
         url=lambda text: quote(str(text), safe="/#"),
         duration=_duration,
         percent=lambda share: f"{share:.0%}",
@@ -291,14 +291,14 @@ def _environment() -> Environment:
 
 
 def _text(name: str) -> str:
-    return (_FOLDER / name).read_text(encoding="utf-8")
+    return (_TEMPLATES / name).read_text(encoding="utf-8")
 
 
-def _seen(value: Any) -> Any:
+def _visible(value: Any) -> Any:
     """Return the value that a template writes, before escaping: no invisible characters, nothing for None."""
     # Not isinstance: Markup is a subclass, trusted, and must stay one.
     if type(value) is str:
-        return _UNSEEN.sub("\N{REPLACEMENT CHARACTER}", value)
+        return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", value)
     return "" if value is None else value
 
 
@@ -318,9 +318,9 @@ def _duration(seconds: float) -> str:
     return f"{hours} h {minutes:02d} min" if hours else f"{minutes} min {rest:02d} s" if minutes else f"{seconds:.1f} s"
 
 
-def _md(text: Any) -> str:
+def _markdown_text(text: Any) -> str:
     """Return text on one line, escaped so that neither markdown nor HTML interprets it."""
-    line = " ".join(_UNSEEN.sub("\N{REPLACEMENT CHARACTER}", str(text)).split())
+    line = " ".join(_INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(text)).split())
     return _MARKUP.sub(r"\\\g<0>", line).replace("\\<", "&lt;").replace("\\&", "&amp;")
 
 
@@ -448,7 +448,7 @@ _SOURCES = {
     "acted_at_once": "acting at once where that was right, against looking once more: the balance to look-first pairs",
 }
 _EXAMPLES = 2
-_NOT_LISTED = ("report_html", "report_md", "teacher_cache")  # being written, and a store that changes when read
+_UNLISTED_ARTEFACTS = ("report_html", "report_md", "teacher_cache")  # being written, and a store that changes when read
 _STAGES = {
     "conversations": "ingest",
     "split": "split",
@@ -539,7 +539,7 @@ def files_of(records: RunRecords) -> list[_FileOfRun]:
     """Return the records and checked files of a run, in the order of the pipeline."""
     files: list[_FileOfRun] = []
     for name, artefact in ARTEFACTS.items():
-        if not records.has(name) or artefact.kind not in ("records", "file") or name in _NOT_LISTED:
+        if not records.has(name) or artefact.kind not in ("records", "file") or name in _UNLISTED_ARTEFACTS:
             continue
         try:
             files.append(_file(records, name))

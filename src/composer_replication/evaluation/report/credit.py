@@ -32,8 +32,8 @@ from composer_replication.types import (
 _MAX_TEXT = 700
 _STEPS = (0.05, 0.3, 1.0, 3.0)
 """Nats from which a token's gap is drawn in the next darker shade."""
-_MAX_TOKENS, _MOST_TOLD, _MOST_SAMPLES = 600, 5, 2
-_NOT_THE_MODEL_S = {
+_MAX_TOKENS, _MAX_MOVED, _MOST_SAMPLES = 600, 5, 2
+_OTHER_BLAMES = {
     "harness": "the harness refused or stopped it",
     "user": "the user refused or stopped it",
     "task": "failing here is part of the work",
@@ -60,20 +60,20 @@ class _CreditedToken(NamedTuple):
 
 
 class Gaps(NamedTuple):
-    """Target tokens with their gaps; `told` are those that the hint changed most before training."""
+    """Target tokens with their gaps; `most_moved` are those that the hint changed most before training."""
 
     tokens: list[_CreditedToken]
     num_left_out: int
     mean_before: str
     mean_after: str
-    told: list[_CreditedToken]
+    most_moved: list[_CreditedToken]
 
 
 class _DecisionView(NamedTuple):
     """Mean log-probs of the decisions in one role, and which way they should change; `state` as in an interval."""
 
     what: str
-    wanted: str
+    expected: str
     before: str
     after: str
     control: str
@@ -126,7 +126,9 @@ class Credit:
 
     def parts(self, conversations: Sequence[Conversation]) -> list[_ConversationPart]:
         return [
-            _ConversationPart(conversation.id, _what(conversation), list(_stretches(self._turns(conversation))))
+            _ConversationPart(
+                conversation.id, _conversation_label(conversation), list(_stretches(self._turns(conversation)))
+            )
             for conversation in conversations
         ]
 
@@ -148,7 +150,7 @@ class Credit:
             yield _TurnView(
                 number=number,
                 role=turn.role,
-                who=_who(turn),
+                who=_speaker(turn),
                 text=cut(turn.text, most),
                 thinking=len(turn.thinking),
                 calls=[(call.name, cut(arguments_of(call), most)) for call in turn.calls],
@@ -177,7 +179,7 @@ class Credit:
         side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
         proof = self._records.proofs.get(site.id)
         if not site.is_kept:
-            return _OUT, f"not taught: {_NOT_THE_MODEL_S.get(site.blame, site.reason)}"
+            return _OUT, f"not taught: {_OTHER_BLAMES.get(site.blame, site.reason)}"
         if hint is None:
             return _OUT, "not taught: no hint was written for it"
         if side != "train":
@@ -217,7 +219,7 @@ def _stretches(turns: Iterator[_TurnView]) -> Iterator[tuple[bool, list[_TurnVie
         yield False, folded
 
 
-def _what(conversation: Conversation) -> str:
+def _conversation_label(conversation: Conversation) -> str:
     if conversation.parent is None:
         return "session"
     return {"subagent": "sub-agent", "sidechain": "sub-agent", "compaction": "after a compaction"}.get(
@@ -225,7 +227,7 @@ def _what(conversation: Conversation) -> str:
     )
 
 
-def _who(turn: Turn) -> str:
+def _speaker(turn: Turn) -> str:
     labels = {"human": "user", "model": "model", "tool": "result", "meta": "harness", "summary": "summary"}
     return labels.get(turn.origin, turn.origin)
 
@@ -261,23 +263,26 @@ def _gaps(row: Row | None) -> Gaps | None:
     if row is None or not row["tokens"]:
         return None
     whole = list(zip(row["tokens"], row["before"], row["after"], strict=True))
-    tokens = [_CreditedToken(_shown(text), b, a, _class(b), _class(a)) for text, b, a in whole[:_MAX_TOKENS]]
-    most_moved = sorted(tokens, key=lambda token: -abs(token.before))[:_MOST_TOLD]
+    tokens = [
+        _CreditedToken(_with_visible_whitespace(text), b, a, _shade_class(b), _shade_class(a))
+        for text, b, a in whole[:_MAX_TOKENS]
+    ]
+    most_moved = sorted(tokens, key=lambda token: -abs(token.before))[:_MAX_MOVED]
     return Gaps(
         tokens=tokens,
         num_left_out=len(whole) - len(tokens),
         mean_before=signed(sum(row["before"]) / len(whole), "nats"),
         mean_after=signed(sum(row["after"]) / len(whole), "nats"),
-        told=[token for token in most_moved if token.class_before],
+        most_moved=[token for token in most_moved if token.class_before],
     )
 
 
-def _shown(text: str) -> str:
+def _with_visible_whitespace(text: str) -> str:
     """Return the text with visible line ends and tabs that still work as such."""
     return text.replace("\n", "↵\n").replace("\t", "→\t")
 
 
-def _class(gap: float) -> str:
+def _shade_class(gap: float) -> str:
     """Return the CSS class of a gap: `d1` to `d4` if the hint lowers the token, `u1` to `u4` if it raises it."""
     depth = sum(abs(gap) >= step for step in _STEPS)
     return f"{'d' if gap < 0 else 'u'}{depth}" if depth else ""

@@ -61,7 +61,7 @@ class ReportVerdict(NamedTuple):
 class _ArmInterval(NamedTuple):
     """One metric of one arm; `state` says on which side of 0 its interval lies: clear (better), wrong, or open.
 
-    `at`, `left` and `width` place it on a strip, in percent: the middle is 0 and the right half is better. `interval`
+    `at`, `start` and `width` place it on a strip, in percent: the middle is 0 and the right half is better. `interval`
     is empty if there is none, and "no change" if nothing changed.
     """
 
@@ -71,7 +71,7 @@ class _ArmInterval(NamedTuple):
     n: str
     state: str
     at: float
-    left: float
+    start: float
     width: float
 
 
@@ -166,11 +166,11 @@ def primary_figure(evaluation: Row | None) -> _ReportFigure | None:
     )
 
 
-def got_worse(shown: Iterable[_ReportFigure]) -> list[str]:
+def got_worse(all_figures: Iterable[_ReportFigure]) -> list[str]:
     """Return the metrics, except the primary one, whose interval after training lies on the wrong side of 0."""
     return [
         f"{figure.label} ({figure.arms[0].estimate} {figure.unit})"
-        for figure in shown
+        for figure in all_figures
         if not figure.is_primary and figure.arms[0].arm == _ARMS["after"] and figure.arms[0].state == "wrong"
     ]
 
@@ -230,7 +230,7 @@ def _interval(row: Row, widest: float) -> _ArmInterval:
         n=n,
         state=state,
         at=round(50 + scale * sign * estimate, 2),
-        left=round(50 + scale * min(sign * low, sign * high), 2),
+        start=round(50 + scale * min(sign * low, sign * high), 2),
         width=round(scale * (high - low), 2),
     )
 

@@ -278,7 +278,7 @@ def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, 
         axes.set_xlabel("good calls: change in nats a token")
         axes.set_ylabel("erring call")
 
-    return _figure(draw, name, description, left=0.145)
+    return _figure(draw, name, description, left_margin=0.145)
 
 
 def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, description: str) -> str:
@@ -305,11 +305,11 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("change in nats a token")
 
-    return _figure(draw, name, description, left=0.27)
+    return _figure(draw, name, description, left_margin=0.27)
 
 
-def _figure(draw: Any, name: str, description: str, *, left: float = 0.1) -> str:
-    """Return a figure as SVG. `name` makes its ids unique on the page; `left` is the margin for labels."""
+def _figure(draw: Any, name: str, description: str, *, left_margin: float = 0.1) -> str:
+    """Return a figure as SVG. `name` makes its ids unique on the page; `left_margin` is the margin for labels."""
     matplotlib = require("matplotlib", extra="report")
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -317,7 +317,7 @@ def _figure(draw: Any, name: str, description: str, *, left: float = 0.1) -> str
     with matplotlib.rc_context(_STYLE):
         figure = Figure(figsize=_SIZE_INCHES)
         FigureCanvasSVG(figure)
-        draw(figure.add_axes((left, _BOTTOM, 0.985 - left, 0.96 - _BOTTOM)))
+        draw(figure.add_axes((left_margin, _BOTTOM, 0.985 - left_margin, 0.96 - _BOTTOM)))
         text = io.StringIO()
         figure.savefig(text, format="svg", metadata={"Date": None})
     return _inline(text.getvalue(), name, description)
