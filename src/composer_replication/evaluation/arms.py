@@ -27,6 +27,7 @@ from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, TURNED
 
 Precision = Literal["auto", "float32", "bfloat16"]
 _ADAPTER, _ADAPTER_WEIGHTS = ADAPTER_SETTINGS, "adapter_model.safetensors"
+# Names of channels 2 and 3 in a training record.
 _HINTS, _PAIRS = "sdpo_kl", "trace_replay_dpo"
 # "org/model-1.5B" or "gpt2" -> a hub name; not "/data/model" or "runs/a/b", which are paths
 _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
@@ -56,21 +57,23 @@ def _arm(name: str, weights: str, default: str | None) -> Arm:
         if weights and folder.is_dir() and not (folder / "config.json").is_file():
             got = f"{weights!r}, which holds neither config.json nor {_ADAPTER}"
             fix = "Name the folder that `crf train` wrote (RUN/adapter or RUN/model), or a model."
-            raise InputError(explain(f"--{name}", got=got, expected="weights or an adapter", fix=fix))
+            raise InputError(explain(f"--{name}", got=got, expected="a model or an adapter", fix=fix))
         return Arm(name, weights, resolve_model(weights), None)
     if not (folder / _ADAPTER_WEIGHTS).is_file():
         got = f"{weights!r} without {_ADAPTER_WEIGHTS}"
-        fix = "Weights in other files would have to be unpickled, which is not done."
+        fix = "Other formats need pickle and are not loaded."
         raise InputError(explain(f"--{name}", got=got, expected="an adapter as safetensors", fix=fix))
     own_base = _base_in_settings(folder)
     base = _base_of(own_base, default)
     if base is None and own_base is not None:
-        got = f"the adapter {weights!r}, which stands on {own_base!r}"
-        fix = "Name its own base as --before."
+        got = f"the adapter {weights!r}, trained on {own_base!r}"
+        fix = "Pass its base model as --before."
         raise InputError(explain(f"--{name}", got=got, expected=f"an adapter on {default!r}", fix=fix))
     if base is None:
-        got = f"the adapter {weights!r}, which does not say what it stands on"
-        raise InputError(explain(f"--{name}", got=got, expected="an adapter with a base, or whole weights"))
+        got = f"the adapter {weights!r}, which names no base model"
+        raise InputError(
+            explain(f"--{name}", got=got, expected="an adapter that names its base model, or a whole model")
+        )
     return Arm(name, weights, base, weights)
 
 

@@ -41,6 +41,7 @@ if TYPE_CHECKING:
 
 
 GOOD_TURNS, CODE, SUMS = "loss_good_turns", "loss_code", "gsm8k"
+# Tokens of a good turn that are scored, and rows of a file that are asked.
 _MOST_TOKENS, _MOST_ROWS = 512, 1000
 # Column names of GSM8K, HumanEval, MBPP and their relatives; the first that exists is used.
 _QUESTIONS, _ANSWERS = ("prompt", "question", "text"), ("solution", "canonical_solution", "code", "answer")
@@ -131,7 +132,7 @@ def _rows(path: str, option: str) -> Iterator[Any]:
     # Bounds the time of an evaluation when a whole benchmark is given.
     rows = [line for line in lines if line.strip()][:_MOST_ROWS]
     if not rows:
-        raise ConfigError(explain(option, got=f"{path!r}, which is empty", expected="a row a line"))
+        raise ConfigError(explain(option, got=f"{path!r}, which is empty", expected="one JSON object per line"))
     for number, line in enumerate(rows, start=1):
         try:
             yield json.loads(line)

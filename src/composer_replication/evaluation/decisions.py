@@ -51,6 +51,7 @@ if TYPE_CHECKING:
 
 
 Role = Literal["erring", "correction", "good"]
+# Reasons in `drops`.
 NO_GOOD_CALL, NOT_RENDERED = "no_good_call_in_the_session", "correction_not_rendered"
 NEAR_DUPLICATE, NO_CORRECTION = "near_duplicate", "no_correction"
 # Good calls that are tried for one site, the best candidates first; bounds the time for long sessions.
@@ -382,8 +383,7 @@ def score_groups(
 def numbers(values: list[float]) -> list[float]:
     """Return the values, or raise NonFiniteError: JSON has no NaN, and a mean over one says nothing."""
     if not all(map(math.isfinite, values)):
-        got = "some that are not"
-        raise NonFiniteError(explain("log-probs", got=got, expected="numbers"))
+        raise NonFiniteError(explain("log-probs", got="NaN or infinity", expected="finite numbers"))
     return values
 
 

@@ -298,7 +298,7 @@ def _report(config: CrfConfig, run: RunDir, record: dict[str, Any], progress: Tr
     try:
         report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
     except MissingExtraError as error:
-        progress.say(f"train.report_to: {error}; evaluation.json has all of it")
+        progress.say(f"train.report_to: {error}; the metrics are in evaluation.json only")
 
 
 def with_settings_of_training(
@@ -348,14 +348,16 @@ def models_of(
         controls = controls or [weights for folder in control_folders(root) if (weights := _trained(folder))]
         if after is None:
             partial_training = half_trained(root)
-            got = f"no name, and {partial_training or 'no trained weights in the run'}"
-            fix = "" if partial_training else "Run `crf train`, or name them."
-            raise InputError(explain("--after", got=got, expected="weights", fix=fix))
+            got = partial_training or "no trained weights in the run"
+            fix = "" if partial_training else "Run `crf train`, or name a model."
+            raise InputError(explain("--after", got=got, expected="a trained model", fix=fix))
     if before is None:
         before = _start_of(Path(after)) or config.train.model
         if before is None:
-            got = f"no name, and no {RECORD} beside {after} that says what it was trained from"
-            raise InputError(explain("--before", got=got, expected="the weights to compare with", fix="Name them."))
+            got = f"no {RECORD} in {after} that names the initial model"
+            raise InputError(
+                explain("--before", got=got, expected="the model to compare with", fix="Pass --before MODEL.")
+            )
     return Models(before, after, tuple(controls))
 
 

@@ -176,6 +176,7 @@ def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
 Word = Literal["better", "worse", "no_difference", "too_thin"]
 # 999 + 1 is divisible by 20, so the 95% quantile of the resamples is one of them.
 _RESAMPLES = 999
+# Coverage of the intervals; share of repeats that detect the smallest effect.
 _LEVEL, _POWER = 0.95, 0.8
 _MAX_BOOTSTRAP_RATIO = 1.4
 """With very few sessions a resample may have almost no spread, so the bootstrap's radius would be unbounded."""

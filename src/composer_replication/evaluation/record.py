@@ -479,6 +479,7 @@ _WORDS: Mapping[Word, str] = {
     "too_thin": "Your data is too thin to say whether the trained model is better",
 }
 _VERDICT_BROKEN = "Nothing else of it was measured; look in its training for a loss that is not a number."
+# Metrics on logged decisions, from which `_movement_remark` sees whether the weights moved.
 _MOVES = ("forced_erring", "forced_good")
 _HARDLY = 0.01
 """Nats per token. A median change below it means that training hardly moved the weights."""

@@ -246,6 +246,7 @@ Draws = Mapping[str, Sequence[Sequence[SampledText]]]
 _CALL_MARKS = ("<tool_call>", "[TOOL_USE]", "<function", "<|python_tag|>")
 # The order in which the verdict on several calls of one turn is chosen: the worst counts.
 _WORST_FIRST = ("fails", "risky", "unknown", "ok")
+# Rules of samples that hold no call to judge.
 UNPARSED, CUT_OFF, NO_CALL = "unparsed", "cut_off", "no_call"
 _UNREADABLE = (UNPARSED, CUT_OFF)
 """Rules of calls that a harness cannot run. They count as failures; otherwise a model that writes nothing else looks

@@ -44,6 +44,7 @@ class _VllmEngine:
         self._section, self._longest = section, longest
         self._adapters = {arm.adapter: at for at, arm in enumerate(arms, start=1) if arm.adapter is not None}
         ranks = [int(adapter_facts(Path(adapter)).get("r") or 0) for adapter in self._adapters]
+        # vLLM needs the largest rank when it starts.
         self._rank = next(rank for rank in _RANKS if rank >= max(ranks, default=0))
         self._base, self._llm = "", None
 
@@ -116,14 +117,16 @@ def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> _
     """
     why = "" if section.sampler == "transformers" else _why_not(arms)
     if why and section.sampler == NAME:
-        fix = "Leave it at auto."
-        raise InputError(explain("evaluation.sampler = vllm", got=why, expected="vLLM, a GPU, LoRA alone", fix=fix))
+        fix = "Set it to auto."
+        raise InputError(
+            explain("evaluation.sampler = vllm", got=why, expected="vLLM, a GPU and plain LoRA adapters", fix=fix)
+        )
     return None if why or section.sampler == "transformers" else _VllmEngine(arms, section, longest)
 
 
 def _why_not(arms: Sequence[Arm]) -> str:
     if not available(NAME):
-        return "vllm, which is not installed"
+        return "vLLM is not installed"
     if not torch.cuda.is_available():
         return "no GPU"
     for adapter in (arm.adapter for arm in arms if arm.adapter is not None):

@@ -145,7 +145,7 @@ def read_job(folder: Path) -> Job:
             **{name: record[name] for name in ("arm", "seed", "world")},
         )
 
-    return read_record(path, make, expected="a job", fix="`crf ablate --config arms.toml` writes it anew.")
+    return read_record(path, make, expected="a job", fix="`crf ablate --config arms.toml` rewrites it.")
 
 
 def _set(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -157,7 +157,7 @@ def read_result(folder: Path) -> Result | None:
     path = folder / RESULT
     if not path.is_file():
         return None
-    return read_record(path, Result.from_json, expected="a job's result", fix="Remove it, and the job is done again.")
+    return read_record(path, Result.from_json, expected="a job's result", fix="Delete it; the job will run again.")
 
 
 def run_in(folder: Path) -> Result:
@@ -269,7 +269,7 @@ def _values(column: Any) -> list[Any]:
     if "lengths" in column:
         items, lengths = _values(column["items"]), column["lengths"]
         if len(items) != sum(lengths):
-            raise ValueError(f"got lists of {sum(lengths):,} items in all, and {len(items):,} items")
+            raise ValueError(f"got {len(items):,} items for lists of {sum(lengths):,}")
         rest = iter(items)
         return [list(islice(rest, length)) for length in lengths]
     # An object without a key takes nothing from that key's column, so columns differ in length.
@@ -296,7 +296,7 @@ def stored_path(path: Path) -> Path:
 
 def read_stored(path: Path) -> dict[str, Any]:
     """Return the JSON object of a file with a plain JSON name, which may be stored packed."""
-    fix = "Put the file back as it was."
+    fix = "Restore the file."
     return read_record(stored_path(path), dict, expected="a JSON object, plain or packed", fix=fix)
 
 

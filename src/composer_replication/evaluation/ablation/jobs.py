@@ -62,7 +62,9 @@ from composer_replication.runs.artefacts import now
 RESULTS = "results.json"
 # Jobs take seconds at least, so polling at this rate costs nothing that matters.
 _POLL_S = 0.05
+# Lines of a failed job's log that the console shows; enough for the end of a traceback.
 _LAST_LINES = 12
+# Jobs that a message lists by name.
 _MAX_LISTED = 3
 # "in /home/someone/run/log.txt: 3" -> "/home/someone/run/"; also "~/run/"; not "./a/b" or "a/b/c"
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
@@ -121,14 +123,19 @@ def job_keys_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence
     for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
         for value in requested_values:
             if value not in planned_values:
-                expected = f"some of {', '.join(map(str, planned_values))}"
+                expected = f"one of {', '.join(map(str, planned_values))}"
                 raise InputError(explain(name, got=repr(value), expected=expected))
-    job_keys = [JobKey(arm, seed) for seed in plan.seeds for arm in plan.arms if _is(arm, only) and _is(seed, seeds)]
+    job_keys = [
+        JobKey(arm, seed)
+        for seed in plan.seeds
+        for arm in plan.arms
+        if _is_selected(arm, only) and _is_selected(seed, seeds)
+    ]
     # sorted() is stable: within the baseline and the rest, the order by seeds remains.
     return sorted(job_keys, key=lambda job_key: job_key.arm != plan.experiment.baseline)
 
 
-def _is(value: Any, requested_values: Sequence[Any]) -> bool:
+def _is_selected(value: Any, requested_values: Sequence[Any]) -> bool:
     return not requested_values or value in requested_values
 
 
@@ -185,7 +192,7 @@ def _check_no_results_are_lost(folder: Path) -> None:
         lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost[:_MAX_LISTED]) + (
             ", ..." if lost[_MAX_LISTED:] else ""
         )
-        fix = "Run the plan in another folder: `-o FOLDER`. The table alone: `crf ablate --table -o FOLDER`."
+        fix = "Use another folder (`-o FOLDER`), or only rebuild the table: `crf ablate --table -o FOLDER`."
         got = f"results of {len(lost)} jobs that are not in jobs/ ({lost_names})"
         raise RunError(
             explain(str(stored_path(folder / RESULTS)), got=got, expected="results of jobs that are here", fix=fix)
@@ -269,8 +276,8 @@ def _locked(folder: Path) -> Iterator[None]:
     try:
         if not try_lock(descriptor):
             fix = "Wait until it is done, or choose another folder: `-o FOLDER`."
-            got = "another `crf ablate` at work in it"
-            raise RunError(explain(str(folder), got=got, expected="the folder for itself", fix=fix))
+            got = "a folder that another `crf ablate` is using"
+            raise RunError(explain(str(folder), got=got, expected="an unused folder", fix=fix))
         yield
     finally:
         os.close(descriptor)
@@ -322,7 +329,7 @@ def read_results(folder: Path) -> AblationResults:
             failed=[_FailedJob(**failure) for failure in value["failed"]],
         )
 
-    fix = "Where its jobs are, `crf ablate --config arms.toml` makes it anew; else put the file back as it was."
+    fix = "If its jobs are here, `crf ablate --config arms.toml` rebuilds it; otherwise restore the file."
     return read_record(path, make, expected="results of `crf ablate`", fix=fix)
 
 
@@ -332,6 +339,7 @@ def read_results(folder: Path) -> AblationResults:
 
 PREDICTIONS = "predictions.json"
 _SCHEMA, _VERSION = "composer_replication.predictions", 1
+# What an arm's digest covers besides its settings.
 _PREDICTED = ("predict", "expect", "expect_control", "control_of", "exempt")
 _PATH_OPTIONS = ("model", "run", "output")
 
@@ -409,14 +417,14 @@ def _checked_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -
     expected = "what was written before the first job"
     if not path.is_file():
         if has_begun:
-            fix = "Put the file back; predictions that are written now would be of jobs that are done."
-            raise StaleArtefactError(explain(str(path), got="no file, and jobs", expected=expected, fix=fix))
+            fix = "Restore the file: a prediction that is written after the run proves nothing."
+            raise StaleArtefactError(explain(str(path), got="no file, although jobs exist", expected=expected, fix=fix))
         return frozen
-    mend = "Put the file back as it was, or begin anew in another folder: `-o FOLDER`."
+    mend = "Restore the file, or start over in another folder: `-o FOLDER`."
     before = read_record(path, lambda value: _FrozenPlan.from_json(value, str(path)), expected="predictions", fix=mend)
     changes = list(_changes(before, frozen))
     if has_begun and changes:
-        fix = "What has begun keeps its predictions. Ask something else in another folder: `-o FOLDER`."
+        fix = "Predictions cannot change once jobs exist. Use another folder for a new question: `-o FOLDER`."
         raise StaleArtefactError(explain(str(path), got="; ".join(changes), expected=expected, fix=fix))
     # An unchanged arm keeps the time at which it was frozen first.
     kept_arms = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
@@ -427,17 +435,17 @@ def _changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
     """Yield a description of each change; new arms and seeds are no changes."""
     for key, value in vars(before.experiment).items():
         if key not in ("seeds", "run") and value != getattr(after.experiment, key):
-            yield f"ablate.{key}: {getattr(after.experiment, key)!r} where {value!r} was"
+            yield f"ablate.{key}: changed from {value!r} to {getattr(after.experiment, key)!r}"
     yield from (
-        f"metrics.{name}: another" for name in before.metrics if before.metrics[name] != after.metrics.get(name)
+        f"metrics.{name}: changed" for name in before.metrics if before.metrics[name] != after.metrics.get(name)
     )
     for name, arm in before.arms.items():
         now_is = after.arms.get(name)
         if now_is is None:
-            yield f"arm {name!r} is gone (--only leaves arms out of a run)"
+            yield f"arm {name!r} is missing (to skip an arm, use --only)"
         elif not _same(arm, now_is):
             keys = [key for key in _PREDICTED if getattr(arm, key) != getattr(now_is, key)]
-            yield f"arm {name!r}: another {' and '.join(keys) or 'setting'}"
+            yield f"arm {name!r}: changed {' and '.join(keys) or 'settings'}"
 
 
 def _same(before: _Prediction, after: _Prediction | None) -> bool:

@@ -55,7 +55,7 @@ _RECORDS = ("conversations", "session_sources", "tools", "split", "sites", "pair
 class Options:
     """Options of this world in arms.toml."""
 
-    share_warmup: bool = option(True, "Make the warm-up of a seed once, for all arms that have the same one.")
+    share_warmup: bool = option(True, "Make the warm-up once per seed for all arms with the same warm-up settings.")
 
 
 def check_plan(plan: AblationPlan) -> None:
@@ -63,8 +63,10 @@ def check_plan(plan: AblationPlan) -> None:
     run = _open_run(plan.experiment.run)
     for name in ("split", "sites"):
         if not run.path(name).is_file():
-            fix = f"Make them first: `{ARTEFACTS[name].command} {run.root}`."
-            raise RunError(explain(str(run.root), got=f"a run without {name}", expected="one that has them", fix=fix))
+            fix = f"Run `{ARTEFACTS[name].command} {run.root}` first."
+            raise RunError(
+                explain(str(run.root), got=f"a run without {name}", expected="a run with split and sites", fix=fix)
+            )
 
 
 def run_job(job: Job) -> Result:
@@ -81,8 +83,8 @@ def run_job(job: Job) -> Result:
         progress = TrainingCallbacks(say=_say, on_step=lambda _step, _total: shared.leave())
         trained = train(config, run, must_fit=False, progress=progress)
     if trained.saved is None:
-        got = f"a training that {trained.stopped_by} ended"
-        raise RunError(explain(str(job.folder), got=got, expected="all steps"))
+        got = f"a training stopped by {trained.stopped_by}"
+        raise RunError(explain(str(job.folder), got=got, expected="a finished training"))
     evaluated = _evaluated(job, config, run, trained.saved, progress)
     warmup = _lines(folder.warmup / "metrics.jsonl") if trained.warmup_steps else []
     lines = [line for line in _lines(folder.metrics) if "loss/total" in line]
@@ -227,10 +229,10 @@ def _copy(source: Path, target: Path) -> None:
 def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
     units = session_units(run)
     if not units:
-        left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "nothing: it has none"
+        left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "none"
         fix = "Hold out more sessions (`crf split RUN --set split.test=0.4`), or give evaluation.context more tokens."
-        got = f"no error of a held-out session that can be scored (left out: {left_out})"
-        raise RunError(explain(str(run.root), got=got, expected="one at least", fix=fix))
+        got = f"no held-out error that can be scored (left out: {left_out})"
+        raise RunError(explain(str(run.root), got=got, expected="at least one", fix=fix))
     return units
 
 

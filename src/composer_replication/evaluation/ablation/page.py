@@ -43,6 +43,7 @@ if TYPE_CHECKING:
 
 
 _SPENT = ("rollouts", "steps", "tokens", "seconds")
+# Column heads of the tables that compare arms.
 AGAINST = ("arm", "against", "figure", "difference", "ratio", "that is", "predicted", "so")
 # The page's last paragraph; published tables contain it, so it stays as it is.
 _HOW = (
@@ -379,6 +380,7 @@ _STYLE: dict[str, Any] = {
     "axes.axisbelow": True,
     "grid.color": "#dddddd",
 }
+# One per arm; a ninth arm has the first color again.
 _COLOURS = ("#1f5fa8", "#c8501e", "#3c8c4b", "#8a4fa3", "#7a6a1f", "#2f8f99", "#b23a6b", "#555555")
 
 

@@ -35,11 +35,11 @@ _NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 class Budget:
     """What every arm may spend in total with each seed."""
 
-    rollouts: int | None = option(None, "Rollouts that a job samples to learn from; unset is not compared.", at_least=0)
-    steps: int | None = option(None, "Optimiser steps of a job, those of its warm-up too.", at_least=0)
-    tokens: int | None = option(None, "Tokens of a job; unset compares the arms with each other alone.", at_least=0)
+    rollouts: int | None = option(None, "Rollouts that a job samples for training. Unset: not compared.", at_least=0)
+    steps: int | None = option(None, "Optimizer steps of a job, including its warm-up.", at_least=0)
+    tokens: int | None = option(None, "Tokens of a job. Unset: arms are compared with each other only.", at_least=0)
     tokens_within: float = option(
-        0.25, "Share by which the tokens of an arm may differ from the budget, or from the median arm.", above=0
+        0.25, "Maximum share by which an arm's tokens may differ from the budget, or from the median arm.", above=0
     )
 
 
@@ -47,25 +47,25 @@ class Budget:
 class Metric:
     """A metric: the sum of `of` over units, divided by the sum of `per` or by the number of units."""
 
-    of: str = option("", "Name of the sum; empty is the metric's own name.")
-    per: str | None = option(None, "Name of what it is divided by; unset is the number of units.")
-    times: float = option(1.0, "Factor: 100 makes a figure per 100.", above=0)
-    better: Direction | None = option(None, "Which way is better; unset for figures that are only shown.")
-    label: str = option("", "What the table calls it.")
+    of: str = option("", "Name of the sum. Empty: the metric's own name.")
+    per: str | None = option(None, "Name of the denominator. Unset: the number of units.")
+    times: float = option(1.0, "Factor, such as 100 for a percentage.", above=0)
+    better: Direction | None = option(None, "Better direction. Unset: the metric is only shown.")
+    label: str = option("", "Label in the table.")
 
 
 @table("ablate")
 class Experiment:
     """The question, and what will answer it."""
 
-    question: str = option("", "What is asked, in a sentence.")
-    world: str = option("logs", "Where jobs are run: workspace, logs (logged sessions), or a module of your own.")
+    question: str = option("", "The question, in one sentence.")
+    world: str = option("logs", "World that runs the jobs: workspace, logs (logged sessions), or a module of your own.")
     seeds: tuple[int, ...] = option((1, 2, 3), "Seeds; every arm is trained with each of them.", at_least=0)
-    baseline: str = option("", "The arm that all others are compared with.")
-    primary: str = option("", "The figure that the verdict is about.")
-    primary_direction: Direction = option("down", "Which way the primary figure is better.")
-    run: str | None = option(None, "World logs: a run that is ingested, split, and has sites and pairs.")
-    reach: dict[str, float] = option({}, "Curves and the value that each is to reach: at which rollout did it?")
+    baseline: str = option("", "Arm that all others are compared with.")
+    primary: str = option("", "Metric that the verdict is about.")
+    primary_direction: Direction = option("down", "Better direction of the primary metric.")
+    run: str | None = option(None, "World logs: a run with split, sites and pairs.")
+    reach: dict[str, float] = option({}, "Value that each curve should reach; the table says at which rollout it did.")
     budget: Budget = section(Budget, "What every arm may spend.")
 
 
@@ -73,14 +73,16 @@ class Experiment:
 class _ArmTable:
     """One arm as the file has it."""
 
-    about: str = option("", "What this arm does, in a sentence.")
-    predict: str = option("", "What will come of it, written before the run.")
-    expect: _Word | None = option(None, "The same in a word, of the primary figure against the baseline.")
-    expect_control: _Word | None = option(None, "The same against the arms that are a control of this one.")
-    control_of: str | None = option(None, "The arm that this one is the control of.")
-    exempt: str | None = option(None, "Why the budget does not hold for this arm; the table says it beside the arm.")
+    about: str = option("", "What this arm does, in one sentence.")
+    predict: str = option("", "Prediction in one sentence, written before the run.")
+    expect: _Word | None = option(None, "Prediction for the primary metric, compared with the baseline.")
+    expect_control: _Word | None = option(
+        None, "Prediction for the primary metric, compared with the controls of this arm."
+    )
+    control_of: str | None = option(None, "Arm that this one is the control of.")
+    exempt: str | None = option(None, "Why the budget does not apply to this arm; shown in the table.")
     set: dict[str, object] = option({}, "Settings of this arm over [base], as nested tables of crf.toml.")
-    world: dict[str, object] = option({}, "What the world is told for this arm, over [world].")
+    world: dict[str, object] = option({}, "Options of the world for this arm, over [world].")
 
 
 @table("")
@@ -89,8 +91,8 @@ class _ArmsFile:
 
     ablate: Experiment = section(Experiment, "The question, and what answers it.")
     base: dict[str, object] = option({}, "Settings that all arms share.")
-    world: dict[str, object] = option({}, "What the world is told for all arms.")
-    metrics: dict[str, object] = option({}, "How figures are made of the units' sums.")
+    world: dict[str, object] = option({}, "Options of the world for all arms.")
+    metrics: dict[str, object] = option({}, "How metrics are computed from the units' sums.")
     arms: dict[str, object] = option({}, "The arms, by name.")
 
 
@@ -170,13 +172,13 @@ def _arm(
 ) -> AblationArm:
     location = f"{where}, [arms.{name}]"
     if not _NAME.fullmatch(name):
-        got, expected = repr(name), "small letters, digits, - and _: it is the name of a folder"
+        got, expected = repr(name), "lowercase letters, digits, - and _ (it names a folder)"
         raise ConfigError(explain(f"{location}: name", got=got, expected=expected))
     read = from_tables(_ArmTable, [(_table(text, f"arms.{name}", where), location)])
     for key in ("about", "predict"):
         if not getattr(read, key).strip():
             # The empty text is as good as a missing key: both predict nothing.
-            fix = "A prediction that is written afterwards is none." if key == "predict" else ""
+            fix = "Write it before the run; afterwards it proves nothing." if key == "predict" else ""
             raise ConfigError(explain(f"{location}: {key}", got="nothing", expected="a sentence", fix=fix))
     tables = [(file.base, f"{where}, [base]"), (read.set, f"{where}, [arms.{name}.set]")]
     # Later tables win over earlier ones.
@@ -208,9 +210,11 @@ def _check(plan: AblationPlan, where: str) -> None:
         if not getattr(experiment, key).strip():
             raise ConfigError(explain(f"{where}: ablate.{key}", got="nothing", expected="a value"))
     if not plan.seeds or len(set(plan.seeds)) < len(plan.seeds):
-        raise ConfigError(explain(f"{where}: ablate.seeds", got=list(plan.seeds), expected="some, each once"))
+        raise ConfigError(
+            explain(f"{where}: ablate.seeds", got=list(plan.seeds), expected="at least one, without duplicates")
+        )
     if len(plan.arms) < 2:
-        raise ConfigError(explain(f"{where}: [arms]", got=len(plan.arms), expected="two arms at least"))
+        raise ConfigError(explain(f"{where}: [arms]", got=len(plan.arms), expected="at least two arms"))
     _check_arm(experiment.baseline, plan.arms, f"{where}: ablate.baseline")
     for arm in plan.arms.values():
         if arm.control_of is not None:
@@ -227,7 +231,7 @@ def _check_primary(name: str, metrics: Mapping[str, Metric], where: str) -> None
     """
     if name.strip() and name.partition(":")[0] not in metrics:
         near = get_close_matches(name, metrics, n=1)
-        fix = f"Did you mean {near[0]}?" if near else "A figure of your own has a table [metrics.NAME]."
+        fix = f"Did you mean {near[0]}?" if near else "Define your own metric in [metrics.NAME]."
         raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(metrics)}", fix=fix))
 
 

@@ -75,10 +75,12 @@ _CURVE = {
 class Options:
     """Options of this world in arms.toml."""
 
-    is_trained: bool = option(True, "Train; false is the start model as it is.")
-    held_out_first: int = option(0, "Seed of the first held-out task; below 10,000 none is trained on.", at_least=0)
-    held_out: int = option(100, "Held-out tasks, one after the other.", at_least=1)
-    most_tokens: int = option(512, "Tokens after the prompt at which a held-out task is over.", at_least=1)
+    is_trained: bool = option(True, "Train. false: evaluate the initial model unchanged.")
+    held_out_first: int = option(
+        0, "Seed of the first held-out task. Seeds below 10,000 are never trained on.", at_least=0
+    )
+    held_out: int = option(100, "Number of held-out tasks.", at_least=1)
+    most_tokens: int = option(512, "Maximum tokens after the prompt of a held-out task.", at_least=1)
 
 
 def run_job(job: Job) -> Result:
@@ -121,7 +123,9 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
     config = replace(job.config, train=train)
     done = run_training(config, progress=TrainingCallbacks(say=_say))
     if done.saved is None:
-        raise RunError(explain(str(job.folder), got=f"a training that {done.stopped_by} ended", expected="all steps"))
+        raise RunError(
+            explain(str(job.folder), got=f"a training stopped by {done.stopped_by}", expected="a finished training")
+        )
     rows: Any = read_journal(done.metrics).rows
     by_step: dict[int, Any] = {line["step"]: line for line in rows if "world/tokens" in line}
     # Alarms are counted up to each step.
@@ -358,10 +362,12 @@ def _sampler_for(model: Any, room: int) -> Any:
             reason = why_not_kept(model, room)
         if reason is None:
             return RecordedTalking
-        logger.warning("conversations are not sampled from kept keys: %s", reason)
+        logger.warning("sampling without recorded passes: %s", reason)
     if has_adapter(model):
         fix = "Merge it into the weights first (`crf export RUN --to DIR`), or train without one."
-        raise UnsupportedModelError(explain("model", got="an adapter", expected="plain weights, off a GPU", fix=fix))
+        raise UnsupportedModelError(
+            explain("model", got="an adapter", expected="a model without an adapter (on a CPU)", fix=fix)
+        )
     return Talking
 
 

@@ -326,6 +326,7 @@ def _markdown_text(text: Any) -> str:
 
 # ---- sessions
 
+# Characters of a session's name in the list.
 _MAX_NAME = 110
 
 
@@ -449,6 +450,7 @@ _SOURCES = {
 }
 _EXAMPLES = 2
 _UNLISTED_ARTEFACTS = ("report_html", "report_md", "teacher_cache")  # being written, and a store that changes when read
+# Artifacts whose metadata counts what their step dropped.
 _STAGES = {
     "conversations": "ingest",
     "split": "split",

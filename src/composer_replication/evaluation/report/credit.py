@@ -29,10 +29,12 @@ from composer_replication.types import (
     Turn,
 )
 
+# Characters of a turn without an error; those at an error get MAX_NEAR_SITE.
 _MAX_TEXT = 700
 _STEPS = (0.05, 0.3, 1.0, 3.0)
 """Nats from which a token's gap is drawn in the next darker shade."""
 _MAX_TOKENS, _MAX_MOVED, _MOST_SAMPLES = 600, 5, 2
+# Why errors with these blames are not trained on.
 _OTHER_BLAMES = {
     "harness": "the harness refused or stopped it",
     "user": "the user refused or stopped it",

@@ -16,6 +16,7 @@ _WORDS = {
     "not_evaluated": "Not evaluated",
     "other_weights": "Of other weights",
 }
+# Arms in the order of the table, with their labels.
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
 # Decimals by a part of the unit's name; other units get three.
 _DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
@@ -32,6 +33,7 @@ _SAMPLED = {
     "length": "length in tokens",
     "rows": "actions",
 }
+# Tools in the table of calls, the most frequent first.
 _MOST_TOOLS = 20
 UNCHANGED = "no change"
 _SHARE_OF_STRIP = 46.0  # of 50%: the widest interval ends short of the edge

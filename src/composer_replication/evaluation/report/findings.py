@@ -14,6 +14,7 @@ from composer_replication.sites.rule import KINDS
 from composer_replication.types import ErrorSite, Hint
 
 MEANINGS: Mapping[str, str] = KINDS
+# Sites in the list to review.
 _MOST_TO_LOOK_AT = 12
 _WORTH_A_LOOK, _SURE = 0.05, 0.9
 """Nats/token below which a change is noise; the confidence from which a rule needs no review."""

@@ -39,6 +39,7 @@ _WHOLE_COMMANDS = {
     "crf train": "crf train --set train.run=RUN --set train.model=MODEL",
     "crf evaluate": "crf evaluate RUN --before MODEL --after ADAPTER",
 }
+# Schema and version of the rows that the report can read; other versions count as unreadable.
 _SCHEMAS = {
     "split": (split.SCHEMA, split.VERSION),
     "teacher_calls": ("teacher_call", 2),
@@ -46,6 +47,7 @@ _SCHEMAS = {
     "hint_proof": ("hint_proof", 3),
     **{name: (name, ROWS_VERSION) for name in ("evaluated", "sampled", "token_gaps")},
 }
+# Files that a finished run may lack, and what their absence means.
 _ON_REQUEST = {
     "teacher_calls": "no adviser was asked",
     "conventions": "no user named a rule when refusing a call",
