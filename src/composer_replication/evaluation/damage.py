@@ -206,7 +206,7 @@ def gap_sites(
 
 
 def _sites(renderer: Renderer, held: HeldOut, context: int, placement: Placement, part: Part) -> Iterator[GapSite]:
-    for session in (*held.sessions, *held.learnt):
+    for session in (*held.sessions, *held.training):
         for site in session.rendered.sites:
             first = max(0, site.span.header_start - context)
             options: dict[str, Any] = {"placement": placement, "part": part, "first": first}

@@ -256,7 +256,7 @@ class HeldOut:
     """
 
     sessions: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
-    learnt: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
+    training: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
     num_sessions: dict[str, int] = field(default_factory=dict[str, int])
     num_sites: dict[str, int] = field(default_factory=dict[str, int])
     duplicates: frozenset[tuple[str, str]] = frozenset()
@@ -272,9 +272,9 @@ def read_held_out(
     renderer: Renderer,
     settings: WindowSettings,
     *,
-    num_learnt_sites: int = 0,
+    num_training_sites: int = 0,
 ) -> HeldOut:
-    """Read the test part of a run in one pass, and as many training conversations as hold `num_learnt_sites` sites."""
+    """Read the test part of a run in one pass, and training conversations until they hold `num_training_sites` sites."""
     rows_by_id = {row.conversation_id: row for row in rows}
     names = {side: {row.session for row in rows if row.side == side} for side in SIDES}
     held_out = HeldOut(
@@ -293,9 +293,9 @@ def read_held_out(
             drops = held.rendered.drops.items()
             held_out.drops.update({reason: number for reason, number in drops if not reason.startswith("lm_ce")})
             held_out.sessions.append(held)
-        elif num_kept and num_known < num_learnt_sites:
-            held_out.learnt.append(_rendered(placed_row, logged, renderer, settings))
-            num_known += len(held_out.learnt[-1].rendered.sites)
+        elif num_kept and num_known < num_training_sites:
+            held_out.training.append(_rendered(placed_row, logged, renderer, settings))
+            num_known += len(held_out.training[-1].rendered.sites)
     return held_out
 
 

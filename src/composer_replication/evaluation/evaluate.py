@@ -181,7 +181,7 @@ def _view(
 
     renderer, drops = make_renderer(config.render, tokenizer, tools_of(run)), Counter[str]()
     most_gaps = config.evaluation.token_gaps
-    held = read_held_out(run, sides, renderer, _window_settings(config), num_learnt_sites=most_gaps)
+    held = read_held_out(run, sides, renderer, _window_settings(config), num_training_sites=most_gaps)
     return _HeldOutView(renderer, held, questions_on(config, renderer, held, drops, most_states), drops)
 
 

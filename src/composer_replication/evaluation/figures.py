@@ -357,13 +357,13 @@ def _bootstrap_radius(sums: Array, sizes: Array, mean: float, seed: int) -> floa
     """
     groups, number = len(sizes), float(sizes.sum())
     draws = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=_RESAMPLES)
-    drawn = draws @ sizes
-    means = (draws @ sums) / drawn
+    resampled_sizes = draws @ sizes
+    means = (draws @ sums) / resampled_sizes
     squares = draws @ sums**2 - 2 * means * (draws @ (sums * sizes)) + means**2 * (draws @ sizes**2)
     usual = groups / (groups - 1)
     # A resample that draws one session only has no spread; the floor keeps the division finite.
     floor = 1e-12 * float((sums**2).sum() + 1e-300)
-    spreads = np.sqrt(np.maximum(squares, floor) * usual) / drawn
+    spreads = np.sqrt(np.maximum(squares, floor) * usual) / resampled_sizes
     distances = np.sort(np.abs(means - mean) / spreads)
     spread = math.sqrt(usual * float(((sums - mean * sizes) ** 2).sum())) / number
     return float(distances[math.ceil(_LEVEL * (_RESAMPLES + 1)) - 1]) * spread

@@ -125,15 +125,15 @@ def results_of(
     results = _EvaluationResults()
     rows = evaluated_rows(questions.sites, answers.scores) if answers.scores else []
     tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
-    drawn: list[dict[str, Any]] = []
+    sampled: list[dict[str, Any]] = []
     if answers.draws:
-        drawn = sampled_rows(held, tools, questions.states, answers.draws, earlier_sessions(read_conversations(run)))
+        sampled = sampled_rows(held, tools, questions.states, answers.draws, earlier_sessions(read_conversations(run)))
     gaps = gap_rows(questions.gaps, answers.gaps) if answers.gaps else []
-    results.rows = {"evaluated": rows, "sampled": drawn, "token_gaps": gaps}
+    results.rows = {"evaluated": rows, "sampled": sampled, "token_gaps": gaps}
     results.values = forced_values(rows)
-    if drawn:
-        results.values |= sampled_values(drawn, questions.states)
-        results.sampled = sampled_summary(drawn, questions.states, answers.draws, config.evaluation)
+    if sampled:
+        results.values |= sampled_values(sampled, questions.states)
+        results.sampled = sampled_summary(sampled, questions.states, answers.draws, config.evaluation)
         results.sampled["engine"] = answers.engine
     if GOOD_TURNS in answers.losses:
         results.values[GOOD_TURNS] = loss_values(questions.turns, answers.losses[GOOD_TURNS])
@@ -179,14 +179,14 @@ def record_of(
 
 
 def _split(run: RunDir, held: HeldOut) -> dict[str, Any]:
-    drawn = run.meta("split")
+    meta = run.meta("split")
     return {
-        "by": str(drawn.settings.get("by", "time")),
+        "by": str(meta.settings.get("by", "time")),
         "over": over_of(run),
         "sessions": held.num_sessions,
         "sites": held.num_sites,
         "near_duplicates": len(held.duplicates),
-        "states": drawn.counts.get("states: test"),
+        "states": meta.counts.get("states: test"),
     }
 
 
@@ -332,9 +332,9 @@ class Questions:
 
     def longest(self, new_tokens: int) -> int:
         """Return the tokens of the longest prompt with its answer; the engine is sized by it."""
-        drawn = [len(state.prompt) + new_tokens for state in self.states]
+        state_lengths = [len(state.prompt) + new_tokens for state in self.states]
         sums = [len(question.prompt) + max(new_tokens, _SUM_TOKENS) for question in self.sums]
-        return max([*drawn, *sums], default=0)
+        return max([*state_lengths, *sums], default=0)
 
     def sessions_with_values(self, primary: Primary) -> list[str]:
         """Return the session of every site or state that gives the primary metric a value."""
@@ -457,8 +457,10 @@ def _sums(
     # Temperature 0 needs one sample; more would be the same text.
     likeliest = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _SUM_TOKENS))
     states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(questions)]
-    drawn = sample_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
-    return [100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(drawn, questions, strict=True)]
+    samples = sample_actions(model, weights, renderer, states, likeliest, journal, f"sums, {arm}", engine)
+    return [
+        100.0 * is_right(texts[0].text, question.answer) for texts, question in zip(samples, questions, strict=True)
+    ]
 
 
 def add_answers(into: Answers, more: Answers) -> None:
@@ -489,7 +491,7 @@ _COSTS = ("forced_good", "loss_good_turns", "sampled_failures", "sampled_unparse
 
 def verdict_of(
     primary: str,
-    every: Mapping[str, Sequence[Value]],
+    values_by_metric: Mapping[str, Sequence[Value]],
     *,
     has_control: bool,
     fewest_sessions: int,
@@ -503,7 +505,7 @@ def verdict_of(
     `nothing` says why there are no values at all. `broken` lists models with non-finite log-probs: if the trained model
     is one of them, the verdict is `worse`.
     """
-    sort, values = SORTS[primary], every.get(primary, ())
+    sort, values = SORTS[primary], values_by_metric.get(primary, ())
     if not values:
         power = {"sites": 0, "sessions": 0, "smallest_effect": None, "unit": sort.unit}
         if "after" in broken and "before" not in broken:
@@ -528,9 +530,9 @@ def verdict_of(
     elif has_control and word in ("better", "worse"):
         second = _control_sentence(values, interval, seed)
     remarks = [
-        _movement_remark(every),
+        _movement_remark(values_by_metric),
         _control_remark(values, interval, over, fewest_sessions, seed) if has_control else "",
-        _worse_remark(primary, every, seed, over),
+        _worse_remark(primary, values_by_metric, seed, over),
     ]
     return {"word": word, "sentences": [first, second], "remarks": [remark for remark in remarks if remark]}, power
 
@@ -600,12 +602,17 @@ def _shuffles(number: int) -> str:
     return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
 
 
-def _movement_remark(every: Mapping[str, Sequence[Value]]) -> str:
+def _movement_remark(values_by_metric: Mapping[str, Sequence[Value]]) -> str:
     """Return a remark if training hardly moved the weights. Without it, a value near 0 looks like a finding."""
     # Sampled actions are checked as well: weights that moved little may still write other text.
-    sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in every.get(name, ()))
-    drawn = (value.change["after"] for name, values in every.items() if name.startswith("sampled") for value in values)
-    if not sizes or any(drawn) or (middle := sizes[len(sizes) // 2]) >= _HARDLY:
+    sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in values_by_metric.get(name, ()))
+    sampled_changes = (
+        value.change["after"]
+        for name, values in values_by_metric.items()
+        if name.startswith("sampled")
+        for value in values
+    )
+    if not sizes or any(sampled_changes) or (middle := sizes[len(sizes) // 2]) >= _HARDLY:
         return ""
     if not sizes[-1]:
         return "Nothing moved: every held-out decision is exactly as likely as before the training."
@@ -630,11 +637,11 @@ def _control_remark(values: Sequence[Value], after: Interval, over: Over, fewest
     return f"The shuffled control moved this figure too, {moved}: {why}.{few}"
 
 
-def _worse_remark(primary: str, every: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
+def _worse_remark(primary: str, values_by_metric: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
     """Return a remark with the other metrics that got worse, judged by their whole interval."""
     costs: list[str] = []
-    for name in (name for name in _COSTS if name != primary and every.get(name)):
-        interval = interval_of(every[name], "after", seed)
+    for name in (name for name in _COSTS if name != primary and values_by_metric.get(name)):
+        interval = interval_of(values_by_metric[name], "after", seed)
         if interval.excludes_zero and (interval.estimate > 0) != (SORTS[name].better == "higher"):
             costs.append(_metric_sentence(name, interval, over))
     return f"{WORSE_BESIDES}: {'; '.join(costs)}." if costs else ""

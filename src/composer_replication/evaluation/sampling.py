@@ -148,8 +148,8 @@ def sample_actions(
     return draws
 
 
-def _as_rows(drawn: Sequence[Sequence[SampledText]]) -> list[list[list[Any]]]:
-    return [[list(draw) for draw in several] for several in drawn]
+def _as_rows(samples: Sequence[Sequence[SampledText]]) -> list[list[list[Any]]]:
+    return [[list(draw) for draw in several] for several in samples]
 
 
 def _batches(states: Sequence[State], number: int, most: int) -> Iterator[list[State]]:
@@ -175,7 +175,7 @@ class _TurnDecoder:
         ends = [renderer.protected.ids[stop] for stop in renderer.dialect.stops]
         self._stops: list[int] = sorted({*ends, *([] if own_end is None else [int(own_end)])})
 
-    def _drawn(self, ids: list[int], has_ended: bool = False) -> SampledText:
+    def _sampled_text(self, ids: list[int], has_ended: bool = False) -> SampledText:
         end = next((at for at, token in enumerate(ids) if token in self._stops), None)
         text = self._renderer.tokenizer.decode(ids[:end], skip_special_tokens=False)
         return SampledText(str(text), len(ids) if end is None else end, has_ended or end is not None)
@@ -195,7 +195,7 @@ class _VllmSampler(_TurnDecoder):
 
     def __call__(self, prompts: Sequence[list[int]]) -> list[list[SampledText]]:
         answers = self._draw(prompts, _batch_seed(prompts, self._seed))
-        return [[self._drawn(*answer) for answer in several] for several in answers]
+        return [[self._sampled_text(*answer) for answer in several] for several in answers]
 
 
 class _TransformersSampler(_TurnDecoder):
@@ -228,8 +228,8 @@ class _TransformersSampler(_TurnDecoder):
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in rows], device=device)
         torch.manual_seed(_batch_seed(prompts, self._seed))
         sequences = self._generate(self._model, input_ids=ids, attention_mask=mask, generation_config=self._config)
-        drawn = [self._drawn(row[width:]) for row in sequences.tolist()]
-        return [drawn[at : at + self._number] for at in range(0, len(drawn), self._number)]
+        samples = [self._sampled_text(row[width:]) for row in sequences.tolist()]
+        return [samples[at : at + self._number] for at in range(0, len(samples), self._number)]
 
 
 def _batch_seed(prompts: Sequence[list[int]], seed: int) -> int:
@@ -284,9 +284,9 @@ def sampled_rows(
             for number in numbers.get((session.conversation.id, turn.id), ()):
                 comparison = _StateComparison(session, tools, states[number], turn, judge)
                 rows[number] = [
-                    comparison.row(arm, at, drawn)
+                    comparison.row(arm, at, sample)
                     for arm, every in draws.items()
-                    for at, drawn in enumerate(every[number])
+                    for at, sample in enumerate(every[number])
                 ]
     return [row for number in sorted(rows) for row in rows[number]]
 
@@ -318,8 +318,8 @@ class _StateComparison:
         right = session.logged.corrections.get(state.site_id) if state.sort == "erring" else None
         self._right = None if right is None else Action(text="", calls=(right,))
 
-    def row(self, arm: str, at: int, drawn: SampledText) -> dict[str, Any]:
-        action, rule = _parse(drawn)
+    def row(self, arm: str, at: int, sample: SampledText) -> dict[str, Any]:
+        action, rule = _parse(sample)
         calls = () if action is None else action.calls
         # Logs without a list of tools cannot tell an unknown tool from a rare one.
         is_known = all(call.name in self._schemas for call in calls) if self._schemas else True
@@ -335,7 +335,7 @@ class _StateComparison:
             "state": state.sort,
             "arm": arm,
             "sample": at,
-            "text": drawn.text,
+            "text": sample.text,
             "action": None if action is None else _plain(action),
             "tool": action_kind(action) if calls and action is not None else None,
             "parsed": action is not None,
@@ -346,7 +346,7 @@ class _StateComparison:
             "kind": judgement.kind or None,
             "same_as_logged": action is not None and same_action(action, self._turn.action, self._context),
             "same_as_correction": self._is_right(action),
-            "tokens": drawn.num_tokens,
+            "tokens": sample.num_tokens,
         }
 
     def _judgement(self, action: Action | None, rule: str, is_known: bool) -> Judgement:
@@ -364,16 +364,16 @@ class _StateComparison:
         return action is not None and same_action(action, self._right, self._context)
 
 
-def _parse(drawn: SampledText) -> _ParsedSample:
+def _parse(sample: SampledText) -> _ParsedSample:
     """Return the parsed action. Text with the mark of a call but no readable call is broken, or was cut off."""
     try:
-        action = parse_reply(drawn.text)
+        action = parse_reply(sample.text)
     except InputError:
         return _ParsedSample(None, UNPARSED)
     if action.calls:
         return _ParsedSample(action, "")
-    if any(mark in drawn.text for mark in _CALL_MARKS):
-        return _ParsedSample(None, UNPARSED if drawn.has_ended else CUT_OFF)
+    if any(mark in sample.text for mark in _CALL_MARKS):
+        return _ParsedSample(None, UNPARSED if sample.has_ended else CUT_OFF)
     return _ParsedSample(action, NO_CALL)
 
 

@@ -390,25 +390,25 @@ def _write_plots(study: AblationResults, folder: Path) -> list[str]:
     """
     primary = study.frozen.experiment.primary
     figures = figures_of(study, {primary: study.frozen.metrics[primary]})
-    drawn: dict[str, str] = {}
+    svgs: dict[str, str] = {}
     alone, against = (
         [figure for figure in figures if (figure.against is None) == is_alone] for is_alone in (True, False)
     )
     if alone:
-        drawn["primary"] = _intervals(alone, primary, zero=False)
+        svgs["primary"] = _intervals(alone, primary, zero=False)
     if against:
-        drawn["differences"] = _intervals(against, f"{primary}: difference", zero=True)
+        svgs["differences"] = _intervals(against, f"{primary}: difference", zero=True)
     for name in sorted({name for result in study.results for point in result.curve for name in point}):
         if name not in ("rollouts", "step"):
-            drawn[f"curve-{name.replace('/', '-').replace(':', '-')}"] = _curves(study, name)
+            svgs[f"curve-{name.replace('/', '-').replace(':', '-')}"] = _curves(study, name)
     plots_folder = folder / FOLDER
     plots_folder.mkdir(exist_ok=True)
     for path in plots_folder.glob("*.svg"):
-        if path.stem not in drawn:
+        if path.stem not in svgs:
             path.unlink()
-    for name, text in drawn.items():
+    for name, text in svgs.items():
         atomic_write_text(plots_folder / f"{name}.svg", text)
-    return [f"{FOLDER}/{name}.svg" for name in drawn]
+    return [f"{FOLDER}/{name}.svg" for name in svgs]
 
 
 def _intervals(figures: Sequence[_MetricFigure], label: str, *, zero: bool) -> str:

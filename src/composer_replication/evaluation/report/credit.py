@@ -40,7 +40,7 @@ _OTHER_BLAMES = {
     "user": "the user refused or stopped it",
     "task": "failing here is part of the work",
     "env": "the machine or the network failed",
-    "unknown": "nobody knows whose doing it was",
+    "unknown": "its cause is unknown",
 }
 # Role of a decision: its label, what should happen to it, and the sign of a good change.
 _DECISIONS = {
@@ -185,12 +185,12 @@ class Credit:
         if hint is None:
             return _OUT, "not taught: no hint was written for it"
         if side != "train":
-            return _HELD, f"held out for {side}: no training saw it"
+            return _HELD, f"held out for {side}: not trained on"
         if proof is not None and not proof["is_kept"]:
             return _OUT, f"not taught: {self._meanings.get(proof['reason'], proof['reason'].replace('_', ' '))}"
         # Without any check the training took all hints.
         if self._records.proofs and proof is None:
-            return _OUT, "not taught: it reached no training batch, so its hint was not proved"
+            return _OUT, "not taught: it reached no training batch, so its hint was not checked"
         return _TAUGHT, "taught"
 
     def _sampled(self, site: ErrorSite) -> list[tuple[str, list[Row]]]:

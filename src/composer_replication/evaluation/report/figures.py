@@ -109,8 +109,10 @@ def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
         first, second = [*verdict_record["sentences"], "", ""][:2]
         if records.other_weights:
             arms = " and ".join(_ARMS[arm] for arm in records.other_weights)
-            notice = f"What was measured ({arms}) is not the weights that lie in this run: crf evaluate measures those."
-            return ReportVerdict("other_weights", _WORDS["other_weights"], (notice, f"Of the others it says: {first}"))
+            notice = f"The evaluated weights ({arms}) are not those in this run: evaluate these with crf evaluate."
+            return ReportVerdict(
+                "other_weights", _WORDS["other_weights"], (notice, f"About the others it says: {first}")
+            )
         word = str(verdict_record["word"])
         remarks = tuple(map(str, verdict_record.get("remarks") or _control_lacks(evaluation)))
         return ReportVerdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second), remarks)
@@ -120,9 +122,9 @@ def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
     )
     steps = (records.training_record or {}).get("steps")
     if steps:
-        second = f"A model was trained on them for {steps} steps; whether that helped is measured by crf evaluate."
+        second = f"A model was trained on them for {steps} steps; crf evaluate measures whether that helped."
     else:
-        second = "No training has finished on them yet: that is for crf train."
+        second = "No training on them has finished yet: run crf train."
     return ReportVerdict("not_evaluated", _WORDS["not_evaluated"], (first, second))
 
 
@@ -139,9 +141,9 @@ def near_duplicates(evaluation: Row | None) -> str:
     split = (evaluation or {}).get("split") or {}
     number, states = split.get("near_duplicates") or 0, split.get("states")
     of_all = f" of {states:,}" if states else ""
-    stands = "stands" if number == 1 else "stand"
-    sentence = f"{number:,}{of_all} held-out states {stands} nearly word for word in a learnt session"
-    return f"{sentence}, and nothing is asked there" if number else ""
+    verb = "occurs" if number == 1 else "occur"
+    sentence = f"{number:,}{of_all} held-out states {verb} nearly word for word in a training session"
+    return f"{sentence} and are not evaluated" if number else ""
 
 
 def of_shuffles(evaluation: Row | None) -> str:
@@ -149,9 +151,8 @@ def of_shuffles(evaluation: Row | None) -> str:
     rows = (evaluation or {}).get("figures") or ()
     number = max((row.get("shuffles") or 0 for row in rows), default=0)
     if number == 1:
-        return " The control is one shuffle: how another would have moved is in no interval."
-    over = f" Where the control is a mean of {number} shuffles its intervals, and those of the difference, are drawn"
-    return f"{over} over these, too." if number else ""
+        return " The control is one shuffle: the intervals do not cover the variation between shuffles."
+    return f" The intervals of the control and of the difference also cover its {number} shuffles." if number else ""
 
 
 def figures(evaluation: Row | None) -> list[_ReportFigure]:

@@ -159,8 +159,8 @@ def _scatter(rows: list[Row]) -> str:
         f"{len(groups[True])} sites that the proof kept and {len(groups[False])} that it dropped, by what their "
     )
     described += "hint does to good calls and to the erring one"
-    drawn = {"dropped": (groups[False], QUIET), "kept": (groups[True], ONE)}
-    return scatter(drawn, name="proof", description=described)
+    styled_groups = {"dropped": (groups[False], QUIET), "kept": (groups[True], ONE)}
+    return scatter(styled_groups, name="proof", description=described)
 
 
 def _good_effect(row: Row) -> float | None:
@@ -207,13 +207,13 @@ def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]
     """Yield the size of each doubt and its sentence, the gravest first; the sentence is empty if there is no doubt."""
     moved = decision_of(records.evaluated.get(site.id, ()), "erring")
     change = moved.after - moved.before if moved else 0.0
-    sentence = f"after training the erring call is likelier: {signed(change, _NATS)} nats a token"
+    sentence = f"after training the erring call is more likely: {signed(change, _NATS)} nats/token"
     yield change, sentence if change >= _WORTH_A_LOOK else ""
     proof = records.proofs.get(site.id)
     # A hint that lowers good calls as well is too general.
     effect = _good_effect(proof) if proof else None
     harm = -effect if effect is not None else 0.0
-    sentence = f"its hint makes good calls rarer, too: {signed(-harm, _NATS)} nats a token"
+    sentence = f"its hint also makes good calls less likely: {signed(-harm, _NATS)} nats/token"
     yield harm, sentence if harm >= _WORTH_A_LOOK else ""
     sentence = f"the rule that found it is only {site.confidence:.0%} sure"
     yield 1 - site.confidence, sentence if site.confidence < _SURE else ""
