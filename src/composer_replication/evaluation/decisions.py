@@ -274,7 +274,7 @@ def read_held_out(
     *,
     num_training_sites: int = 0,
 ) -> HeldOut:
-    """Read the test part of a run in one pass, and training conversations until they hold `num_training_sites` sites."""
+    """Read the test part of a run in one pass, and training conversations with at least `num_training_sites` sites."""
     rows_by_id = {row.conversation_id: row for row in rows}
     names = {side: {row.session for row in rows if row.side == side} for side in SIDES}
     held_out = HeldOut(
