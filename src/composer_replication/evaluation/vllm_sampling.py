@@ -126,7 +126,7 @@ def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> _
 
 def _why_not(arms: Sequence[Arm]) -> str:
     if not available(NAME):
-        return "vLLM is not installed"
+        return "no vllm package"
     if not torch.cuda.is_available():
         return "no GPU"
     for adapter in (arm.adapter for arm in arms if arm.adapter is not None):
