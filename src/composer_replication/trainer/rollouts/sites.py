@@ -129,7 +129,7 @@ class FoundSites:
 
 
 class RolloutSites:
-    """Finds the error sites in rollouts of one tokenizer and chat template."""
+    """A finder of error sites in the rollouts of one tokenizer and chat template."""
 
     def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
         self.renderer, self.options = renderer, options or RolloutOptions()
@@ -563,7 +563,7 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
 def judged_by_schema(
     sites: Sequence[ErrorSite], conversation: Conversation, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ErrorSite]:
-    """Return the sites, blaming the model for unexplained exceptions that the arguments of the call explain.
+    """Return the sites, blaming the model for exceptions that only the arguments of the call explain.
 
     The model is to blame for arguments that do not match the tool's schema, whatever the tool then failed at, and for
     an argument that the message names. Other exceptions are blamed on nobody and are not trained on.

@@ -257,7 +257,7 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
 
 
 def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """Return the reason of the first check that fails, or None; processes that share weights stop at the same check."""
+    """Return the reason from the first failing check, or None; processes that share weights stop at the same check."""
     checks: tuple[Callable[[], str | None], ...] = (
         lambda: _other_masks(body, ran.trace),
         lambda: _leaks(model, body, ran.masked_tree, ran.rows),
@@ -376,7 +376,7 @@ def _shared(trunk: Tensor, sequence: Tensor) -> int:
 
 
 def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
-    """Return the trunk, whose slots are its positions, and the `_BRANCHES` sequences where both differ most."""
+    """Return the trunk, whose slots are its positions, and the `_BRANCHES` sequences where these differ most."""
     first = tree.stretches[0]
     trunk = next(
         sequence for sequence in tree.rows if sequence.numel() == first.end and int(sequence[-1]) == first.end - 1

@@ -123,7 +123,7 @@ class RolloutGenerator:
 
     @contextmanager
     def rollout(self, *, budget: int | None = None, keep: bool = True) -> Iterator[None]:
-        """Generate all turns of one batch of rollouts inside the block. The weights must not change during it.
+        """Generate all turns of one batch of rollouts inside the block, during which the weights must not change.
 
         `budget` limits the tokens of a rollout after its first prompt, over all turns and including tool results.
         """
@@ -305,7 +305,7 @@ class _TokenLoop:
         return ids
 
     def _advance(self, tokens: Tensor, at: int) -> Tensor:
-        """Read these tokens and return the next ones, the new tokens number `at` of all rows."""
+        """Read these tokens, and return new token number `at` of each row."""
         is_whole = len(self._rows) == len(self._ids)
         column = self._width + at - 1
         stretch = _STRETCH.get(self._kind, 1)
@@ -345,7 +345,7 @@ class _TokenLoop:
             self._all.put_back(self._rows.tolist(), self._cache, int(self._slots.max()))
 
     def _set_cached_tokens(self, ids: Tensor) -> None:
-        """Set the record of which tokens are in the cache."""
+        """Record which tokens the cache contains."""
         # Skip the padding at the start of each row, and the last new token, which was chosen but never read.
         first = (self._width - 1 - self._starts).tolist()
         whole = zip(ids.tolist(), first, self._ends.tolist(), strict=True)

@@ -48,7 +48,7 @@ class KeyValueRows:
         return sum(tensor.numel() * tensor.element_size() for pair in self._layers.values() for tensor in pair)
 
     def put(self, module: nn.Module, key: Tensor, value: Tensor, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (b, heads, n, D) to the slots (b, n) of rows (b, 1), and return all of the layer's."""
+        """Write keys and values (b, heads, n, D) to the slots (b, n) of rows (b, 1), and return the layer's buffers."""
         if id(module) not in self._layers:
             # Zeros, because masked values are multiplied by 0 and uninitialized memory may contain NaN.
             shapes = [(self.num_rows, tensor.shape[1], self.capacity + 1, tensor.shape[3]) for tensor in (key, value)]
@@ -260,6 +260,6 @@ def casts_kept(model: Any) -> Iterator[None]:
     if not torch.amp.is_autocast_available(kind):
         yield
         return
-    # Same settings as outside; nesting matters because copies are only freed at the end of the outermost autocast.
+    # The settings do not change. The extra level is needed because copies are freed when the outermost autocast ends.
     with torch.autocast(kind, torch.get_autocast_dtype(kind), enabled=torch.is_autocast_enabled(kind)):
         yield

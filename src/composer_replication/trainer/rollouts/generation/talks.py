@@ -99,7 +99,7 @@ class Talking:
         self._model: Any = model
         self._ends, self._room, self._temperature, self._max_rows = frozenset(ends), room, temperature, places
         self._most_new = most_new
-        # One spare slot, to which padding is written and which is never read.
+        # One spare slot, to which padding is written and which is never read. Not all configs contain the head size.
         head = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
         shape = (places, config.num_key_value_heads, room + 1, head)
         weight = next(model.parameters())

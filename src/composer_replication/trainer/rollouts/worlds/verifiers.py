@@ -1,5 +1,4 @@
-"""Generate rollouts for TRL in an environment from verifiers: `train.grpo.environment =
-"verifiers:composer-workspace"`.
+"""Run rollouts for TRL in a verifiers environment: `train.grpo.environment = "verifiers:composer-workspace"`.
 
 verifiers runs its own loop and calls a model over HTTP; here that model is the policy being trained
 (`policy_endpoint`). Rewards come from the environment. A failed episode has no reward (NaN), because the policy is not
@@ -140,7 +139,7 @@ class VerifiersWorld:
             return [self._trace(episode) for episode in traces.result()]
 
     def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
-        """Run all tasks in a separate thread. However the thread ends, all episodes are marked as over."""
+        """Run all tasks, and mark all episodes as over however that ends. It is called in a separate thread."""
         try:
             return asyncio.run(self._run(tasks, list(names.items()), client))
         finally:
