@@ -99,7 +99,7 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
         data_collator=collator,
     )
     if not resume:  # a checkpoint says what it was
-        trainer.channels.watch.is_open = True  # as if hints were seen to be heeded
+        trainer.channels.hint_gate.is_open = True  # as if hints were seen to be heeded
     trainer.train(resume_from_checkpoint=resume)
     lines = [line for line in trainer.state.log_history if "loss/total" in line]
     return {

@@ -232,8 +232,8 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
             write_sites(section, run)
         assert server.requests()["num_chat"] == 0
         server.script([message(RULE)])
-        assert dict(write_sites(section, run, no_scrub=True).hints) == {"written": 1}
-        assert dict(write_sites(section, run, no_scrub=True).hints) == {"written": 1}  # from the store
+        assert dict(write_sites(section, run, no_scrub=True).writer_outcomes) == {"written": 1}
+        assert dict(write_sites(section, run, no_scrub=True).writer_outcomes) == {"written": 1}  # from the store
         assert server.requests()["num_chat"] == 1
     assert [(hint.source, hint.text) for _, hint in read_sites(run) if hint] == [("writer", RULE)]
 
