@@ -1,27 +1,27 @@
-"""Train a model on the objective.
+"""Train a model with three channels, on logged sessions or on rollouts.
 
 The names below are imported on first use, so importing this package loads no trainer.
 
 presets           recommended settings as arguments, and the knobs of channels 2 and 3
-same_start        what all processes of a training must begin with
-teacher_keeper    the teacher of channel 2 over a run
-start_model       the initial model as a trainer takes it, and rows of its head that were never trained
-metrics_file      `metrics.jsonl`, and the callback for a trainer's own steps
-checkpoints/      checkpoints that are complete or ignored, and resume bit for bit
+same_start        checks that all processes begin with the same weights, data and settings
+teacher_keeper    channel 2's teacher during a run
+start_model       preparing the initial model, and finding untrained rows in its head
+metrics_file      writing `metrics.jsonl`, and a callback for a trainer's own steps
+checkpoints/      checkpoints that are either complete or ignored, and that resume a run bit for bit
 watch/            memory estimate, collapse alarm, diagnosis
-overrides         every method of transformers' and TRL's trainers that is overridden
+overrides         all overrides of methods in transformers' and TRL's trainers
 offline_trainer   training on logged sessions
-offline_checks    checks before and after an offline run, and its metrics
-warmup            channel 1 alone first, for a model that does not know the harness
+offline_checks    checks before and after an offline run, and the run's metrics
+warmup            training on channel 1 only at first, for a model that does not know the harness
 composer_trainer  GRPO with two more channels, on top of TRL
 composer/         parts of the composer trainer
-data_collator     traces to a batch for all three channels
-trace_rows        one trace as rows of token ids
+data_collator     collating traces into a batch for all three channels
+trace_rows        turning one trace into rows of token ids
 reference         an alias of `sessions.reference`
-replica           a training as one of several DiLoCo replicas
-trained           trained weights by name, and their cards
-objective/        a model and a batch in, losses out
-sessions/         a run's sessions as windows and batches
+replica           training as one of several DiLoCo replicas
+trained           finding trained weights by name, and writing their cards
+objective/        computing the losses from a model and a batch
+sessions/         turning a run's sessions into windows and batches
 rollouts/         error sites and channel 2 on rollouts
 from_config/      `crf train` as a library
 """

@@ -99,7 +99,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             `ChannelSettings` (sdpo_wrapper, dpo_variant, anneal, ...) are accepted as well, or all of them as
             `settings`.
         teacher: "live", "frozen", "ema", "trust_region", or a `TeacherKeeper` with other settings.
-        rollouts: How rollouts are generated and their error sites are located.
+        rollouts: How to generate rollouts and locate their error sites.
         sdpo_weighting: How much each token of an erring turn counts (`RowWeighting`).
         heed_gate: Keep channel 2 off on rollouts until the model is measured to react to hints.
         trace_dataset, data_collator: Logged traces, and a `ComposerDataCollator` that collates them. Without a
@@ -109,7 +109,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         logged_batch_size: Logged items per process and micro-step.
         measure_channels: Compute channel 2 even if its weight is 0, for its metrics.
         alarm: Warns of a collapse and keeps the best checkpoint. The default alarm does not stop the run.
-        diagnosis: Explains why a run cannot learn. The default one runs every 50 steps and at the end.
+        diagnosis: Explains why a run cannot learn. By default it runs every 50 steps and at the end.
         metrics_path: The file for all metrics, which also go to `report_to`; default `metrics.jsonl` in the output
             folder.
     """
@@ -353,7 +353,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments of TRL's trainer by name. Raises TypeError if they do not fit its signature."""
+    """Return all arguments for TRL's trainer by name. Raises TypeError if they do not fit its signature."""
     bound = inspect.signature(_Trainer.__init__).bind_partial(None, *args, **kwargs).arguments
     return {name: value for name, value in bound.items() if name != "self"}
 

@@ -176,7 +176,7 @@ class ComposerDataCollator:
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
         """Return the batch, after the validation that `compose_loss` also does."""
         if not batch:
-            raise InputError(explain("batch", got="no traces", expected="at least one"))
+            raise InputError(explain("batch", got="no traces", expected="at least one trace"))
         students, sites, pairs, rewards = list[StudentRow](), list[SiteRow](), list[PairIds](), list[float]()
         for number, example in enumerate(batch):
             where = _name(example, number)
@@ -334,7 +334,7 @@ class _MarkedError(NamedTuple):
 def _marked_errors(
     messages: Sequence[Mapping[str, Any]], turns: Sequence[Turn], counts: Counter[str]
 ) -> Iterator[_MarkedError]:
-    """Yield the error of every message with a `tool_error`; errors without an assistant turn are counted.
+    """Yield the error in every message with a `tool_error`; errors without an assistant turn are counted.
 
     The kind is `error_meta["error_kind"]`, or else `tool_error` itself if it names a kind. Otherwise the rules in
     `sites` classify the call and its result: json_decode for arguments that are not JSON, type_error for other invalid

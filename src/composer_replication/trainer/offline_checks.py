@@ -46,7 +46,7 @@ def check_arguments(args: Any) -> None:
         fix = "Start one process per GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
         raise ConfigError(explain("GPUs in this process", got=args.n_gpu, expected=1, fix=fix))
     if args.world_size > 1 and not args.accelerator_config.even_batches:
-        fix = "Set it to True: a process with fewer micro-batches would leave the others waiting."
+        fix = "Set even_batches to True, since a process with fewer micro-batches would leave the others waiting."
         raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
 
 
@@ -61,7 +61,7 @@ def ready_sessions(
     with_adapter: bool = False,
     shuffle_seed: int | None = None,
 ) -> LoggedSessions:
-    """Return the sessions with checked hints and reference log-probs as needed.
+    """Return the sessions after the hint check, with reference log-probs if needed.
 
     Call it under the same autocast as the training steps.
     """
@@ -121,7 +121,7 @@ def startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) -
 
 
 def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
-    """Return a warning for each channel with a weight and no items.
+    """Return a warning for each channel that has a weight but no items.
 
     Raises InactiveChannelError if no channel can run.
     """
@@ -190,7 +190,7 @@ def plan_run(
 
 
 NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dpo"), strict=True))
-"""The names of the channels in metrics."""
+"""The channels' names in metrics."""
 
 
 class ChannelLog:
@@ -237,7 +237,7 @@ class ChannelLog:
         self._tokens += tokens
         self._items.update({name: items[name] for name in ran})
         means = values.double().cpu()
-        # Means times items are sums again, so that steps with more items count more.
+        # Multiply means by item counts to get sums, so that steps with more items have more weight.
         self._sums = self._sums + means * torch.tensor([items.get(name, 0) for name in CHANNELS], dtype=torch.float64)
         self._total += float((means * torch.tensor([weights[name] for name in CHANNELS], dtype=torch.float64)).sum())
         self._weights = dict(weights)
@@ -296,7 +296,7 @@ class ChannelLog:
 
 
 class EvaluationSums:
-    """Sums over an evaluation, so that its losses are means over all items and not means of means."""
+    """Sums over an evaluation, so that its losses are means over all items instead of means of means."""
 
     def __init__(self) -> None:
         self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)

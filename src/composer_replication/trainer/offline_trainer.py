@@ -76,12 +76,12 @@ class OfflineTrainer(WithTeacher, Trainer):
             precision of autocast.
         args: The `transformers.TrainingArguments`.
         sessions: The sessions to train on.
-        settings: The knobs of channels 2 and 3.
-        teacher: The teacher of channel 2; a trust region by default.
+        settings: Settings for channels 2 and 3.
+        teacher: Channel 2's teacher; a trust region by default.
         weighting: How much each token of an erring turn counts.
         lm_weight: Weight of channel 1.
         eval_sessions: The sessions to evaluate on.
-        peft_config: Adds an adapter.
+        peft_config: The config of an adapter to add.
         quantization: "4bit" loads the base weights in four bits; only an adapter is then trained.
         fsdp: Shard the weights over the processes (FSDP2).
         warmed_up: The last checkpoint of a warm-up (`trainer.warmup`). Its weights are loaded, and the hint check, the
@@ -92,7 +92,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         reference_path: The file for the pairs' reference log-probs, by default in the run directory. Missing log-probs
             are computed from the initial model, in the precision of the training steps.
         metrics_path: The file for metrics, which also go to `report_to`; default `metrics.jsonl` in `output_dir`.
-        callbacks: More callbacks.
+        callbacks: Additional callbacks.
         options: More arguments for `transformers.Trainer`, such as `optimizers` and `processing_class`.
     """
 
@@ -218,7 +218,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Add a batch to the sums of the evaluation, and return its loss."""
+        """Add a batch to the evaluation's sums, and return its loss."""
         del prediction_loss_only, ignore_keys  # the loss is the only output
         weights = self.weights()
         # At the end of annealing channel 2's weight may be 0, but its loss is then of most interest.

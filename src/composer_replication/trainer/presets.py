@@ -36,7 +36,7 @@ from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 PresetName = Literal["composer", "dapo", "none"]
-# The argument of GRPOConfig for each option of [train.grpo].
+# The GRPOConfig argument for each option in [train.grpo].
 _TRL_NAMES = {
     "num_generations": "num_generations",
     "max_completion_length": "max_completion_length",
@@ -61,7 +61,7 @@ def preset_config(name: PresetName) -> CrfConfig:
 
 
 def channel_settings(config: CrfConfig) -> ChannelSettings:
-    """Return the settings of channels 2 and 3 from [loss] and [train.channels]."""
+    """Return the settings for channels 2 and 3 from [loss] and [train.channels]."""
     knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
     channels = config.train.channels
     if config.loss.taid_t is not None:
@@ -78,12 +78,12 @@ def channel_settings(config: CrfConfig) -> ChannelSettings:
 
 
 def grpo_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Return the arguments of `trl.GRPOConfig` from [train.grpo]."""
+    """Return the arguments for `trl.GRPOConfig` from [train.grpo]."""
     return {trl_name: getattr(config.grpo, name) for name, trl_name in _TRL_NAMES.items()}
 
 
 def training_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Return the arguments of `transformers.TrainingArguments` (and so of GRPOConfig) from the rest of [train]."""
+    """Return the arguments for `transformers.TrainingArguments` (and so for GRPOConfig) from the rest of [train]."""
     optimiser = config.optimiser
     # transformers' plain "constant" schedule ignores warmup_steps.
     warmed = "constant_with_warmup" if optimiser.warmup else "constant"
@@ -112,7 +112,7 @@ def training_arguments(config: TrainConfig) -> dict[str, Any]:
 def composer_grpo_config(
     output_dir: str | os.PathLike[str], *, preset: Literal["composer", "dapo"] = "composer", **overrides: Any
 ) -> Any:
-    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` are arguments of GRPOConfig and win.
+    """Return a `trl.GRPOConfig` with the preset's settings; `overrides` take precedence over the preset.
 
     TRL computes in bf16 by default. Without a GPU that supports it, and unless `use_cpu` or `bf16` is set, this uses
     fp32.
@@ -129,7 +129,7 @@ def composer_grpo_config(
 
 
 def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
-    """Return a preset's settings that are not TRL's, as arguments of ComposerReplicationTrainer.
+    """Return a preset's settings that GRPOConfig does not have, as arguments for ComposerReplicationTrainer.
 
     `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe,
     except for the rewards that a preset adds (`preset_rewards`). Without logged data channel 3 is skipped, with a
@@ -145,13 +145,13 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
 
 
 def teacher_of(config: CrfConfig) -> TeacherKeeper:
-    """Return the teacher that [train.teacher] describes."""
+    """Return the teacher configured in [train.teacher]."""
     teacher = config.train.teacher
     return TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share)
 
 
 def rollout_options(config: CrfConfig) -> RolloutOptions:
-    """Return the rollout options that [train.batch] and [train.grpo] describe."""
+    """Return the rollout options configured in [train.batch] and [train.grpo]."""
     batch, grpo = config.train.batch, config.train.grpo
     return RolloutOptions(
         placement=batch.placement,
@@ -188,7 +188,7 @@ def _overlong_reward(max_completion_length: int, soft_length: int) -> Callable[.
 
 
 NO_PAIR = (
-    "channel trace_replay_dpo cannot run: beta_replay is {:g}, but there are no preference pairs. Make some with"
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, but there are no preference pairs. Create pairs with"
     " `crf replay` and `crf pairs`, or set loss.beta_replay = 0"
 )
 

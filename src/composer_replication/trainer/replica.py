@@ -88,7 +88,7 @@ class ReplicaSteps(TrainerCallback):
 
     def on_step_end(self, args: Any, state: Any, control: Any, **parts: Any) -> None:
         del args
-        # A trainer makes at least one step before it can be stopped; this one is discarded.
+        # A trainer makes at least one step before it can be stopped; discard that step.
         if self._is_over:
             state.global_step, control.should_training_stop = state.max_steps, True
             control.should_log = control.should_save = control.should_evaluate = False

@@ -1,4 +1,4 @@
-"""Make sure that all processes of a training begin with the same weights, tokenizer, sessions and settings.
+"""Ensure that all processes in a training begin with the same weights, tokenizer, sessions and settings.
 
 Under FSDP's `cpu_ram_efficient_loading` only rank 0 reads the weights, and the other ranks hold zeros until the model
 is sharded. Anything copied or computed from these zeros would be garbage, so those ranks get rank 0's weights here. If
@@ -49,7 +49,7 @@ def check_is_in_group(world_size: int) -> None:
 
 
 def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> None:
-    """Give ranks without weights those of rank 0, and check that all ranks have the same weights and adapter.
+    """Copy rank 0's weights to ranks without weights, and check that all ranks have the same weights and adapter.
 
     An adapter that is still untrained is initialized at random, and is taken from rank 0 as well. Raises InputError, on
     every rank, that names the ranks with other weights. A model that is already sharded is left unchanged.
@@ -64,7 +64,7 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
         fix = "Load the weights at least on rank 0."
         raise InputError(explain(f"{what} on rank 0", got="only zeros", expected="loaded weights", fix=fix))
     _refuse(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
-    # At least one rank has only zeros, so all ranks take part in sending rank 0's weights.
+    # At least one rank has only zeros, so all ranks take part in the broadcast of rank 0's weights.
     if _NO_WEIGHTS in digests:
         _materialize(module)
         _broadcast([*module.parameters(), *module.buffers()], receives=is_empty)

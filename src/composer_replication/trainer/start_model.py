@@ -101,7 +101,7 @@ def shard_model(model: nn.Module, args: Any) -> None:
     half = torch.bfloat16 if args.bf16 else torch.float16 if args.fp16 else None
     policy = MixedPrecisionPolicy(param_dtype=half, reduce_dtype=None if half is None else torch.float32)
     mesh = init_device_mesh(args.device.type, (args.world_size,))
-    # Layers before the whole model: the root then holds what no layer has, such as the embedding.
+    # Layers before the whole model, so that the root holds only the remaining weights, such as the embedding.
     for module in (*layers, causal_lm):
         fully_shard(module, mesh=mesh, mp_policy=policy)
 
@@ -223,7 +223,7 @@ def _load(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Modul
 
 # "<|reserved_special_token_7|>", "[unused12]"; not "<|im_end|>"
 _NAMED_UNUSED = re.compile(r"reserved|unused", re.IGNORECASE)
-# The constants of `untrained_rows`: unreachable rows, sampled ordinary rows, and two shares of `typical`.
+# Constants for `untrained_rows`: unreachable rows, sampled ordinary rows, and two fractions of `typical`.
 _MIN_UNUSED, _MAX_SAMPLED, _LIMIT_SHARE, _MAX_SPREAD_SHARE = 4, 2048, 0.1, 0.5
 
 
@@ -261,7 +261,7 @@ def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int])
     hidden state can distinguish it from the others, and LoRA, which leaves the head unchanged, cannot learn it. The
     rule compares rows of the head:
 
-        center    mean of rows that no text can reach: ids after the tokenizer's last one, tokens named reserved or
+        center    mean of rows that no text can reach: ids after the tokenizer's last id, tokens named reserved or
             unused
         typical   median distance of ordinary tokens' rows from the center, over a sample
         spread    largest distance of an unreachable row from the center
@@ -292,7 +292,7 @@ def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int])
     typical = float(distances(ordinary[:: max(1, len(ordinary) // _MAX_SAMPLED)]).median())
     spread = float(distances(unused).max())
     limit = max(spread, _LIMIT_SHARE * typical)
-    # Written so that NaN does not pass either.
+    # Written so that NaN does not pass the check.
     if not spread <= _MAX_SPREAD_SHARE * typical or not typical:
         return None
     near = {
@@ -340,7 +340,7 @@ def settle_token_rows(model: nn.Module) -> None:
 
 
 def ids_of_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
-    """Return the ids of tokens by their texts. Raises ConfigError for tokens that are not in the vocabulary."""
+    """Return the tokens' ids. Raises ConfigError for tokens that are not in the vocabulary."""
     vocabulary = tokenizer.get_vocab()
     if unknown := [token for token in tokens if token not in vocabulary]:
         fix = 'Write tokens exactly as in the vocabulary, or use "auto".'

@@ -60,7 +60,7 @@ class TeacherKeeper:
     def attach(self, model: nn.Module, *, with_adapter: bool = False) -> None:
         """Take the model's current weights as the initial weights, without its adapter unless `with_adapter` is set.
 
-        Call it once, before the model is wrapped or trained, and on all processes together: afterwards each has rank
+        Call this once, before the model is wrapped or trained, and on all processes together: afterwards each has rank
         0's weights.
         """
         share_start_weights(model)
@@ -81,7 +81,7 @@ class TeacherKeeper:
 
     @property
     def model(self) -> nn.Module | None:
-        """The teacher's own copy of the model, if it has one. A trainer moves it to its device, or shards it."""
+        """The teacher's own copy of the model, if any. The trainer moves the copy to its device, or shards it."""
         return self._copy
 
     def replace_model(self, model: nn.Module) -> None:
@@ -159,7 +159,7 @@ class TeacherKeeper:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Copy the fp32 averages into half-precision weights, which are too coarse for small steps."""
+        """Copy the fp32 averages into the half-precision weights, which are too coarse to accumulate small updates."""
         if self._masters and self._copy is not None:
             weights = dict(unwrapped(self._copy).named_parameters())
             for name, master in self._masters.items():

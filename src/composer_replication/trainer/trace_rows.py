@@ -268,7 +268,7 @@ class LeftCut:
         self._openings, self._stops, self.header_tokens = frozenset[int](), frozenset[int](), 0
         if isinstance(renderer, SegmentRenderer):
             return
-        # Only ids of protected tokens, which no message text can produce, mark the start of a message.
+        # Only protected tokens, which no message text can produce, mark the start of a message.
         self._openings = frozenset(_opening_ids(renderer))
         self._stops = frozenset(renderer.protected.ids[stop] for stop in renderer.dialect.stops)
         self.header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
@@ -355,7 +355,7 @@ class _SegmentTokenizer:
         return ids[start : len(ids) - end]
 
     def _added(self) -> tuple[list[int], list[int]]:
-        """Return the ids that are added before and after every text, such as BOS and EOS."""
+        """Return the ids that the tokenizer adds before and after every text, such as BOS and EOS."""
         empty = self._probe("") or []
         probes = [ids for text in _PROBES if (ids := self._probe(text))]
         # With a tiny vocabulary, guess from the empty text; `ids` raises if a text contradicts the guess.

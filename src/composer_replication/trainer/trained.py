@@ -107,7 +107,7 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
 
 
 def _base_of(adapter: Path) -> str:
-    """Return the base model that an adapter names.
+    """Return the base model named in an adapter's config.
 
     A relative path was relative to the training's working directory, which is unknown. It is therefore looked up from
     the current working directory and from every folder above the adapter.

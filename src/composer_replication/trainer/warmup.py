@@ -68,7 +68,7 @@ class FinishedWarmUp:
         losses = [loss for _, loss in self.held_out]
         change = f"; loss on good turns {self.learnt[0]:.3f} -> {self.learnt[-1]:.3f}" if self.learnt else ""
         change += f"; held-out loss on good turns {losses[0]:.3f} -> {min(losses):.3f}" if losses else ""
-        return f"warm-up: {self.steps} steps of channel 1, using the weights of {self.checkpoint}{change}"
+        return f"warm-up: {self.steps} steps of channel 1, using the weights from {self.checkpoint}{change}"
 
 
 def warm_up(
@@ -169,7 +169,7 @@ def _run_steps(
 
 
 def finished_warm_up(folder: Path) -> FinishedWarmUp | None:
-    """Return the warm-up that was finished in this folder, or None."""
+    """Return the finished warm-up in this folder, or None."""
     try:
         fields: dict[str, Any] = decode_object((folder / FINISHED).read_bytes())
     except FileNotFoundError:

@@ -121,7 +121,7 @@ def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes:
     if size != expected["num_bytes"]:
         raise ArtefactCorruptError(explain(what, got=f"{size} bytes", expected=f"{expected['num_bytes']} bytes"))
     if not is_same:
-        got = "changed content"
+        got = "a different SHA-256"
         raise ArtefactCorruptError(explain(what, got=got, expected="the SHA-256 in the manifest"))
 
 
@@ -184,7 +184,7 @@ def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) ->
     complete = [folder for folder in folders if _looks_complete(folder)]
     if not complete:
         return
-    # The newest complete checkpoint and those in `keep`, if they are complete, are never deleted.
+    # Never delete the newest complete checkpoint, nor complete checkpoints in `keep`.
     protected = {folder.resolve() for folder in (complete[-1], *keep)} & {folder.resolve() for folder in complete}
     num_surplus = len(complete) - max(limit, len(protected))
     surplus = [folder for folder in complete if folder.resolve() not in protected][: max(num_surplus, 0)]
@@ -214,7 +214,7 @@ _SHARED_TREES = ("optimizer", "scheduler")
 _TREES_PER_PROCESS = ("rng", "cursor", "extra")
 _ABOUT = {"model": dict, "data": dict, "weights_only": bool}
 _MODEL = {"class": str, "config": dict, "adapters": dict, "parameters": dict, "base_weights": str | None}
-# 64 hex digits, such as the output of `sha256sum`; not with upper-case letters
+# 64 lower-case hex digits, such as the output of `sha256sum`; not with upper-case letters
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Suffixes of pickles, as torch.save writes them. Our checkpoints contain no pickles, and none is ever loaded.
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
@@ -251,7 +251,7 @@ def plain_file(folder: Path, name: str) -> Path:
         if path.is_symlink():
             raise ArtefactCorruptError(explain(f"{path}, in a checkpoint", got="a link", expected="a regular file"))
     if not path.is_file():
-        raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no such file", expected=name))
+        raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="a missing file", expected=name))
     return path
 
 

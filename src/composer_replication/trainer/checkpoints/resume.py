@@ -33,7 +33,7 @@ from composer_replication.trainer.objective.fingerprint import bare_name, weight
 
 # Settings that determine how many batches to skip; they do not matter if `ignore_data_skip` is set.
 _SKIP_SETTINGS = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}
-# Settings of GRPO: a checkpoint within a generation contains its rollouts in slices of these sizes.
+# GRPO settings: a checkpoint within a generation contains the rollouts in slices that depend on these settings.
 _GENERATION_SETTINGS = ("steps_per_generation", "num_generations", "num_iterations")
 _log = logging.getLogger(__name__)
 
@@ -191,7 +191,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Pat
 
 
 def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
-    # Class, adapters and config say more than a list of parameters, so they are compared first.
+    # Class, adapters and config are more informative than a list of parameters, so compare them first.
     if _class_name(saved["class"]) != now["class"]:
         yield f"class {saved['class']} in the checkpoint, {now['class']} in use"
     if saved["adapters"].keys() != now["adapters"].keys():
@@ -255,7 +255,7 @@ class SaveAttempt:
             self._failure = self._failure or error
 
     def agree(self) -> None:
-        """Wait for the other processes, and raise if any of them could not write."""
+        """Wait for the other processes, and raise an error if any process could not write."""
         failed = max_over_processes(int(self._failure is not None), self._device)
         if not failed:
             return

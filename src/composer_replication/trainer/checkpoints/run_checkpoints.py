@@ -1,4 +1,4 @@
-"""Save and resume the checkpoints of one trainer's run: safetensors and JSON, complete or ignored, resumed bit for bit.
+"""Save a trainer's run in checkpoints of safetensors and JSON files, and resume it from them bit for bit.
 
 `trainer.overrides` passes the methods of `transformers.Trainer` to this module; `original` is always the overridden
 method.
@@ -121,7 +121,7 @@ class RunCheckpoints:
         return TrainOutput(state.global_step, loss, {"train_loss": loss})
 
     def run_epoch(self, original: Original, *args: Any, **kwargs: Any) -> None:
-        """Replace `Trainer._run_epoch`: before the first epoch of a resumed run, restore its position in the data."""
+        """Replace `Trainer._run_epoch`: before a resumed run's first epoch, restore the position in the data."""
         loader, resumed = kwargs["train_dataloader"], self._resumed_cursor
         if resumed is not None:
             mid_epoch = kwargs["steps_trained_in_current_epoch"] > 0
@@ -135,7 +135,7 @@ class RunCheckpoints:
         original(*args, **kwargs)
 
     def finalize_training(self, original: Original, *args: Any, **kwargs: Any) -> Any:
-        """Replace `Trainer._finalize_training`: correct the mean loss of a resumed run, and delete no checkpoints."""
+        """Replace `Trainer._finalize_training`: correct a resumed run's mean loss, and delete no checkpoints."""
         self.average_loss_over_all_steps()
         # transformers would delete the newest checkpoint if another one is the best.
         with self._keeping_all_checkpoints():
@@ -173,7 +173,7 @@ class RunCheckpoints:
             rotate(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
 
     def save_model(self, original: Original, output_dir: str | None, is_internal: bool) -> None:
-        """Replace `Trainer.save_model`: write no `training_args.bin`, and unsharded weights under FSDP2."""
+        """Replace `Trainer.save_model`: omit `training_args.bin`, and gather weights before saving under FSDP2."""
         trainer = self._trainer
         with self._noting_failure():
             state = whole_state(trainer.model_wrapped)
@@ -338,7 +338,7 @@ class _StopRequest:
             yield
         finally:
             for signum, handler in before.items():
-                # None: the handler was not set from Python and cannot be put back.
+                # None means that the handler was not set from Python and cannot be restored.
                 signal.signal(signum, signal.SIG_DFL if handler is None else handler)
 
     def _on_signal(self, number: int, _frame: FrameType | None) -> None:

@@ -61,7 +61,7 @@ def write_tensors(file: BinaryIO, tensors: dict[str, Tensor]) -> str:
 
     Tensors whose dtype the format does not support are written as bytes; `_raw_dtypes` returns their dtypes.
     """
-    # Wide items first, as the safetensors library does, so that every tensor starts at a multiple of its item size.
+    # Widest items first, as in the safetensors library, so that every tensor starts at a multiple of its item size.
     ordered = dict(sorted(tensors.items(), key=lambda item: -item[1].element_size()))
     # The digest is known only after the data is written, so write the header twice, with the same length.
     placeholder = "0" * 64
@@ -160,7 +160,7 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
     try:
         about: dict[str, Any] = decode_object(path.read_bytes())
     except FileNotFoundError as error:
-        raise ArtefactNotFoundError(explain(f"tree {name!r}", got="no such file", expected=str(path))) from error
+        raise ArtefactNotFoundError(explain(f"tree {name!r}", got="a missing file", expected=str(path))) from error
     except ValueError as error:
         raise ArtefactCorruptError(
             explain(str(path), got=str(error), expected="a file written by save_tree")
@@ -170,7 +170,7 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
         raise ArtefactCorruptError(explain(str(path), got=got, expected=f"{_SCHEMA} version {_VERSION}"))
     tensor_path = path.with_name(f"{name}.safetensors")
     if not tensor_path.is_file():
-        raise ArtefactNotFoundError(explain(f"tree {name!r}", got="no such file", expected=str(tensor_path)))
+        raise ArtefactNotFoundError(explain(f"tree {name!r}", got="a missing file", expected=str(tensor_path)))
     tensors = _read_tensors(tensor_path, about["raw"], data_sha256=about["data_sha256"], device=device)
     return _TreeDecoder(str(path), tensors).decode(about["tree"])
 
@@ -253,7 +253,7 @@ class _TreeDecoder:
             raise ArtefactCorruptError(
                 explain(self._where, got=got, expected="a value written by save_tree")
             ) from error
-        raise ArtefactCorruptError(explain(self._where, got=f"{node!r:.80}", expected="one kind per object"))
+        raise ArtefactCorruptError(explain(self._where, got=f"{node!r:.80}", expected="an object with a single kind"))
 
     def _tagged(self, kind: str, content: Any) -> Any:
         if kind == "dict":

@@ -138,7 +138,7 @@ def _adapter_parts(
     """Yield each adapter's weights by their names in the model; names in files omit the adapter's name."""
     for adapter in adapters:
         if (file := adapter_file(adapter)) not in listed:
-            got = f"no such file in the manifest of {folder}"
+            got = f"no weights in the manifest of {folder}"
             raise ArtefactNotFoundError(explain(f"adapter {adapter!r}", got=got, expected=file))
         path = plain_file(folder, file)
         names = _saved_names(model, adapter)

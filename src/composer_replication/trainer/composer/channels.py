@@ -93,7 +93,7 @@ class ComposerChannels:
         options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
         placed = place_sites(turns, prompt_mask, input_ids, inputs["completion_mask"])
         channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
-        # The teacher is computed in the same precision as the policy, whose pass runs under autocast as well.
+        # Run the teacher in the same precision as the policy, whose forward pass also runs under autocast.
         with self._autocast():
             channel.run_teachers(input_ids)
         with channel.capture_student_rows():
@@ -199,7 +199,7 @@ class ComposerChannels:
         )
 
     def _importance(self, inputs: Mapping[str, Any], clock: _MicroStep) -> Importance | None:
-        """Return the importance weights, or None: TRL keeps log-probs only for rollouts older than the weights."""
+        """Return the importance weights, or None if clipping is off or the weights have not changed since sampling."""
         old, clip = inputs.get("old_per_token_logps"), self.settings.sdpo_is_clip
         return None if old is None or clip is None else Importance(old, clock.temperature, clip)
 
@@ -264,7 +264,7 @@ def counts_of(batch: LoggedBatch) -> dict[str, int]:
 
 
 ROLLOUT_SITES, LOGGED_SITES, LOGGED_PAIRS = "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo"
-"""The names of the channels in metrics."""
+"""The channels' names in metrics."""
 
 
 class Weights(NamedTuple):

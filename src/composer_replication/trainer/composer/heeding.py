@@ -1,9 +1,9 @@
 """Measure whether the policy reacts to what a hint says, and keep channel 2 off until it does.
 
-Channel 2 distils what the policy does *after a hint* into what it does without one. That helps only if the policy
+Channel 2 distills the policy's behavior *after a hint* into its behavior without a hint. That helps only if the policy
 reacts to what the hint says. Any text in front of a turn changes the turn a little, and a long or stern text changes it
-more: Qwen2.5-Coder-0.5B reacted to unrelated hints about as strongly as to the right ones, and training on the right
-ones cost it 22 points of success (docs/decisions/0025). So every erring turn is scored three times: without a hint,
+more: Qwen2.5-Coder-0.5B reacted to unrelated hints about as strongly as to the right hints, and training on the right
+hints cost it 22 points of success (docs/decisions/0025). So every erring turn is scored three times: without a hint,
 after its own hint, and after a hint about another kind of error. Only the difference between the two hints counts.
 
     e(t, h)   = [log p(t | no hint) - log p(t | h)] / (tokens in t)        positive: the hint makes the error rarer
@@ -12,17 +12,17 @@ after its own hint, and after a hint about another kind of error. Only the diffe
     w(A, B)   = 1 / (1 / n(A, B) + 1 / n(B, A))
     z         = effect / its standard error
 
-    t         an erring turn of a rollout; its kind is the kind of its error, such as `file_not_found`
-    n(A, B)   how many turns of kind A were scored with a hint of kind B
+    t         an erring turn in a rollout; its kind is the kind of its error, such as `file_not_found`
+    n(A, B)   the number of turns of kind A that were scored with a hint of kind B
     nats      the unit of e, d and effect: natural-log probability per token
 
-Adding d(A, B) and d(B, A) is what makes the measurement fair: whatever a text of kind A does to every turn, regardless
-of its meaning, enters the two terms with opposite signs and cancels.
+Adding d(A, B) and d(B, A) makes the measurement fair: any effect that a hint of kind A has on every turn, regardless of
+its meaning, enters the two terms with opposite signs and cancels.
 
     gate = HintGate(enabled=True, has_contrast=False)
     gate.add(comparisons)                  # after every micro-step, on every rank
     message = gate.after_step(step)        # after every optimizer step, on every rank; a string if the gate changed
-    if gate.is_open: ...                   # then channel 2 counts in the next step
+    if gate.is_open: ...                   # channel 2 is on in the next step
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ other model has tested them."""
 _STEPS_BETWEEN_COMPARISONS = 10
 """Scoring a turn after another hint costs a teacher pass, so a well-measured model is compared less often."""
 
-# Names in metrics.jsonl. Reports and checkpoints of earlier runs use them, so they are data, not wording.
+# Names in metrics.jsonl. They must not change, since reports and checkpoints from earlier runs contain them.
 COMPARED, DEVIATIONS = "hints/compared", "hints/deviations"
 OWN_DROP, OTHER_DROP, GATE, CONTRAST = "hints/own_drop", "hints/other_drop", "hints/gate", "hints/contrast"
 

@@ -68,7 +68,7 @@ class LoggedStore:
 
     @property
     def digest(self) -> str:
-        """The digest of all traces or sessions."""
+        """A digest of all traces or sessions."""
         if self._sessions is not None:
             return self._sessions.digest
         return digest_of(self._traces or ())
@@ -246,7 +246,7 @@ class CyclingSampler:
 
     def __init__(self, size: int, *, seed: int, process: int = 0, num_processes: int = 1) -> None:
         if size < 1:
-            raise InputError(explain("logged items", got=size, expected="at least one"))
+            raise InputError(explain("logged items", got=size, expected="1 or more"))
         self._size, self._seed, self._process, self._num_processes = size, seed, process, num_processes
         self._drawn = 0
         self._order: tuple[int, list[int]] = (-1, [])

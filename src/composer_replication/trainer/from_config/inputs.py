@@ -194,7 +194,7 @@ def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
     prompts = _named_prompts(train.grpo)
     if not len(prompts):
         raise ConfigError(
-            explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="at least one")
+            explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="at least one prompt")
         )
     held_out = None
     if train.eval_every and len(prompts) > 1:

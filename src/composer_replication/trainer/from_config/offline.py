@@ -83,7 +83,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     """Cut the run's sessions into windows, as configured in [train.batch], for the channels that have a weight."""
     config = inputs.config
     if inputs.run is None:
-        fix = "Create one with `crf ingest` and `crf sites`."
+        fix = "Create a run with `crf ingest` and `crf sites`."
         raise ConfigError(explain("train.run", got="none", expected="a run directory", fix=fix))
     options: dict[str, Any] = {
         **_cutting(config),

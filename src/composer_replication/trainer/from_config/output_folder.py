@@ -233,7 +233,7 @@ class TrainingFolder:
                 try:
                     check_manifest(folder, hashes=False)
                 except RunError as error:
-                    fix = "Resume with the version that saved it, or start a new run in another folder (train.output)."
+                    fix = "Resume with the version that saved the checkpoint, or use another folder (train.output)."
                     got = f"{folder.name}, which cannot be read ({error})"
                     raise RunError(
                         explain(str(self.checkpoints), got=got, expected="a checkpoint saved by this version", fix=fix)

@@ -68,7 +68,7 @@ def refused(error: Exception, train: TrainConfig) -> ComposerError:
     if train.mode == "grpo" and "divisible by num_generations" in got:
         return _incomplete_groups(train)
     library = "TRL" if train.mode == "grpo" else "transformers"
-    return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"what {library} accepts"))
+    return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"options that {library} accepts"))
 
 
 def _incomplete_groups(train: TrainConfig) -> ConfigError:

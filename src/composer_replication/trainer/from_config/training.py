@@ -254,7 +254,7 @@ def _prepare_offline(
 
     # First, since this may raise an error, and reading the sessions takes long.
     args = offline_arguments(inputs.config.train, folder.checkpoints)
-    callbacks.say(f"reading the sessions of {inputs.config.train.run}")
+    callbacks.say(f"reading sessions from {inputs.config.train.run}")
     data = offline_data(inputs)
     for remark in unmatched_models(inputs.config.render, data.models):
         callbacks.say(remark)

@@ -270,7 +270,7 @@ def keep_best(output: Path, best: Best) -> None:
 
 
 def read_best(output: Path) -> Best | None:
-    """Return the best checkpoint that an earlier part of this run kept, or None if there is no complete one."""
+    """Read the record of the best checkpoint so far; None if there is no complete best checkpoint."""
     try:
         record: dict[str, Any] = json.loads((output / RECORD).read_bytes())
         best = Best(**record)

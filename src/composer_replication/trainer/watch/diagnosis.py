@@ -269,7 +269,7 @@ def hints_not_compared(history: History) -> str:
     was_gated = _was_always_gated(history)
     advice = " So channel 2 never ran on rollouts. Set train.grpo.heed_gate = false to train on hints regardless."
     if effect.is_significant:
-        # Channel 2 ran, or will run in the next step.
+        # Channel 2 ran, or is on in the next step.
         if not was_gated or _is_large_enough(history, effect):
             return ""
         return f"The model reacts to hints, but not enough ({describe_requirement()}): {effect}.{advice}"
