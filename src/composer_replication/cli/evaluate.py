@@ -42,7 +42,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.config.presets import load_with_preset
-    from composer_replication.evaluation.evaluate import models_of, with_settings_of_training
+    from composer_replication.evaluation.models import models_of, with_settings_of_training
     from composer_replication.runs import RunDir
     from composer_replication.runs.split import required_split
 

@@ -7,6 +7,7 @@ vllm_sampling  sampling with vLLM, where it is installed
 damage         what training may have cost: losses on good turns, code and math questions; token gaps
 figures        means over sites with intervals over sessions
 record         the questions asked of each model, and what evaluation.json says of the answers
+models         which models are compared, and with which settings
 evaluate       the whole evaluation in order
 report/        a run as HTML and markdown pages
 ablation/      experiments: arms times seeds with equal budgets

@@ -37,7 +37,7 @@ def passes(folder, monkeypatch):
         found["rendered"].update({conversation.id} & ids)  # not the states of pairs, which have ids of their own
         return render(self, conversation)
 
-    monkeypatch.setattr(conversations, "from_row", decoding)
+    monkeypatch.setattr(conversations, "conversation_from_row", decoding)
     monkeypatch.setattr(Renderer, "render", rendering)
     return found, dict.fromkeys(ids, 1)
 

@@ -18,7 +18,8 @@ from composer_replication.config import (
     write_resolved,
 )
 from composer_replication.evaluation.arms import Arm
-from composer_replication.evaluation.evaluate import evaluate, with_settings_of_training
+from composer_replication.evaluation.evaluate import evaluate
+from composer_replication.evaluation.models import with_settings_of_training
 from composer_replication.evaluation.record import _training_remarks
 from composer_replication.runs.files import read_rows, weight_files_digest
 from composer_replication.runs.split import read_split
