@@ -70,13 +70,13 @@ def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_on
     example_run, monkeypatch
 ):
     from composer_replication.config import CrfConfig, loads
-    from composer_replication.evaluation import evaluate as evaluation
     from composer_replication.evaluation import evaluate as step
+    from composer_replication.evaluation.models import Models
     from composer_replication.runs import RunDir
     from composer_replication.trainer.from_config.training import TrainingCallbacks
 
-    monkeypatch.setattr(evaluation, "evaluate_run", lambda *_a, **_k: EVALUATION)
-    monkeypatch.setattr(step, "models_of", lambda *_a, **_k: step.Models("a", "b"))
+    monkeypatch.setattr(step, "evaluate_run", lambda *_a, **_k: EVALUATION)
+    monkeypatch.setattr(step, "models_of", lambda *_a, **_k: Models("a", "b"))
     monkeypatch.setattr(step, "required_split", lambda _run: [])
     tracker, said = Tracker(), []
     monkeypatch.setitem(sys.modules, "trackio", tracker)

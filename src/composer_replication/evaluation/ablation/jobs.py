@@ -66,7 +66,7 @@ _POLL_S = 0.05
 _LAST_LINES = 12
 # Jobs that a message lists by name.
 _MAX_LISTED = 3
-# "in /home/someone/run/log.txt: 3" -> "/home/someone/run/"; also "~/run/"; not "./a/b" or "a/b/c"
+# "in /srv/run/log.txt: 3" -> "/srv/run/"; also "~/run/"; not "./a/b" or "a/b/c"
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
 
 
