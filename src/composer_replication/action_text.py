@@ -1,12 +1,12 @@
 """Convert between an assistant turn, its text in a state's `student_action`, and the replies of teachers.
 
-The text is the turn's blocks in order, joined by newlines: thinking as `[THINKING] ...`, a call as one line `[TOOL_USE]
-name=Read input={...json...}`, text as it is. Whatever does not have exactly this form is plain text. Two things are not
-in the text and are decided here:
+The text consists of the turn's blocks in order, joined by newlines: thinking as `[THINKING] ...`, a call as one line
+`[TOOL_USE] name=Read input={...json...}`, and text unchanged. Anything that does not have exactly this form is plain
+text. The text leaves two boundaries open, which the parser decides as follows:
 
-* Where thinking ends and text begins. Blocks are joined by one newline and paragraphs by two, so a single newline is
-  the join: the last one if a call follows (models make a short remark before a call), else the first one.
-* Where arguments end that are not valid JSON. They begin with `{` and extend to the next marked block or the end.
+* The end of thinking. Blocks are joined by one newline and paragraphs by two, so a single newline separates thinking
+  from text: the last single newline if a call follows (models make a short remark before a call), else the first.
+* The end of arguments that are not valid JSON. They begin with `{` and extend to the next marked block or the end.
 """
 
 from __future__ import annotations
@@ -33,19 +33,20 @@ from composer_replication.types import (
     Turn,
 )
 
-# "[THINKING] Let me look.", "[TOOL_USE] name=Read input={}"; not "see [THINKING] above", which is within a line.
+# "[THINKING] Let me look.", "[TOOL_USE] name=Read input={}"; not "see [THINKING] above", which is not at the start of a
+# line.
 _MARK = re.compile(r"^\[(?:THINKING|TOOL_USE)\] ", re.MULTILINE)
 # '[TOOL_USE] name=Read input={"path": "a.py"}' -> name "Read", input '{"path": "a.py"}'
 _CALL = re.compile(r"\[TOOL_USE\] name=(?P<name>[^\n]*?) input=(?P<input>[^\n]*)")
 _THINKING = "[THINKING] "
-# The newline of "thought\ntext"; none of "first paragraph\n\nsecond paragraph".
+# The newline in "thought\ntext"; none in "first paragraph\n\nsecond paragraph".
 _JOIN = re.compile(r"(?<!\n)\n(?!\n)")
 Block = list[str | int]
-"""[kind, size]: the number of characters of a thinking or text block, the index of a call."""
+"""[kind, size]: the number of characters in a thinking or text block, or the index of a call."""
 
 
 class _ParsedAction(NamedTuple):
-    """An action with its thinking; `blocks` is their order, as in `Turn.extra["blocks"]`."""
+    """A parsed action with its thinking; `blocks` is the order of its blocks, as in `Turn.extra["blocks"]`."""
 
     action: Action
     thinking: str
@@ -53,7 +54,7 @@ class _ParsedAction(NamedTuple):
 
 
 def parse_action_text(text: str) -> _ParsedAction:
-    """Return calls, text and thinking of an action. The ids of calls are not in the text and are generated."""
+    """Parse an action into calls, text and thinking. The text contains no call ids, so new ones are generated."""
     blocks = _Blocks()
     at = 0  # start of the next block
     for mark, call in _marked_blocks(text):
@@ -74,7 +75,7 @@ def parse_action_text(text: str) -> _ParsedAction:
 
 
 def answer_turn(text: str, *, turn_id: str) -> Turn:
-    """Return an assistant turn that does what the text says."""
+    """Return an assistant turn for the actions in the text."""
     action, thinking, blocks = parse_action_text(text)
     return Turn(
         id=turn_id,
@@ -97,7 +98,7 @@ class _Call(NamedTuple):
 def _marked_blocks(text: str) -> list[tuple[int, _Call | None]]:
     """Return the start of every marked block, with its call, or None for thinking.
 
-    A mark without a valid call is plain text.
+    A marker without a valid call is plain text.
     """
     blocks: list[tuple[int, _Call | None]] = []
     marks = [match.start() for match in _MARK.finditer(text)]
@@ -120,7 +121,7 @@ def _call_at(text: str, start: int, next_mark: int) -> _Call | None:
     try:
         json_value(input_text)
     except ValueError:
-        # Broken arguments may span lines, so they extend to the next mark.
+        # Invalid arguments may span several lines, so they extend to the next marker.
         is_broken_object = input_text.startswith("{")
         raw = text[match.start("input") : next_mark]
         return _Call(name, raw, next_mark) if is_broken_object else None
@@ -141,7 +142,7 @@ class _Blocks:
         self._is_thinking = True
 
     def add_text(self, text: str | None, *, call_follows: bool) -> None:
-        """Add the text before a mark or the end, of which the first part may be thinking; None if there is none."""
+        """Add the text before a marker or the end (None if there is no text). Its first part may be thinking."""
         if self._is_thinking:
             self._is_thinking = False
             thought, text = _split_thinking(text or "", call_follows=call_follows)
@@ -164,15 +165,15 @@ def _split_thinking(text: str, *, call_follows: bool) -> tuple[str, str | None]:
     return text[:at], text[at + 1 :]
 
 
-# The other direction: the text of a turn.
+# The reverse direction: from a turn to its text.
 
 _BLOCK_KINDS = ("thinking", "text", "call")
 TEXT_AFTER_CALL = "text_after_call"
-"""Key of `Turn.extra` for turns whose blocks are no longer known, but in which text followed a call."""
+"""Key in `Turn.extra` for turns with text after a call whose block order was lost."""
 
 
 def action_text(turn: Turn) -> str:
-    """Return what an assistant turn did as one text: its blocks in order, joined by newlines."""
+    """Return the actions of an assistant turn as one text: its blocks in order, joined by newlines."""
     blocks: Any = turn.extra.get("blocks")
     layout: list[Any] = blocks if _fits(blocks, turn) else _plain_layout(turn)
     texts, thoughts = _JoinedText(turn.text), _JoinedText(turn.thinking)
@@ -190,13 +191,13 @@ def action_text(turn: Turn) -> str:
 def text_follows_call(turn: Turn) -> bool:
     """Return whether the turn has text after one of its calls.
 
-    Chat templates put the text first, so they cannot render such a turn.
+    Chat templates put text before calls, so they cannot render such a turn.
     """
     if turn.extra.get(TEXT_AFTER_CALL) is True:
         return True
     blocks: Any = turn.extra.get("blocks")
     if not turn.calls or not _fits(blocks, turn):
-        return False  # in the plain order no text follows a call
+        return False  # in the default order, no text follows a call
     texts, has_called = _JoinedText(turn.text), False
     for kind, size in blocks:
         has_called = has_called or kind == "call"
@@ -206,7 +207,7 @@ def text_follows_call(turn: Turn) -> bool:
 
 
 def thinking_comes_late(turn: Turn) -> bool:
-    """Return whether a thought of the turn comes after its text or a call.
+    """Return whether a thinking block of the turn comes after its text or a call.
 
     Chat templates put thinking first, so they cannot render such a turn.
     """
@@ -218,9 +219,9 @@ def thinking_comes_late(turn: Turn) -> bool:
 
 
 def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
-    """Return `turn.extra` for rewritten texts: their blocks end at the same newlines as before.
+    """Return `turn.extra` for rewritten texts, with blocks that end at the same newlines as before.
 
-    If the number of lines changed, the blocks cannot be told apart, and only whether text follows a call is kept.
+    If the number of lines changed, the block boundaries are lost, and only whether text follows a call is kept.
     """
     rest = {key: value for key, value in turn.extra.items() if key != "blocks"}
     blocks: Any = turn.extra.get("blocks")
@@ -246,25 +247,25 @@ def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None
 
 
 def action_text_without_thinking(turn: Turn) -> str:
-    """Return the same text without what the turn thought."""
+    """Return the text of a turn without its thinking."""
     blocks: Any = turn.extra.get("blocks")
     spoken_blocks = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
     return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": spoken_blocks}))
 
 
 def text_of(action: Action) -> str:
-    """Return an action that is not in a log in the same form: its text, then a line for each call."""
+    """Return the text of an action that does not come from a log: its text, then one line per call."""
     return action_text(turn_of(action, turn_id="action"))
 
 
 def turn_of(action: Action, *, turn_id: str) -> Turn:
-    """Return an assistant turn that performs the action, without thinking."""
+    """Return an assistant turn for the action, without thinking."""
     where = Provenance(file=turn_id, lines=(1,))
     return Turn(id=turn_id, role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
 
 
 class _JoinedText:
-    """A text that was joined from pieces by newlines, to be cut into them again."""
+    """A text that was joined from pieces by newlines, and can be split into them again."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -277,9 +278,9 @@ class _JoinedText:
 
 
 def _fits(blocks: Any, turn: Turn) -> bool:
-    """Return whether a block list cuts the turn's texts where they were joined, and names each call once.
+    """Return whether a list of blocks splits the turn's texts at their joins, and lists each call once.
 
-    It may come from a log, and logs can be forged.
+    The list may come from a log, and logs can be forged.
     """
     if not isinstance(blocks, list) or not all(_is_block(block) for block in cast("list[Any]", blocks)):
         return False
@@ -327,35 +328,37 @@ def arguments_text(call: ToolCall) -> str:
         return call.raw_arguments
     try:
         return orjson.dumps(dict(call.arguments)).decode()
-    except TypeError:  # orjson refuses integers beyond 64 bits and lone surrogates; models write both
+    except TypeError:  # orjson rejects integers beyond 64 bits and lone surrogates; models write both
         return json.dumps(dict(call.arguments), separators=(",", ":"), default=str)
 
 
-# Replies of teachers: text, calls written in text, or messages in the OpenAI or Anthropic format.
+# Replies of teachers: text, calls written as text, or messages in the OpenAI or Anthropic format.
 #
-# Thinking is left out. Arguments that are not a JSON object stay raw. Calls written in text count only if the rest of
-# the text is remarks: next to other code they may be an example.
+# Thinking is dropped. Arguments that are not a JSON object stay raw. Calls written as text count only if the rest of
+# the text consists of remarks: next to other code they may be an example.
 
 _THOUGHTS = ("think", "thinking")
 _TAG, _TAG_END = "<tool_call>", "</tool_call>"
 # Info strings of code fences that may hold a call.
 _JSON_MARKS = ("", "json", "tool_call", "tool_use", "tool")
-# Keys under which models write the name and the arguments of a call.
+# Keys that models use for the name and the arguments of a call.
 _NAME_KEYS = ("name", "tool", "tool_name", "function_name")
 _ARGUMENT_KEYS = ("arguments", "input", "args", "parameters", "tool_input")
-# The only keys that an object may have to count as a call.
+# An object with any other key is not a call.
 _CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "call_id", "recipient"})
 
 
 def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
-    """Return the action of a reply: a text, a message, or a message's list of content blocks."""
+    """Return the action in a reply: a text, a message, or a message's list of content blocks."""
     if isinstance(reply, str):
         return _action_of_text(reply)
     if isinstance(reply, Mapping):
         return _action_of_message(reply)
     if isinstance(reply, list | tuple):
         return _action_of_message({"content": reply})
-    raise InputError(explain("reply", got=type(reply).__name__, expected="a text, a message or a list of blocks"))
+    raise InputError(
+        explain("teacher reply", got=type(reply).__name__, expected="a string, a message or a list of blocks")
+    )
 
 
 def _action_of_text(text: str) -> Action:
@@ -365,7 +368,7 @@ def _action_of_text(text: str) -> Action:
 
 
 def without_thought(text: str) -> str:
-    """Return the text without the thinking that some models write in front of their answer.
+    """Return the text without the thinking that some models write before their answer.
 
     The opening tag may be missing, since some templates put it into the prompt; then the closing tag has to end a line.
     """
@@ -378,7 +381,7 @@ def without_thought(text: str) -> str:
 
 
 def _action_of_written_calls(text: str) -> Action | None:
-    """Return calls in `<tool_call>` tags, in fences or as bare JSON; None if the text holds more than that."""
+    """Return calls in `<tool_call>` tags, in code fences or as bare JSON, or None if the text contains other code."""
     if _TAG in text:
         first, *parts = text.split(_TAG)
         bodies = [part.partition(_TAG_END) for part in parts]
@@ -395,7 +398,7 @@ def _action_of_written_calls(text: str) -> Action | None:
 
 
 def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
-    """Return (info string, body) of every fenced block, and the text around them."""
+    """Return (info string, body) for every fenced block, and the text around the blocks."""
     fences: list[tuple[str, str]] = []
     remarks: list[str] = []
     inside: list[str] | None = None
@@ -410,12 +413,12 @@ def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
         else:
             (remarks if inside is None else inside).append(line)
     if inside is not None:
-        remarks.append("```")  # an unclosed fence: the caller refuses remarks that contain one
+        remarks.append("```")  # an unclosed fence: the caller rejects remarks that contain one
     return fences, "\n".join(remarks)
 
 
 def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
-    """Return the calls in texts that are each a call or a list of calls; None if one is neither."""
+    """Parse texts that each contain a call or a list of calls. Return None if one of them contains neither."""
     calls: list[ToolCall] = []
     for text in texts:
         try:
@@ -431,17 +434,17 @@ def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
 
 
 def _call_of_object(value: object, number: int) -> ToolCall | None:
-    """Return the call that an object is, if it has a name, arguments, and no keys that a call does not have."""
+    """Return the call in an object that has a name, arguments, and only keys allowed in a call; otherwise None."""
     body = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(body.get("function"), dict) and body.keys() <= {"function", "id", "type"}:
         body = cast("dict[str, Any]", body["function"])
-    # Exactly one of each: with two names it is unclear which one is meant.
+    # Exactly one key for each: with two names it would be unclear which one is meant.
     names = [body[key] for key in _NAME_KEYS if isinstance(body.get(key), str) and body[key]]
     argument_values = [body[key] for key in _ARGUMENT_KEYS if key in body]
     if len(names) != 1 or len(argument_values) != 1 or not body.keys() <= _CALL_KEYS:
         return None
     arguments = argument_values[0]
-    # Arguments with a schema's keys are the definition of a tool, not a call.
+    # Arguments that look like a schema mean the definition of a tool, not a call.
     is_schema = isinstance(arguments, dict) and isinstance(arguments.get("properties"), dict) and "type" in arguments
     if is_schema or not isinstance(arguments, dict | str):
         return None
@@ -451,11 +454,11 @@ def _call_of_object(value: object, number: int) -> ToolCall | None:
 def _action_of_message(message: Mapping[str, Any]) -> Action:
     content = message.get("content")
     if content is not None and not isinstance(content, str | list | tuple):
-        raise InputError(explain("content of a reply", got=type(content).__name__, expected="a text, a list or null"))
+        raise InputError(explain("content of a reply", got=type(content).__name__, expected="a string, a list or null"))
     calls, text = message_calls(message, "a reply"), content_text(cast("object", content))
     nameless = next((number for number, call in enumerate(calls) if not call.name), None)
     if nameless is not None:
-        raise InputError(explain(f"tool call {nameless} of a reply", got="no name", expected="the name of a tool"))
+        raise InputError(explain(f"tool call {nameless} in a reply", got="no name", expected="a call with a tool name"))
     if calls:
         return Action(text=without_thought(text) if isinstance(content, str) else text, calls=calls)
     refusal = message.get("refusal")

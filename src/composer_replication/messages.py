@@ -1,8 +1,8 @@
-"""Read chat messages in every format: the text of their content, their thinking, and their calls.
+"""Read chat messages in every format: their text, thinking, and calls.
 
-Endpoints, trainers, logs and tables write the same message in different formats, and what a format means is decided
-here. What to do about an invalid call is left to the caller: `message_calls` raises, while a reader of `written_calls`
-may count it and continue. Tool schemas that are inferred from calls are at the end of the module.
+Endpoints, trainers, logs and tables write the same message in different formats, which are interpreted here. Callers
+decide how to handle an invalid call: `message_calls` raises, while a reader of `written_calls` may count it and
+continue. The last part of the module infers tool schemas from calls.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ import orjson
 from composer_replication.errors import InputError, explain
 from composer_replication.types import ToolCall
 
-# The first key that exists counts: vLLM and DeepSeek, OpenRouter, and others, in this order.
-# Keys of a message's thinking outside its content; the first one that is not empty counts.
+# Keys for thinking that is stored outside the content: vLLM and DeepSeek, OpenRouter, and others. The first nonempty
+# key counts.
 THINKING_KEYS = ("reasoning_content", "reasoning", "thinking")
 _CALL_KEYS = ("tool_call", "tool_calls", "function_call")
 _THOUGHTS = ("thinking", "redacted_thinking", "reasoning", "reasoning_text")
-_CALL_FORMATS = "{name, arguments or input, id?}, {id, function: {name, arguments}}, or a list of those"
+_CALL_FORMATS = "{name, arguments or input, id?}, {id, function: {name, arguments}}, or a list of such calls"
 
 
 class WrittenCall(NamedTuple):
-    """An entry of a message's calls, unchecked; the name of an invalid one is None or not a string."""
+    """An unvalidated entry in the calls of a message. An invalid entry may have a name that is None or not a string."""
 
     location: str  # "tool call 0"
     entry: object
@@ -38,9 +38,9 @@ class WrittenCall(NamedTuple):
 
 
 def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
-    """Return every entry of a message that is or should be a call, in the content or outside it.
+    """Return every entry in a message that is or should be a call, inside or outside the content.
 
-    A record of nothing but nulls is not one: that is how a table shows a message without a call.
+    A record with only null values is skipped: this is how a table represents a message without a call.
     """
     calls: list[WrittenCall] = []
     for key in _CALL_KEYS:
@@ -51,7 +51,7 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
                 calls.append(_written_call(entry, f"tool call {len(calls)}" if is_list or key == "tool_call" else key))
     content = message.get("content")
     for number, part in enumerate(cast("Sequence[object]", content) if isinstance(content, list | tuple) else ()):
-        # Anthropic's format has calls as blocks of the content.
+        # In the Anthropic format, calls are content blocks.
         if isinstance(part, Mapping) and part.get("type") == "tool_use":
             calls.append(_written_call(cast("object", part), f"block {number}"))
     return calls
@@ -60,54 +60,54 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
 def message_calls(
     message: Mapping[str, Any], where: str, new_id: Callable[[int], str] = "call_{}".format
 ) -> tuple[ToolCall, ...]:
-    """Return the calls of a message; `new_id` generates the id of the call with a number that has none.
+    """Return the calls in a message. `new_id` generates ids for calls without one, from their position.
 
-    Raises InputError for an entry that is not a call.
+    Raises InputError for an entry that is not a valid call.
     """
     calls: list[ToolCall] = []
     for number, (location, entry, identity, name, arguments) in enumerate(written_calls(message)):
         if not isinstance(name, str):
             got = f"keys {sorted(map(str, entry))}" if isinstance(entry, Mapping) else type(entry).__name__
-            raise InputError(explain(f"{location} of {where}", got=got, expected=_CALL_FORMATS))
+            raise InputError(explain(f"{location} in {where}", got=got, expected=_CALL_FORMATS))
         calls.append(tool_call(identity if isinstance(identity, str) and identity else new_id(number), name, arguments))
     return tuple(calls)
 
 
 def call_entry(identity: str, name: str, arguments: object) -> dict[str, Any]:
-    """Return a call as an entry of `tool_calls`; its arguments are text or an object, as the reader expects them."""
+    """Return a call as an entry of `tool_calls`; its arguments are text or an object, depending on the recipient."""
     return {"id": identity, "type": "function", "function": {"name": name, "arguments": arguments}}
 
 
 def content_text(
     content: object, *, fallback: Callable[[Any], str | None] = lambda _: None, separator: str = "\n"
 ) -> str:
-    """Return the text of a message's content: a string, or the text of a list's parts, joined.
+    """Return the text of a message's content: a string, or the joined texts of a list of parts.
 
-    Thinking is left out. `fallback` returns the text for a part that has none (an image, a result, a call), or None to
-    leave it out.
+    Thinking is skipped. `fallback` returns the text for a part without text (an image, a result, a call), or None to
+    skip the part.
     """
     if content is None or isinstance(content, str):
         return content or ""
-    # A single part may come without a list.
+    # A single part need not be in a list.
     parts = cast("Sequence[object]", content) if isinstance(content, list | tuple) else (content,)
     texts = (_part_text(part, fallback) for part in parts)
     return separator.join(text for text in texts if text is not None)
 
 
 def required_text(content: object, where: str) -> str:
-    """Return `content_text` of content that must be text; raises InputError for an image or a call in it."""
+    """Return `content_text` for content that must be text. Raises InputError if it contains an image or a call."""
 
     def refuse(part: object) -> str:
         kind = cast("Mapping[str, object]", part).get("type", "dict") if isinstance(part, Mapping) else None
         got = type(part).__name__ if kind is None else f"a part of type {kind!r}"
-        fix = "Calls go into tool_calls, results into tool messages; images cannot be rendered."
+        fix = "Move calls to `tool_calls` and results to tool messages. Images are not supported."
         raise InputError(explain(f"content of {where}", got=got, expected="text or text parts", fix=fix))
 
     return content_text(content, fallback=refuse)
 
 
 def thinking_text(message: Mapping[str, Any], where: str) -> str:
-    """Return the thinking that a message has stored, under any of its usual keys."""
+    """Return the thinking stored with a message under any of the usual keys."""
     return required_text(next((message[key] for key in THINKING_KEYS if message.get(key)), ""), where)
 
 
@@ -121,10 +121,10 @@ def _written_call(entry: object, location: str) -> WrittenCall:
         return WrittenCall(location, entry)
     call = cast("Mapping[str, object]", entry)
     custom, function = call.get("custom"), call.get("function")
-    if isinstance(custom, Mapping):  # a tool that takes one text
+    if isinstance(custom, Mapping):  # a tool that takes a single text
         fields = cast("Mapping[str, object]", custom)
         return WrittenCall(location, entry, call.get("id"), fields.get("name"), {"input": fields.get("input")})
-    if isinstance(function, str):  # Inspect's flat shape
+    if isinstance(function, str):  # the flat format of Inspect
         return WrittenCall(location, entry, call.get("id"), function, call.get("arguments"))
     fields = cast("Mapping[str, object]", function) if isinstance(function, Mapping) else call
     arguments = fields.get("arguments")
@@ -142,20 +142,21 @@ def _part_text(part: object, fallback: Callable[[Any], str | None]) -> str | Non
     return text if isinstance(text, str) else fallback(part)
 
 
-# Tool calls: whatever a model wrote as arguments, and is not a JSON object, is kept as text.
+# Tool calls: arguments that are not a JSON object are kept as text.
 
-MAX_DEPTH = 50  # of values inside arguments; chat templates render them by recursion
-# Nearly all values are of these types. Skipping them early matters, since every call of every log is checked.
+MAX_DEPTH = 50  # of values in arguments; chat templates render them recursively
+# Nearly all values have these types. Skipping them early matters, since every call in every log is checked.
 _LEAVES = frozenset((str, int, float, bool, type(None)))
 # '{"id": 12345678901234567890}', which may exceed 64 bits; not '{"id": 1234567890}'.
 _LONG_INTEGER = re.compile(r"\d{19}")
 
 
 def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
-    """Return a call with its arguments as a dict, in their written order; of a repeated key the last value counts.
+    """Return a call with its arguments as a dict, in their original order; for a repeated key the last value counts.
 
-    Text that is not a JSON object goes to `raw_arguments` unchanged. So does text with values that no artifact can
-    hold: NaN, infinite floats, integers beyond 64 bits, lone surrogates, and values nested deeper than `MAX_DEPTH`.
+    Text that is not a JSON object is stored in `raw_arguments` unchanged. The same applies to values that artifacts
+    cannot represent: NaN, infinite floats, integers beyond 64 bits, lone surrogates, and values nested deeper than
+    `MAX_DEPTH`.
     """
     value, raw = arguments, None
     if isinstance(value, str):
@@ -164,13 +165,13 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
         raw = json.dumps(value, ensure_ascii=False, default=str)
     table = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) and raw is None else {}
     if not _is_flat_enough(table):
-        expected = f"values nested at most {MAX_DEPTH} deep"
-        raise InputError(explain(f"arguments of a call of {name!r}", got="deeper nesting", expected=expected))
+        expected = f"values nested at most {MAX_DEPTH} levels deep"
+        raise InputError(explain(f"arguments in a call to {name!r}", got="deeper nesting", expected=expected))
     return ToolCall(id=identity, name=name, arguments=dict(table), raw_arguments=raw)
 
 
 def json_value(text: str) -> object:
-    """Return the value of strict JSON; raises ValueError for NaN, for deep nesting, and for invalid JSON."""
+    """Parse strict JSON. Raises ValueError for NaN, for values nested too deeply, and for invalid JSON."""
     try:
         value: object = json.loads(text, parse_constant=_refuse)
     except RecursionError as error:
@@ -181,13 +182,15 @@ def json_value(text: str) -> object:
 
 
 def _object_in(text: str) -> tuple[object, str | None]:
-    """Return (object, None), or (None, text) for text that must stay as it is."""
+    """Return (object, None), or (None, text) if the text must stay unparsed."""
     if not text.strip():
         return {}, None
     try:
         value = orjson.loads(text)
         if _LONG_INTEGER.search(text):
-            orjson.dumps(json_value(text))  # orjson reads an integer beyond 64 bits as a float, but refuses to write it
+            orjson.dumps(
+                json_value(text)
+            )  # orjson parses an integer beyond 64 bits as a float, but refuses to write it
     except (ValueError, TypeError):
         return None, text
     return (value, None) if isinstance(value, dict) and _is_flat_enough(value) else (None, text)
@@ -198,9 +201,9 @@ def _refuse(constant: str) -> NoReturn:
 
 
 def _is_flat_enough(value: object) -> bool:
-    """Return whether values are nested at most `MAX_DEPTH` deep.
+    """Return whether values are nested at most `MAX_DEPTH` levels deep.
 
-    It goes level by level, since recursion would fail on the very values that it has to refuse.
+    The check proceeds level by level, since recursion would overflow on the very values that it has to reject.
     """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -216,19 +219,19 @@ def _inside(value: object) -> Iterable[object]:
     return cast("list[object]", value) if isinstance(value, list | tuple) else ()
 
 
-# Tool schemas, inferred from the calls of sessions, since logs do not contain them.
+# Tool schemas are inferred from the calls in sessions, since logs do not contain them.
 
 _Tool = tuple[str, str]
-"""(format of the logs, name of the tool): two agents may have tools of the same name."""
+"""(log format, tool name), since two agents may have different tools with the same name."""
 _TYPES = {bool: "boolean", int: "integer", float: "number", str: "string", list: "array", dict: "object"}
 _KINDS = {kind: frozenset((name,)) for kind, name in _TYPES.items()}
-# The only other value in JSON is null.
+# The only other JSON type is null.
 _NULL = frozenset(("null",))
 
 
 @dataclass(slots=True)
 class _CallStatistics:
-    """The successful calls of one tool: their number, and the types and frequency of each argument."""
+    """Statistics on the successful calls of one tool: their number, and the types and frequency of each argument."""
 
     number: int = 0
     kinds: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -243,13 +246,13 @@ class _CallStatistics:
 
 
 class ToolSchemas:
-    """What the successful calls of conversations show about their tools."""
+    """Infers the schemas of tools from the successful calls in conversations."""
 
     def __init__(self) -> None:
         self._calls: dict[_Tool, _CallStatistics] = {}
 
     def add_row(self, row: Mapping[str, Any]) -> None:
-        """Add the successful calls of a row of `conversations.jsonl`. A failed call may lack a required argument."""
+        """Add the successful calls in a row of `conversations.jsonl`; failed calls may lack required arguments."""
         turns = row["turns"]
         failed = {result["call_id"] for turn in turns for result in turn["results"] if result["is_error"] is True}
         for call in (call for turn in turns for call in turn["calls"]):
@@ -260,7 +263,7 @@ class ToolSchemas:
                 )
 
     def add(self, schemas: ToolSchemas) -> None:
-        """Add the calls of later conversations."""
+        """Add the calls from later conversations."""
         for tool, calls in schemas._calls.items():
             self._calls.setdefault(tool, _CallStatistics()).add(calls.number, calls.kinds, calls.present)
 
@@ -270,7 +273,7 @@ class ToolSchemas:
     def schemas(self) -> dict[_Tool, dict[str, Any]]:
         """Return (format, tool) -> a JSON schema with every argument and its types.
 
-        Arguments that no call lacked are required. They are in the order in which calls first had them.
+        Arguments that were present in all calls are required. They are ordered by first appearance.
         """
         return {
             tool: {
@@ -285,7 +288,7 @@ class ToolSchemas:
 def tool_rows(inferred: ToolSchemas, user_schemas: Mapping[str, Mapping[str, Any]]) -> list[dict[str, object]]:
     """Return the rows of `tools.jsonl`, ordered by name.
 
-    A schema of the user's applies to every agent, and replaces inferred ones of that name.
+    Schemas provided by the user apply to every agent, and replace inferred schemas with the same name.
     """
     by_tool, num_calls = inferred.num_calls(), Counter[str]()
     for (_, name), number in by_tool.items():

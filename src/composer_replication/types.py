@@ -1,4 +1,4 @@
-"""Records that several stages use: plain data without third-party types, in the public format."""
+"""Records shared by several stages: plain data without third-party types, in the public format."""
 
 from __future__ import annotations
 
@@ -7,9 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Literal, TypedDict
 
 Message = dict[str, object]
-"""One chat message in the OpenAI format: a role, content, and further keys of the role."""
+"""One chat message in the OpenAI format: a role, content, and the role's additional keys."""
 
-# Roles of the messages that a model sees, and who wrote them: in an agent's log, most user messages are not a person's.
+# Message roles as the model sees them, and the actual authors: in an agent's log, most user messages are not written by
+# a person.
 Role = Literal["system", "user", "assistant", "tool"]
 Origin = Literal["human", "model", "tool", "meta", "summary", "copied"]
 Blame = Literal["model", "harness", "task", "user", "env", "unknown"]
@@ -19,7 +20,7 @@ LinkKind = Literal["subagent", "sidechain", "compaction", "compaction_agent", "b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Provenance:
-    """Where a turn was read: the file, relative to the ingested folder, and the lines of its records."""
+    """The origin of a turn: the file, relative to the ingested folder, and the lines of its records."""
 
     file: str
     lines: tuple[int, ...]
@@ -40,7 +41,7 @@ class ToolCall:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ToolResult:
-    """The result of one call; `is_error` is None if the format has no such flag."""
+    """The result of one call; `is_error` is None if the format has no error flag."""
 
     call_id: str
     text: str
@@ -49,7 +50,7 @@ class ToolResult:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Usage:
-    """Token counts of one assistant message, counted once even if it is split over several records."""
+    """Token counts for one assistant message, counted once even if the message is split over several records."""
 
     input_tokens: int = 0
     output_tokens: int = 0
@@ -67,7 +68,7 @@ class Action:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Turn:
-    """One message. An assistant turn has calls, a tool turn has results; `origin` says who really wrote it."""
+    """One message. An assistant turn has calls, a tool turn has results; `origin` is the actual author."""
 
     id: str
     role: Role
@@ -92,7 +93,7 @@ class Turn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """How a conversation belongs to another one: as what, and from which turn or call it started."""
+    """The relation of a conversation to its parent: its kind, and the turn or call from which it started."""
 
     kind: LinkKind
     conversation_id: str
@@ -102,7 +103,7 @@ class Link:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Conversation:
-    """One context as the model saw it: a session, a part of one after a compaction, a subagent, or a rewound branch."""
+    """One context as the model saw it: a session, a part of a compacted session, a subagent, or a rewound branch."""
 
     id: str
     format: str
@@ -117,11 +118,11 @@ class Conversation:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ErrorSite:
-    """A failed tool call: its kind, who is to blame, how certain that is, and the text that shows it.
+    """A failed tool call: its kind, the blame, the confidence, and the text that shows the error.
 
-    It belongs to the assistant turn that made the call. `evidence` is a span of the result's text. `repeats` counts
-    earlier failures of the very same call, and `between` the calls since the last of them. Only kept sites are trained
-    on; `reason` says why a site was kept or not.
+    It belongs to the assistant turn that made the call. `evidence` is a span in the result's text. `repeats` counts
+    earlier failures of an identical call, and `between` the calls since the last such failure. Only kept sites are
+    trained on; `reason` says why a site was kept or not.
     """
 
     id: str
@@ -146,7 +147,7 @@ class ErrorSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Hint:
-    """A text to put before the erring turn, its source, and the facts of the session that it uses."""
+    """A text to insert before the erring turn, its source, and the facts from the session that it uses."""
 
     text: str
     source: Literal["template", "raw_error", "writer", "user"]
@@ -162,8 +163,8 @@ class _TeacherSpecRequired(TypedDict):
 class TeacherSpec(_TeacherSpecRequired, total=False):
     """A teacher at an OpenAI-compatible endpoint, with its price in US dollars per million tokens.
 
-    Without a price it cannot be asked under a spending cap. `base_url` and `api_key_env` (the name of an environment
-    variable) are for endpoints other than OpenRouter; `extra` is added to the request unchanged.
+    A teacher without a price cannot be used with a spending cap. `base_url` and `api_key_env` (the name of an
+    environment variable) are for endpoints other than OpenRouter; `extra` is added to the request unchanged.
     """
 
     input_per_mtok: float
@@ -183,8 +184,8 @@ class _TraceStateRequired(TypedDict):
 class TraceState(_TraceStateRequired, total=False):
     """A state in a logged session: the messages so far, and what the student did next.
 
-    States with the same `session_id` (by default the part of `state_id` before `::`) are of one session. `tools` are
-    the schemas that a teacher gets; relative paths are relative to `cwd`.
+    States with the same `session_id` (by default the part of `state_id` before `::`) belong to one session. `tools` has
+    the schemas that are sent to the teacher; relative paths are relative to `cwd`.
     """
 
     session_id: str
@@ -204,9 +205,10 @@ class _TeacherCallResultRequired(TypedDict):
 
 
 class TeacherCallResult(_TeacherCallResultRequired, total=False):
-    """One teacher's answer at one state; a failed call has an `error` and no text.
+    """One teacher's answer in one state. A failed call has an `error` and no text.
 
-    `response_text` is the whole answer in the format of `student_action`, and `message` is the answer of the endpoint.
+    `response_text` is the whole answer in the format of `student_action`, and `message` is the original message from
+    the endpoint.
     """
 
     message: Message | None
@@ -217,7 +219,7 @@ class TeacherCallResult(_TeacherCallResultRequired, total=False):
 
 
 class DPOPair(TypedDict):
-    """What the teachers agreed on (chosen) and what the student did (rejected) in one state."""
+    """A preference pair for a state: the answer the teachers agreed on (chosen), and the student's (rejected)."""
 
     state_id: str
     state_messages: list[Message]

@@ -1,16 +1,16 @@
 """Read session logs of coding agents as exact conversations, with secrets removed.
 
-source           files, lines and JSON text, however damaged
-documents        JSON documents, and which files are lines
-turn_list        turns under construction, shared by the formats
+source           fault-tolerant reading of files, lines and JSON text
+documents        JSON documents, and how to distinguish them from JSON lines
+turn_list        turns under construction, shared by the format modules
 formats          one module per format
-registry         session files below a path, their format, and their conversations
-scrubbing        secrets removed from whole conversations
-session_sources  accounts of the files of each session, and the last ingest
-gather           what is read again, what is reused from the last ingest, and all rows
+registry         finding session files, their formats and conversations
+scrubbing        removing secrets from whole conversations
+session_sources  accounts of the files of each session, and access to the last ingest
+gather           planning what is read again or reused, and collecting all rows
 into_run         an ingest into a run directory
-forget           sessions removed from a run
-states           conversations as the states that teachers are asked about; tool schemas
+forget           removing sessions from a run
+states           conversations as states for teachers; tool schemas
 claude_code      `ClaudeCodeIngester`, the public class for Claude Code logs
 """
 

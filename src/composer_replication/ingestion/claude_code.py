@@ -23,7 +23,7 @@ _TESTED_VERSIONS = re.compile(r"^(1\.|2\.[01]\.)")
 
 @dataclass
 class IngestionStats:
-    """Counts for one file; unknown CLI versions are read as well, and named in `version_warnings`."""
+    """Counts for one file. Files from unknown CLI versions are read as well and listed in `version_warnings`."""
 
     n_records_total: int = 0
     n_records_skipped: int = 0
@@ -38,7 +38,7 @@ class IngestionStats:
 
 
 class ClaudeCodeIngester:
-    """Reads Claude Code logs as states, one per assistant message; scrubs secrets unless `scrub=False` is passed."""
+    """Reads Claude Code logs as states, one per assistant message. Scrubs secrets unless `scrub=False`."""
 
     def __init__(
         self,
@@ -50,7 +50,9 @@ class ClaudeCodeIngester:
         scrub: bool | Scrubber = True,
     ) -> None:
         if max_history_tokens is not None and max_history_tokens < 0:
-            raise InputError(explain("max_history_tokens", got=max_history_tokens, expected="None or a number >= 0"))
+            raise InputError(
+                explain("max_history_tokens", got=max_history_tokens, expected="None or a nonnegative number of tokens")
+            )
         self._system_prompt = system_prompt
         self._skip_sidechain = skip_sidechain
         self._strip_thinking = strip_thinking
@@ -60,7 +62,7 @@ class ClaudeCodeIngester:
         self.last_report = IngestReport()
 
     def ingest(self, path: str | Path) -> Iterator[TraceState]:
-        """Yield one state per assistant message in order.
+        """Yield one state per assistant message, in order.
 
         `last_stats` is complete once the iterator is exhausted.
         """
@@ -80,7 +82,7 @@ class ClaudeCodeIngester:
     def ingest_conversation(self, path: str | Path) -> Conversation:
         """Return the conversation as it was at the end of the session.
 
-        After a compaction this is only the last part; `ingest_conversations` returns the earlier ones as well.
+        After a compaction this is only the last part; `ingest_conversations` also returns the earlier parts.
         """
         main = [
             conversation
@@ -88,11 +90,13 @@ class ClaudeCodeIngester:
             if conversation.parent is None or _continues(conversation)
         ]
         if not main:
-            raise InputError(explain(f"{path}", got="no conversation", expected="a Claude Code session log"))
+            raise InputError(
+                explain(f"{path}", got="a file without a conversation", expected="a Claude Code session log")
+            )
         return main[-1]
 
     def ingest_conversations(self, path: str | Path) -> list[Conversation]:
-        """Return every context of one log: all parts of the session and, with `skip_sidechain=False`, the subagents."""
+        """Return every context in a log: all parts of the session and, with `skip_sidechain=False`, the subagents."""
         path = Path(path)
         if not path.is_file():
             raise InputError(explain(str(path), got="no such file", expected="a Claude Code session log"))
@@ -100,7 +104,7 @@ class ClaudeCodeIngester:
         contexts = list(read(SourceFile(path, path.name), self.last_report))
         conversations = contexts
         if self._skip_sidechain:
-            # The records of a subagent's file may not say that they are a subagent's; the file name does.
+            # Records in a subagent's file may not be marked as such, so the file name decides.
             is_agent_file = path.match("agent-*.jsonl")
             conversations = [
                 context for context in contexts if not is_agent_file and (context.parent is None or _continues(context))
@@ -117,7 +121,7 @@ class ClaudeCodeIngester:
         stats.n_records_skipped = report.skipped.total() + report.counts["records without a message"]
         stats.skipped_truncated_lines = report.skipped["truncated last line"]
         stats.skipped_summary = report.counts["summaries"]
-        # Turns of the contexts that were left out.
+        # Turns in the contexts that were skipped.
         stats.skipped_subagent = sum(len(context.turns) for context in contexts) - sum(
             len(conversation.turns) for conversation in conversations
         )
@@ -130,5 +134,5 @@ class ClaudeCodeIngester:
 
 
 def _continues(conversation: Conversation) -> bool:
-    """Return whether it is the same thread after a compaction, not another agent's or a rewound branch."""
+    """Return whether a conversation continues its parent after a compaction; subagents and rewound branches do not."""
     return conversation.parent is not None and conversation.parent.kind == "compaction"

@@ -1,4 +1,4 @@
-"""Read JSON documents: tell them from lines, judge a file by its head, and keep what precedes damage."""
+"""Read JSON documents: distinguish them from JSON lines, detect their format, and salvage damaged files."""
 
 from __future__ import annotations
 
@@ -30,27 +30,28 @@ from composer_replication.ingestion.source import (
 _TOKEN = re.compile(r'"[^"\\]*+(?:\\.[^"\\]*+)*+"|["{}\[\],]', re.DOTALL)
 _CLOSES = {"{": "}", "[": "]"}
 _HEAD_LINES = 16
-# How much of a file that is too large for a document decides whether it is lines.
+# How much of a file that is too large to parse as one document is read to decide whether it consists of lines.
 _HEAD_OF_LINES = 2**20
-# Deeper than the messages of any format, and less deep than the parser follows.
+# Deeper than any format nests its messages, and shallower than the limit of the parser.
 _MAX_DEPTH = 64
-# Damage can open any number of brackets. The parser refuses so many, and building their closers takes gigabytes.
+# Damage can open any number of brackets. The parser rejects such depths, and building the closing brackets takes
+# gigabytes.
 _MAX_OPEN_BRACKETS = 300
 
 
 @lru_cache(maxsize=2)
 def head_values(head: bytes) -> list[Any]:
-    """Return the JSON values that a file begins with.
+    """Return the JSON values at the beginning of a file.
 
-    They are those of its first lines, or one document as far as the head goes. Every format asks for them, so the last
-    results are cached.
+    These are the values of its first lines or, for a single document, the part within the head. Every format calls this
+    function, so the latest results are cached.
     """
     head = as_utf8(head)
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
     if not lines:
         return []
     parsed = [_object_or_list(line)[0] for line in lines]
-    # The head of a document over many lines: its first line alone is no value.
+    # The first line of a document that spans many lines is not a value by itself.
     if parsed[0] is None:
         parsed[0] = salvage(head)
     return [value for value in parsed if value is not None]
@@ -59,8 +60,8 @@ def head_values(head: bytes) -> list[Any]:
 def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
     """Yield (line, object) for every valid line, or (0, document).
 
-    Of a damaged document, the whole messages before the damage are returned. The first line decides which of the two a
-    file is, and is not parsed again.
+    For a damaged document, yield the complete messages before the damage. The first line decides whether the file
+    consists of lines, and is not parsed again.
     """
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
@@ -75,7 +76,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
                 yield from [(number, first)] if first is not None else records_in([(number, line)], source, report)
                 yield from records_in(lines, source, report)
                 return
-            # A list on the first line, and nothing after it: a document on one line.
+            # A list on the first line and nothing after it is a document on one line.
             if first is not None and not any(rest.strip() for _, rest in lines):
                 report.counts.update({"repaired documents": 1} if is_repaired else {})
                 yield 0, first
@@ -86,7 +87,7 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
 
 
 def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
-    """Yield the document of a file, or its records if it turns out to be lines."""
+    """Yield the document in a file, or its records if it turns out to consist of lines."""
     with source.path.open("rb") as file:
         data = as_utf8(file.read(MAX_LINE_BYTES + 1))
     is_large = is_too_large(data)
@@ -110,7 +111,7 @@ def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[i
 
 
 def parsed(data: bytes, report: IngestReport) -> Any:
-    """Return the value of a document, also with the NaN that Python writes; raises ValueError if it is damaged."""
+    """Return the parsed document, with support for the NaN that Python writes. Raises ValueError if it is damaged."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
@@ -120,9 +121,9 @@ def parsed(data: bytes, report: IngestReport) -> Any:
 
 
 def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
-    """Return the document up to its first damage, closed there, or None.
+    """Return the document up to its first damage, with all open brackets closed, or None.
 
-    A value no deeper than `depth` is kept even if it is incomplete; deeper ones are kept whole or not at all.
+    Incomplete values are kept down to nesting level `depth`; deeper values are kept only if they are complete.
     """
     text = mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
     try:
@@ -136,10 +137,10 @@ def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
 
 
 def before_damage(data: bytes) -> tuple[Any, int]:
-    """Return the whole messages before the damage, and the position of the first broken one.
+    """Return the complete messages before the damage, and the position of the first broken message.
 
-    The position is 0 if the damage is outside of the messages. A document that a crash or a full disk cut off ends
-    there. Invalid bytes cost only the messages that contain them.
+    The position is 0 if the damage is outside the messages. A document truncated by a crash or a full disk ends there.
+    Invalid bytes lose only the messages that contain them.
     """
     depth = _depth_of_messages(salvage(data))
     before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)
@@ -147,7 +148,7 @@ def before_damage(data: bytes) -> tuple[Any, int]:
 
 
 def _first_bad_byte(data: bytes) -> int:
-    """Return the position of the first byte that is not text, or the length."""
+    """Return the position of the first NUL or invalid UTF-8 byte, or the length if there is none."""
     nul = data.find(b"\x00")
     end = len(data) if nul < 0 else nul
     try:
@@ -158,7 +159,7 @@ def _first_bad_byte(data: bytes) -> int:
 
 
 def _depth_of_messages(value: Any) -> int:
-    """Return how deep the list of messages is: it is the document, or in it, or in each entry of it."""
+    """Return the nesting level of the message list: the document, a list in it, or a list in each of its entries."""
     if isinstance(value, dict):
         return 2
     first = value[0] if isinstance(value, list) and value else None
@@ -168,7 +169,7 @@ def _depth_of_messages(value: Any) -> int:
 
 
 def _last_list(value: Any, depth: int) -> list[Any] | None:
-    """Return the list at that depth that was being written last."""
+    """Return the last list at that depth, to which the program was still writing."""
     for _ in range(depth - 1):
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         value = inner[-1] if inner else None
@@ -176,7 +177,7 @@ def _last_list(value: Any, depth: int) -> list[Any] | None:
 
 
 def _last_whole(text: str, depth: int) -> tuple[int, str]:
-    """Return where the last whole value ends, not deeper than `depth`, and the brackets that close the document."""
+    """Return the end of the last complete value down to `depth`, and the brackets that close the document."""
     stack: list[str] = []
     end, closers = 0, ""
     for token in _TOKEN.finditer(text):
@@ -202,9 +203,9 @@ def _last_whole(text: str, depth: int) -> tuple[int, str]:
 
 
 def _is_mostly_lines(data: bytes) -> bool:
-    """Return whether an invalid document is really lines, the first of them damaged."""
+    """Return whether an invalid document really consists of lines, of which the first is damaged."""
     num_lines = num_objects = 0
-    for line in io.BytesIO(data):  # not a list: for a file of empty lines it would take forty times the file's size
+    for line in io.BytesIO(data):  # not a list: with empty lines it would take forty times the file size
         if line.strip():
             num_lines += 1
             num_objects += isinstance(_object_or_list(line)[0], dict)
@@ -212,7 +213,7 @@ def _is_mostly_lines(data: bytes) -> bool:
 
 
 def _object_or_list(line: bytes) -> tuple[Any, bool]:
-    """Return the value of a line (None if it is neither object nor list), and whether it was repaired."""
+    """Return the value of a line (None unless it is an object or a list), and whether it was repaired."""
     is_repaired = False
     try:
         value = orjson.loads(line)

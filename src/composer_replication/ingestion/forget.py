@@ -1,4 +1,4 @@
-"""Remove sessions from an ingested run, and store marks of them so that no later ingest brings them back."""
+"""Remove sessions from an ingested run, and store marks that keep later ingests from restoring them."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_
 
 
 def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
-    """Store what must not come back. From here on neither a crash nor an ingest restores these conversations."""
+    """Store the marks of conversations to forget. From here on, neither a crash nor an ingest restores them."""
     dead = [_bare(row) for row in _stored(run) if row["id"] in ids]
     # A generator, since all rows together may not fit into memory. Only their session ids are needed.
     alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in ids)
@@ -33,7 +33,7 @@ def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
 
 
 def forget(run: RunDir, ids: Set[str]) -> None:
-    """Rewrite conversations, their sources and the tools inferred from them, without these conversations."""
+    """Remove these conversations, their sources and the tools inferred from them from the run."""
     given_tools = read_tools(run, with_test=True).given
     meta, tools, sources = run.meta("conversations"), ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()
@@ -44,9 +44,9 @@ def forget(run: RunDir, ids: Set[str]) -> None:
             remaining_rows = [row for row in family if row["id"] not in ids]
             if len(remaining_rows) < len(family):
                 if not remaining_rows:
-                    continue  # not even the name of the log stays
+                    continue  # not even the name of the log is kept
                 bare = with_suffix(remaining_rows, suffix="", remove=account.id_suffix)
-                # Skipped records are named by file and line, which would say that more was there.
+                # Skipped records are listed by file and line, which would reveal that the file had more content.
                 account = replace(with_rows(account, bare), skipped={}, skips=())
             sources.append(account)
             for row in remaining_rows:
@@ -68,7 +68,7 @@ def forget(run: RunDir, ids: Set[str]) -> None:
 
 
 def _bare(row: Row) -> Row:
-    """Return the row with the id that its log has."""
+    """Return the row with its original id from the log."""
     return {**row, "id": row["id"].partition("@")[0] if row["session_id"] is not None else row["id"]}
 
 

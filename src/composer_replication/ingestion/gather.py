@@ -1,7 +1,7 @@
-"""Plan an ingest and gather the rows of all families in a temporary file; which of them stay is decided in `into_run`.
+"""Plan an ingest and gather the rows of all families in a temporary file. `into_run` decides which rows are written.
 
-A family is a session log with the files of its subagents. The rows of a family depend only on its files and the scrub
-settings, and families are returned in the order of the plan. So one process or many write the same bytes.
+A family is a session log with the files of its subagents. Its rows depend only on its files and the scrub settings, and
+families are returned in the order of the plan, so any number of processes writes the same bytes.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatheredFamily:
-    """A family whose lines are in a file from `offset` on; their ids have no suffix yet."""
+    """A family whose lines start at `offset` in a file; their ids have no suffix yet."""
 
     source: SessionSource
     was_read: bool
@@ -77,9 +77,9 @@ def gather(
     num_workers: int | None,
     progress: Callable[[int, int], None] | None,
 ) -> Generator[list[GatheredFamily], None, None]:
-    """Yield all families: those that have to be read are read, the rows of the others are reused.
+    """Yield all families: new and changed ones are read, and the rows of the others are reused.
 
-    Rows are in a temporary file without a name, which disappears even if the process is killed.
+    Rows are stored in an unnamed temporary file, which disappears even if the process is killed.
     """
     total, done = sum(planned_family.num_bytes for planned_family in planned), 0
     families_to_read = (
@@ -106,17 +106,17 @@ def gather(
 
 
 class _RowReuse:
-    """Reuses rows of the last ingest: in place, or scrubbed again if the settings have changed."""
+    """Reuses rows from the last ingest: in place, or scrubbed again if the settings have changed."""
 
     def __init__(self, earlier: EarlierIngest, spool: BinaryIO, scrubber: FamilyScrubber | None) -> None:
         self._earlier, self._spool, self._scrubber = earlier, spool, scrubber
 
     def reuse_rows(self, planned: PlannedFamily) -> GatheredFamily:
         """Return the rows that the last ingest stored for a family, without reading its logs."""
-        # `source` may have a new path, while `old` knows where the rows are.
+        # `source` may have a new path; `old` locates the stored rows.
         old, earlier = planned.old or planned.source, self._earlier
         if earlier.same_settings and not old.id_suffix:
-            # Nothing to change: the lines stay where they are, in the file of the last ingest.
+            # Nothing has changed: the lines stay in the file of the last ingest.
             offset, rows = earlier.read_rows(old)
             facts = [facts_of(row, earlier.forgotten) for row in rows]
             return GatheredFamily(planned.source, False, facts, earlier.file or self._spool, offset)
@@ -125,7 +125,7 @@ class _RowReuse:
         return self._spooled(source, *self._written(rows), was_read=False)
 
     def merge_rows(self, planned: PlannedFamily, read: _FamilyLines) -> GatheredFamily:
-        """Return the rows just read, with the stored rows of the family's deleted files."""
+        """Return the newly read rows together with the stored rows from files that were deleted."""
         old = planned.old
         if old is None or not planned.deleted_files.intersection(old.file_of):
             return self._spooled(*read, was_read=True)
@@ -137,7 +137,7 @@ class _RowReuse:
             for name, file, line, fact in zip(old.file_of, account.file_of, lines, facts, strict=True)
             if name in planned.deleted_files
             and fact.id not in ids
-            and fact.mark not in marks  # else the file was only renamed
+            and fact.mark not in marks  # otherwise the file was only renamed
         ]
         merged = sorted(
             [*kept_lines, *zip(read.source.file_of, read.lines, read.facts, strict=True)],
@@ -166,15 +166,15 @@ class _RowReuse:
         return lines, [facts_of(row, self._earlier.forgotten) for row in rows]
 
     def _rows(self, source: SessionSource) -> tuple[SessionSource, list[Row]]:
-        """Return a family's account and rows without id suffixes, scrubbed again if the settings have changed."""
+        """Return a family's account and its rows without id suffixes, scrubbed again if the settings have changed."""
         stored = with_suffix(self._earlier.read_rows(source)[1], suffix="", remove=source.id_suffix)
         source = replace(source, id_suffix="")
         if self._earlier.same_settings:
             return source, stored
         if self._scrubber is None:
             return source, [conversation_to_row(conversation_from_row(row)) for row in stored]
-        # The log is gone, so the stored text is scrubbed once more. It already has placeholders, whose numbers must not
-        # be used for other values.
+        # The log no longer exists, so the stored text is scrubbed again. It already has placeholders, whose numbers
+        # must not be reused for other values.
         scope = self._scrubber.scope()
         scope.reserve(stored)
         scrubbed = [conversation_to_row(self._scrubber.scrub(conversation_from_row(row), scope)) for row in stored]
@@ -194,15 +194,15 @@ class _RowReuse:
         ), scrubbed
 
 
-# The plan: which families have to be read, and which rows of the last ingest can be reused.
+# The plan decides which families are read, and which rows from the last ingest are reused.
 
 
 @dataclass(frozen=True, slots=True)
 class PlannedFamily:
-    """One family of the artifact to write: read if `family` is set, otherwise reused.
+    """A family to write: read if `family` is set, otherwise reused.
 
-    `old` is its account from the last ingest. `deleted_files` are files of a family to read that the last ingest had
-    and that no longer exist: their conversations stay.
+    `old` is its account from the last ingest. `deleted_files` lists files from the last ingest that no longer exist
+    although the family is read again; their conversations stay.
     """
 
     source: SessionSource
@@ -218,7 +218,7 @@ class PlannedFamily:
 
 @dataclass
 class IngestPlan:
-    """All families in the order of the artifact, what was skipped during discovery, and the paths without sessions."""
+    """All families in output order, everything that was skipped during discovery, and the paths without sessions."""
 
     families: list[PlannedFamily] = field(default_factory=list[PlannedFamily])
     discovery: IngestReport = field(default_factory=IngestReport)
@@ -237,7 +237,7 @@ def plan(
     reread: bool,
     follow_links: bool = False,
 ) -> IngestPlan:
-    """Find the files below `roots` and decide what to do with every family, including those of earlier ingests."""
+    """Find the files below `roots` and decide for every family, new or from an earlier ingest, whether to read it."""
     planning = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude, follow_links)
     for root in roots:
         planning.discover(root)
@@ -260,9 +260,9 @@ class _Planning:
         self._exclude = list(exclude)
         self._patterns = list(exclude)
         self._families: dict[str, tuple[SessionSource, Family]] = {}
-        """Path -> the account to complete and the family."""
+        """Path -> the account to complete and its family."""
         self._path_of_files: dict[frozenset[str], str] = {}
-        """Resolved files -> path: a family below two roots is read once."""
+        """Set of resolved files -> path, so that a family below two roots is read only once."""
         self._paths: set[str] = set()
         self._num_alike: Counter[str] = Counter()
         self._ignored: list[str] = []
@@ -270,7 +270,7 @@ class _Planning:
         self._plan = IngestPlan()
 
     def discover(self, root: Path) -> None:
-        """Add the families below a root."""
+        """Add the families below a root directory."""
         folder = root if root.is_dir() else root.parent
         folder_name = portable_name(folder.resolve(), self._run_root)
         report, left_out, below = IngestReport(), list[str](), self._plan.paths_of_root.setdefault(root, set())
@@ -284,7 +284,7 @@ class _Planning:
         if left_out and not below:
             self._plan.all_ignored.add(root)
         self._ignored += left_out
-        # By inode as well: the names in accounts may be redacted, and do not match a pattern any more.
+        # Inodes are needed as well: names in accounts may be redacted and no longer match the pattern.
         self._ignored_inodes |= {(folder / name).stat().st_ino for name in left_out if (folder / name).is_file()}
         self._patterns += ignore_patterns(folder) if root.is_dir() else []
         self._plan.discovery.skipped.update(report.skipped)
@@ -293,14 +293,14 @@ class _Planning:
         ]
 
     def finish(self, *, reread: bool) -> IngestPlan:
-        """Return the plan; `reread` reads every family whose files exist."""
+        """Return the plan. With `reread`, every family whose files exist is read again."""
         matches = self._matches()
         claimed = {id(account) for account in matches.values()}
         lost_accounts = [
             account for account in self._earlier.sources if id(account) not in claimed and account.conversations
         ]
         kept_accounts = [account for account in lost_accounts if not self._is_left_out(account)]
-        # If anything has changed, copies are read again: the session that they duplicated may no longer be there.
+        # If anything has changed, copies are read again: the original session may have been removed.
         is_unchanged = len(kept_accounts) == len(lost_accounts) and all(
             path in matches and _is_same(matches[path], draft) for path, (draft, _) in self._families.items()
         )
@@ -311,20 +311,20 @@ class _Planning:
         for account in kept_accounts:  # a new file may have the path of a deleted one
             planned.append(PlannedFamily(replace(account, path=self._unique(account.path)), old=account))
         self._plan.families = sorted(planned, key=lambda planned_family: planned_family.source.path)
-        # A pattern counts as used if it matched a file now, or an account of the last ingest.
+        # A pattern counts as used if it matched an existing file or an account from the last ingest.
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
         used |= {p for p in self._exclude if any(is_ignored(account.name, [p]) for account in self._earlier.sources)}
         self._plan.unused_patterns = [pattern for pattern in self._exclude if pattern not in used]
         return self._plan
 
     def _matches(self) -> dict[str, SessionSource]:
-        """Return path -> the last ingest's account of the same family, each used at most once.
+        """Return path -> the account of the same family from the last ingest; each account is matched at most once.
 
-        The same file counts first (a renamed folder keeps its rows), then the same path.
+        Matches by file have priority (a renamed folder keeps its rows), followed by matches by path.
         """
         matches: dict[str, SessionSource] = {}
         claimed: set[int] = set()
-        # Two passes, so that no path match takes the account of a file that was only moved.
+        # Two passes, so that a match by path never takes the account of a file that was only moved.
         for key_of in (self._file_key, lambda account: account.path):
             accounts = {key_of(account): account for account in self._earlier.sources if id(account) not in claimed}
             for path, (draft, _) in self._families.items():
@@ -335,22 +335,22 @@ class _Planning:
         return matches
 
     def _file_key(self, account: SessionSource) -> tuple[int, str]:
-        """Return inode and name: the file system reuses the inode of a deleted file.
+        """Return the inode and the name, since file systems reuse the inodes of deleted files.
 
-        With other scrub settings the name may be redacted differently, so only the inode counts.
+        With different scrub settings the name may be redacted differently, so only the inode is returned.
         """
         inode = account.inodes[0] if account.inodes else 0
         return inode, account.name.rpartition("/")[2] if self._earlier.same_settings else ""
 
     def _is_left_out(self, account: SessionSource) -> bool:
-        """Return whether an account is excluded, whether or not its file still exists."""
-        if self._ignored_inodes.intersection(account.inodes[:1]):  # the account's name may be redacted
+        """Return whether an account is excluded. Its file need not exist."""
+        if self._ignored_inodes.intersection(account.inodes[:1]):  # the name in the account may be redacted
             return True
         names = [account.name, *account.files]
         return any(is_ignored(name, self._patterns) for name in names)
 
     def _draft(self, path: str, family: Family) -> SessionSource:
-        """Return the account of a family before it is read."""
+        """Return the account of a family that has not been read yet."""
         stamp, names = family.stamp(), [self._printable(source.name) for source in family.sources]
         return SessionSource(
             path=path,
@@ -362,14 +362,14 @@ class _Planning:
         )
 
     def _printable(self, text: str) -> str:
-        """Return a name as artifacts may show it."""
+        """Return a name in the form in which artifacts may contain it."""
         return printable(text, None if self._scrubber is None else self._scrubber.scope())
 
     def _unique(self, path: str) -> str:
-        """Return the path with a number if needed: two users' folders may look the same once redacted."""
+        """Return the path, with a number if needed: the folders of two users may be identical after redaction."""
         unique = path
         while unique in self._paths:
-            self._num_alike[path] += 1  # remembered, so that many equal paths do not each count up from 1
+            self._num_alike[path] += 1  # stored, so that many equal paths do not each count up from 1
             unique = f"{path}~{self._num_alike[path] + 1}"
         self._paths.add(unique)
         return unique
@@ -382,7 +382,7 @@ def _decide(
         return PlannedFamily(draft, family)
     if _is_same(old, draft) and (is_unchanged or old.status != "duplicate") and not reread:
         return PlannedFamily(replace(old, inodes=draft.inodes), old=old)
-    # `files` lacks those that were deleted before the last ingest; `file_of` still has them.
+    # `files` lacks those deleted before the last ingest, which `file_of` still lists.
     return PlannedFamily(draft, family, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))
 
 
@@ -390,16 +390,16 @@ def _is_same(old: SessionSource, draft: SessionSource) -> bool:
     return (old.stamp, old.name, old.path) == (draft.stamp, draft.name, draft.path)
 
 
-# Reading: families become finished lines of `conversations.jsonl`, in this process or in several.
+# Families are converted into lines of `conversations.jsonl`, in this process or in several.
 
-# How many results per process may wait for the one before them: keeps all processes busy, and bounds memory.
+# How many results per process may wait for earlier ones. This keeps all processes busy and bounds memory use.
 _MAX_AHEAD = 4
 _MAX_WORKERS = 8
-_BYTES_PER_WORKER = 1 << 20  # about what one process reads in the time that another needs to start
+_BYTES_PER_WORKER = 1 << 20  # about what one process reads while another one starts
 
 
 class _FamilyLines(NamedTuple):
-    """A family after reading: its account, its conversations as lines of JSON, and the facts about each."""
+    """A family after reading: its account, its conversations as JSON lines, and the facts about each conversation."""
 
     source: SessionSource
     lines: list[bytes]
@@ -407,8 +407,8 @@ class _FamilyLines(NamedTuple):
 
 
 def workers_for(num_bytes: int) -> int:
-    """Return how many processes pay off: one per core, but none for logs that are read before it has started."""
-    # In a container, the number of usable cores is often lower than os.cpu_count().
+    """Return the number of worker processes: one per core, or none for logs that are read faster than one starts."""
+    # In a container, fewer cores than os.cpu_count() may be usable.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MAX_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)
 
@@ -420,26 +420,29 @@ def _read_families(
     *,
     num_workers: int,
 ) -> Iterator[_FamilyLines]:
-    """Yield the lines of every family in order; `drafts` are the accounts to complete, with their families."""
+    """Yield the lines of every family in order. `drafts` has the accounts to complete and their families."""
     if num_workers <= 1:
         scrubber = None if settings is None else settings.family_scrubber()
         for draft, family in drafts:
             yield read_lines(draft, family, scrubber, forgotten)
         return
-    # Not fork: a lock that another thread of the caller holds (a progress bar has one) would stay locked in the child.
+    # Not fork: a lock held by another thread of the caller (for example a progress bar) would stay locked in the child.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(settings, forgotten)) as pool:
         waiting: deque[Future[_FamilyLines]] = deque()
         try:
             for draft, family in drafts:
-                # Submitted a few at a time, or the results of a large folder would pile up in memory.
+                # Only a few are submitted at a time; otherwise the results for a large folder would accumulate in
+                # memory.
                 waiting.append(pool.submit(_read_in_worker, draft, family))
                 if len(waiting) > num_workers * _MAX_AHEAD:
                     yield waiting.popleft().result()
             while waiting:
                 yield waiting.popleft().result()
-        except (BrokenProcessPool, BrokenPipeError) as error:  # the pipe is to a worker that never started
-            raise RunError("A worker process died or did not start, perhaps out of memory. Try --workers 1.") from error
+        except (BrokenProcessPool, BrokenPipeError) as error:  # the pipe leads to a worker that never started
+            raise RunError(
+                "A worker process died or failed to start, possibly because it ran out of memory. Try `--workers 1`."
+            ) from error
         finally:
             for future in waiting:
                 future.cancel()
@@ -450,7 +453,7 @@ def read_lines(
 ) -> _FamilyLines:
     """Read, scrub and encode one family.
 
-    A conversation that JSON cannot hold is skipped and counted, like a record that cannot be read.
+    A conversation that cannot be represented in JSON is skipped and counted, like an unreadable record.
     """
     report, scope = IngestReport(), None if scrubber is None else scrubber.scope()
     names = dict(zip((source.name for source in family.sources), draft.files, strict=True))
@@ -459,7 +462,7 @@ def read_lines(
     for conversation, file in read_with_files(family, report):
         scrubbed = conversation if scrubber is None or scope is None else scrubber.scrub(conversation, scope)
         row = conversation_to_row(scrubbed)
-        # For example, integers beyond 64 bits in a field that a log adds.
+        # For example, integers beyond 64 bits in an additional field of a log.
         try:
             lines.append(encode_as_written(row, where="conversation"))
         except InputError:
@@ -469,7 +472,7 @@ def read_lines(
         file_format = file_format or conversation.format
         facts.append(facts_of(row, forgotten))
         file_of.append(names[file])
-    # Reasons may quote the log, and become equal once they are scrubbed.
+    # Reasons may quote the log, and may become equal after scrubbing.
     skipped: Counter[str] = Counter()
     for reason, number in report.skipped.items():
         skipped[printable(reason, scope)] += number

@@ -1,7 +1,7 @@
-"""Ingest sessions into a run directory, reading only what is new. The result has the same bytes as a fresh ingest.
+"""Ingest sessions into a run directory, reading only new files. The output is byte-identical to that of a fresh ingest.
 
-Three steps: `gather.plan` decides which families (a session with its subagents' files) have to be read, `gather.gather`
-puts the rows of all families into a temporary file, and `drop_duplicates` decides which of them go into
+The steps: `gather.plan` decides which families (a session with the files of its subagents) are read, `gather.gather`
+writes the rows of all families to a temporary file, and `drop_duplicates` decides which rows go into
 `conversations.jsonl`.
 """
 
@@ -57,7 +57,7 @@ if TYPE_CHECKING:
 
 
 Progress = Callable[[int, int], None]
-"""Called with the number of bytes done and the total number of bytes."""
+"""Called with the number of bytes processed and the total number of bytes."""
 
 
 def ingest_into(
@@ -74,9 +74,9 @@ def ingest_into(
 ) -> IngestSummary:
     """Write `conversations.jsonl`, `session_sources.jsonl` and `tools.jsonl` from all sessions below `paths`.
 
-    Sessions of earlier ingests stay, even if their files are gone; excluded and forgotten ones are removed. With
-    `scrub=None` secrets stay in, and the sidecars say so. `num_workers=None` uses as many processes as pay off. On an
-    error the run is left unchanged.
+    Sessions from earlier ingests stay even if their files no longer exist; excluded and forgotten sessions are removed.
+    With `scrub=None` secrets are not redacted, and the sidecars say so. `num_workers=None` chooses the number of
+    processes. If an error occurs, the run is not changed.
     """
     with run.exclusive("ingest"):
         # A crashed ingest leaves temporary files.
@@ -108,7 +108,7 @@ def _write(
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
 ) -> IngestSummary:
-    """Write the three artifacts, the conversations first, and return the summary."""
+    """Write the three artifacts, starting with the conversations, and return the summary."""
     sources, inferred = list[SessionSource](), ToolSchemas()
     counts, drops = Counter[str](), Counter(planned.discovery.skipped)
 
@@ -122,7 +122,7 @@ def _write(
         add_totals(sources, counts, drops)
 
     settings = {"scrubbed": scrub is not None}
-    # Shows the next ingest whether rules and secret values are still the same, without revealing the values.
+    # Tells the next ingest whether rules and secret values are unchanged, without revealing the values.
     salted = {f"settings_{name}": getattr(earlier.fingerprint, name) for name in ("salt", "digest")}
     run.write_jsonl(
         "conversations",
@@ -134,7 +134,7 @@ def _write(
         settings=settings | salted,
     )
     write_accounts(run, sources, is_scrubbed=scrub is not None)
-    # Descriptions and examples in the user's schemas may hold secrets, too.
+    # Descriptions and examples in the user's schemas may contain secrets, too.
     given_tools = tools if scrub is None else scrub.scrubber().scope().value(dict(tools))
     write_tools(run, inferred, given_tools, is_scrubbed=scrub is not None)
     is_scrubbed = scrub is not None
@@ -142,15 +142,17 @@ def _write(
 
 
 def _roots(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the paths. An empty string is refused: it is an unset variable, and would mean the current folder."""
+    """Return the paths. Raises InputError for an empty string, which usually comes from an unset variable."""
     paths = list(paths)
     if any(str(path) == "" for path in paths):
-        raise InputError(explain("path", got="an empty string", expected="a file or a folder with session logs"))
+        raise InputError(
+            explain("path", got="an empty string", expected="the path of a log or of a folder with session logs")
+        )
     return [Path(path) for path in paths]
 
 
 def _check_logs_of_old_rows(run: RunDir, planned: IngestPlan, earlier: EarlierIngest) -> None:
-    """Raise RunError if rows of an older version have to be read again, but some of their logs are missing."""
+    """Raise RunError if rows with an outdated schema have to be read again, but some of their logs no longer exist."""
     if not earlier.is_outdated:
         return
     missing = [
@@ -159,9 +161,9 @@ def _check_logs_of_old_rows(run: RunDir, planned: IngestPlan, earlier: EarlierIn
         if planned_family.family is None or _has_lost_files(planned_family)
     ]
     if missing:
-        got = f"a run of an older version (arguments out of order) and {len(missing)} sessions without their logs"
-        expected = f"the logs of all its sessions, which have to be read again; the first missing one: {missing[0]}"
-        fix = "Add their paths. If they are deleted, ingest the others into a new run: `crf ingest PATH... -o NEW_RUN`"
+        got = f"rows in an outdated format, and {len(missing)} sessions whose logs are missing (first: {missing[0]})"
+        expected = "the logs of all sessions, which have to be read again"
+        fix = "Add the paths of the logs. If they no longer exist, start a new run: `crf ingest PATH... -o NEW_RUN`"
         raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
 
 
@@ -170,25 +172,25 @@ def _has_lost_files(planned: PlannedFamily) -> bool:
 
 
 def _check_paths_hold_sessions(planned: IngestPlan, gathered: Sequence[GatheredFamily]) -> None:
-    """Raise InputError for a path without any session, even if other paths have some."""
+    """Raise InputError if any of the paths contains no session."""
     by_path = {family.source.path: family for family in gathered}
     for root, paths in planned.paths_of_root.items():
         below = [by_path[path] for path in paths]
         if root in planned.all_ignored or any(family.facts or FORGOTTEN in family.source.skipped for family in below):
             continue
-        # The error lists why the files below the path were not sessions.
+        # The error lists why the files below the path are not sessions.
         reasons = Counter[str](planned.discovery.skipped)
         for family in below:
             reasons.update(family.source.skipped)
         raise no_session_error(root, reasons)
 
 
-# Duplicates: the same session is often in several logs, since resuming one copies its messages into a new file. A row
-# is dropped if it is a copy, an older copy, or forgotten, and two rows never have the same id.
+# Duplicates: the same session is often in several logs, since resuming a session copies its messages into a new file.
+# Copies, older versions and forgotten conversations are dropped, and no two rows share an id.
 
 
 class _FinalFamily(NamedTuple):
-    """A family as it goes into the run."""
+    """A family in the form in which it is written to the run."""
 
     source: SessionSource
     lines: Sequence[bytes] = ()
@@ -196,7 +198,7 @@ class _FinalFamily(NamedTuple):
 
 
 def drop_duplicates(gathered: Sequence[GatheredFamily]) -> Iterator[_FinalFamily]:
-    """Yield the account and the remaining lines of every family in order; only rows that change are encoded again."""
+    """Yield the account and the remaining lines of every family in order. Only changed rows are encoded again."""
     reasons = _copies(gathered)
     used_ids: set[str] = set()
     for number, family in enumerate(gathered):
@@ -205,7 +207,7 @@ def drop_duplicates(gathered: Sequence[GatheredFamily]) -> Iterator[_FinalFamily
             continue
         source, facts = family.source, [row_facts for row_facts in family.facts if not row_facts.is_forgotten]
         num_forgotten, ids = len(family.facts) - len(facts), {row_facts.id for row_facts in facts}
-        # Derived from the path, so that it is the same in every ingest.
+        # Derived from the path, so that every ingest computes the same suffix.
         suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & used_ids else ""
         used_ids |= {f"{identity}{suffix}" for identity in ids}
         if not num_forgotten and not suffix:
@@ -219,16 +221,15 @@ def drop_duplicates(gathered: Sequence[GatheredFamily]) -> Iterator[_FinalFamily
         yield _FinalFamily(replace(source, id_suffix=suffix), lines, facts)
 
 
-# Shorter turn ids are numbers, which many logs have in common.
+# Shorter turn ids are plain numbers, which many logs share.
 _MIN_ID_LENGTH = 16
 
 
 def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
-    """Return number of a family -> why it is a copy: other families have all its conversations, the same or longer.
+    """Return family number -> why it is a copy: other families contain all its conversations, unchanged or continued.
 
-    Of two equal families the later one is the copy, unless it holds the continuation of a conversation of the earlier
-    one. Families are looked up in indexes, so the work grows with the size of the logs, not with the number of their
-    pairs.
+    If two families are equal, the later one is the copy, unless it continues a conversation from the earlier one.
+    Families are looked up in indexes, so the cost grows with the size of the logs rather than with the number of pairs.
     """
     other_families = _SharedConversations(gathered)
     earlier_marks: set[str] = set()
@@ -245,13 +246,13 @@ def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
 
 
 def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earlier_marks: set[str]) -> str | None:
-    """Return why a family is a copy, or None if a conversation of it is nowhere else.
+    """Return why a family is a copy, or None if at least one of its conversations is in no other family.
 
-    `earlier_marks` are the marks of the conversations of all earlier families that stay.
+    `earlier_marks` has the marks of all conversations in earlier families that stay.
     """
     verdicts, equal_only = set[str](), list[RowFacts]()
     for facts in family.facts:
-        # Two sessions may begin with the same greeting, but not repeat a long conversation word for word.
+        # Two sessions may begin with the same greeting, but they do not repeat a long conversation verbatim.
         is_repeated = facts.mark.startswith("begins:") and facts.mark in earlier_marks
         if is_repeated or other_families.has_earlier_equal(facts):
             verdicts.add(COPY)
@@ -261,8 +262,8 @@ def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earl
             equal_only.append(facts)
         else:
             return None
-    # Only later families have these conversations unchanged. This one is the copy only if such a family also continues
-    # another of its conversations.
+    # Only later families contain these conversations unchanged. This family is the copy only if such a family also
+    # continues one of its other conversations.
     if equal_only:
         continued = [
             numbers for facts in family.facts for numbers in other_families.with_continuation(facts) if numbers
@@ -276,9 +277,9 @@ def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earl
 
 
 def _keys(facts: RowFacts) -> Iterator[str]:
-    """Yield the keys that copies of a conversation have in common.
+    """Yield the keys that a conversation shares with its copies.
 
-    These are its id, and the id of its first turn: a resumed session repeats the turns under a new session id.
+    The keys are its id and the id of its first turn, since a resumed session repeats turns under a new session id.
     """
     if not facts.num_turns:
         return
@@ -288,9 +289,9 @@ def _keys(facts: RowFacts) -> Iterator[str]:
 
 
 class _SharedConversations:
-    """Families indexed by those beginnings of their conversations at which some conversation ends.
+    """An index of families by the prefixes of their conversations at which some conversation ends.
 
-    Only conversations that share a key with one of another family are indexed.
+    Only conversations that share a key with a conversation from another family are indexed.
     """
 
     def __init__(self, gathered: Sequence[GatheredFamily]) -> None:
@@ -307,7 +308,7 @@ class _SharedConversations:
                     self._continued[key, facts.mark] = set()
                     if facts.num_turns > 1:  # a half-written first message is no evidence
                         self._versions[key, facts.mark_before_last, facts.last_turn] = _TurnVersions()
-        # Only now are all beginnings known that rows have to be looked up by.
+        # All prefixes that rows have to be looked up by are known only at this point.
         for number, family in enumerate(gathered):
             self._add(number, family)
 
@@ -317,24 +318,24 @@ class _SharedConversations:
             numbers.discard(number)
 
     def restore(self, number: int, family: GatheredFamily) -> None:
-        """Put a family back that stays. For all families after it, it is an earlier one."""
+        """Return a family that stays to the indexes. For all families after it, it counts as an earlier one."""
         for numbers in self._sets_of.get(number, ()):
             numbers.add(number)
         self._earlier_ends.update((key, facts.mark) for facts in family.facts for key in self._keys(facts))
 
     def has_earlier_equal(self, facts: RowFacts) -> bool:
-        """Return whether an earlier family that stays has the same conversation."""
+        """Return whether an earlier family that stays has an identical conversation."""
         return any((key, facts.mark) in self._earlier_ends for key in self._keys(facts))
 
     def with_equal(self, facts: RowFacts) -> Iterator[set[int]]:
-        """Yield sets of families that have the same conversation; some may be empty."""
+        """Yield sets of families with an identical conversation; some may be empty."""
         for key in self._keys(facts):
             yield self._ends[key, facts.mark]
 
     def with_continuation(self, facts: RowFacts) -> Iterator[set[int]]:
-        """Yield sets of families with a longer conversation that begins with this one; some may be empty.
+        """Yield sets of families with a longer conversation that starts with this one; some may be empty.
 
-        The last message may be longer as well: a log that was copied while it was being written ends in half a message.
+        The last message may be longer, too: a log that was copied while it was being written ends in a partial message.
         """
         for key in self._keys(facts):
             yield self._continued[key, facts.mark]
@@ -345,7 +346,7 @@ class _SharedConversations:
         return [key for key in _keys(facts) if key in self._shared]
 
     def _add(self, number: int, family: GatheredFamily) -> None:
-        """Add a family to the sets of all beginnings that its conversations have."""
+        """Add a family to the sets for all prefixes of its conversations."""
         keys_of = [self._keys(facts) for facts in family.facts]
         for keys, line in zip(keys_of, family.lines() if any(keys_of) else (), strict=False):
             if not keys:
@@ -364,7 +365,7 @@ class _SharedConversations:
 
 
 def _shared_keys(gathered: Sequence[GatheredFamily]) -> set[str]:
-    """Return the keys that conversations of at least two families have."""
+    """Return the keys shared by conversations from at least two families."""
     first_family: dict[str, int] = {}
     return {
         key
@@ -376,7 +377,7 @@ def _shared_keys(gathered: Sequence[GatheredFamily]) -> set[str]:
 
 
 class _TurnVersions:
-    """The versions of one turn that different families have after the same beginning, by mark."""
+    """The versions of one turn, by mark, that different families have after the same prefix."""
 
     def __init__(self) -> None:
         self._parts: dict[str, tuple[str, ...]] = {}
@@ -384,13 +385,13 @@ class _TurnVersions:
         self._orders: list[list[tuple[str, str]]] = []
 
     def families(self, mark: str, turn: Row) -> set[int]:
-        """Return the set of families that have the turn with this content; the caller adds to it."""
+        """Return the set of families with this version of the turn; the caller adds to the set."""
         if mark not in self._parts:
             self._parts[mark], self._families[mark] = _parts(turn), set()
         return self._families[mark]
 
     def longer_than(self, mark: str) -> Iterator[set[int]]:
-        """Yield the families of every version that this one is a part of."""
+        """Yield, for every longer version of the turn that contains this one, the families that have it."""
         parts = self._parts[mark]
         if len(self._parts) == 1:
             return
@@ -398,7 +399,7 @@ class _TurnVersions:
             self._orders = [
                 sorted((texts[at], name) for name, texts in self._parts.items()) for at in range(len(parts))
             ]
-        # In the sorted order of a part, all versions that begin with it are neighbors. Compare only the shortest range.
+        # In sorted order, all versions of a part that start with it are neighbors. Only the shortest range is compared.
         ranges = [_beginning_with(part, order) for part, order in zip(parts, self._orders, strict=True)]
         first, last, order = min(
             ((*ends, order) for ends, order in zip(ranges, self._orders, strict=True)),
@@ -410,7 +411,7 @@ class _TurnVersions:
 
 
 def _parts(turn: Row) -> tuple[str, ...]:
-    """Return four texts of a turn, each of which only grows at its end while the turn is being written."""
+    """Return four texts from a turn. While the turn is being written, each of them only grows at its end."""
     calls, results = (
         b"".join(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n" for part in turn[name]).decode()
         for name in ("calls", "results")
@@ -419,14 +420,14 @@ def _parts(turn: Row) -> tuple[str, ...]:
 
 
 def _beginning_with(text: str, order: list[tuple[str, str]]) -> tuple[int, int]:
-    """Return the range of the entries in a sorted list that begin with a text."""
+    """Return the range of entries in a sorted list that start with a prefix."""
     first = bisect_left(order, text, key=lambda entry: entry[0])
     return first, bisect_right(order, text, lo=first, key=lambda entry: entry[0][: len(text)])
 
 
 def _as_copy(source: SessionSource, reason: str) -> SessionSource:
-    """Return the account of a family that is left out as a copy."""
-    # The files were read; everything else is counted where the session is kept.
+    """Return the account of a family that is skipped as a copy."""
+    # The files were read; all other counts belong to the family that stays.
     counts = {key: number for key, number in source.counts.items() if key.startswith("files")}
     return replace(
         source,
@@ -440,16 +441,16 @@ def _as_copy(source: SessionSource, reason: str) -> SessionSource:
     )
 
 
-# The summary that `crf ingest` prints: counts, kinds and locations, never a value from a log.
+# The summary that `crf ingest` prints: counts, kinds and locations, but no values from the logs.
 
-# Prefixes of the counts in `IngestSummary.beside`.
+# Key prefixes of the counts in `IngestSummary.beside`.
 _BESIDE = ("queued messages", "attachments ", IMAGES)
 _COLUMNS = ("sessions", "conversations", "turns", "calls", "results", "errors")
 
 
 @dataclass(frozen=True, slots=True)
 class _FormatCounts:
-    """One row of the table."""
+    """One row of the summary table."""
 
     format: str
     files: int
@@ -465,7 +466,7 @@ class _FormatCounts:
 
 @dataclass(frozen=True, slots=True)
 class SkipSummary:
-    """A reason why something was left out, how often, and where first."""
+    """A reason why something was skipped, how often it occurred, and its first location."""
 
     reason: str
     number: int
@@ -474,7 +475,7 @@ class SkipSummary:
 
 @dataclass(frozen=True, slots=True)
 class _Unplaced:
-    """Calls or results of one format that have no counterpart: what they are, and how many."""
+    """Calls or results in one format that have no counterpart: their kind and their number."""
 
     format: str
     what: str
@@ -483,9 +484,9 @@ class _Unplaced:
 
 @dataclass(frozen=True, slots=True)
 class IngestSummary:
-    """The state of a run after an ingest; `num_read` files were read, `num_reused` were unchanged.
+    """The state of a run after an ingest, with the number of files read and of unchanged files reused.
 
-    `beside` counts what logs hold besides messages: queued messages, attachments, images.
+    `beside` counts log content other than messages: queued messages, attachments and images.
     """
 
     formats: tuple[_FormatCounts, ...]
@@ -512,7 +513,7 @@ class IngestSummary:
         reuse_error: str | None,
         is_scrubbed: bool,
     ) -> IngestSummary:
-        """Return the summary of an ingest; `reuse_error` says why rows of the last one could not be reused."""
+        """Return the summary of an ingest. `reuse_error` says why rows from the last ingest could not be reused."""
         by_format: dict[str, list[SessionSource]] = {}
         for source in sources:
             if source.format is not None and source.status == "kept":

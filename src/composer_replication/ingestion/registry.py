@@ -1,4 +1,4 @@
-"""Find session files, detect their format, and read their conversations with subagents linked to their calls."""
+"""Find session files, detect their formats, and read their conversations with linked subagents."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ from composer_replication.types import Conversation
 if TYPE_CHECKING:
     from composer_replication.privacy import Scrubber
 
-# In the order in which they are tried: the most specific first.
+# Formats in the order in which they are tried, the most specific first.
 FORMATS = (
     "claude_code",
     "codex",
@@ -32,20 +32,20 @@ FORMATS = (
     "mini_sweagent",
     "openai_messages",
 )
-# How much of a file its format is detected from.
+# How much of a file is read to detect its format.
 _HEAD_BYTES = 64 * 1024
 
 
 SUFFIXES = frozenset({".jsonl", ".json", ".traj", ".eval"})
 IGNORE_FILE = ".crfignore"
-# Reasons for leaving a file out; sidecars of runs hold them.
+# Reasons for skipping a file, which sidecars of runs store.
 LEADS_OUT = "link that leads out of the folder (--follow-links follows it)"
-TO_A_FOLDER = "link to a folder"  # its files are found at their real location; following it could run in circles
+TO_A_FOLDER = "link to a folder"  # its files are found at their real location; following it could loop
 _SUBAGENTS = "subagents"
 
 
 class _Ingester(Protocol):
-    """The interface of a format's module."""
+    """The interface of a format module."""
 
     FORMAT: str
 
@@ -55,14 +55,14 @@ class _Ingester(Protocol):
 
 
 def ingester(name: str) -> _Ingester:
-    """Return the module of a format; raises InputError for an unknown one."""
+    """Return the module for a format. Raises InputError for an unknown format."""
     if name not in FORMATS:
-        raise InputError(explain("format", got=repr(name), expected=f"one of {', '.join(FORMATS)}"))
+        raise InputError(explain("log format", got=repr(name), expected=f"one of {', '.join(FORMATS)}"))
     return cast("_Ingester", import_module(f"composer_replication.ingestion.formats.{name}"))
 
 
 def detect(path: Path) -> _Ingester | None:
-    """Return the module of the format that a file's content has, or None."""
+    """Return the module for the format detected in a file, or None."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
     return next((candidate for candidate in map(ingester, FORMATS) if candidate.sniff(head, path)), None)
@@ -76,14 +76,14 @@ def ingest(
     exclude: Sequence[str] = (),
     follow_links: bool = False,
 ) -> Iterator[Conversation]:
-    """Yield the conversations of all sessions below `paths`, scrubbed, and with subagents linked to their calls.
+    """Yield the conversations from all sessions below `paths`, scrubbed and with subagents linked to their calls.
 
-    With `scrubber=None` secrets stay in. A path without any session raises InputError.
+    With `scrubber=None` secrets are not redacted. Raises InputError for a path without any session.
     """
     for path in map(Path, paths):
         has_session = False
         for family in families(discover(path, report, exclude=exclude, follow_links=follow_links)):
-            # One scope per family: linked conversations get the same placeholders for the same secret.
+            # One scope per family: linked conversations use the same placeholder for the same secret.
             scope = None if scrubber is None else scrubber.scope()
             for conversation, _ in read_with_files(family, report):
                 has_session = True
@@ -94,7 +94,7 @@ def ingest(
 
 
 def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the conversations of a file in any format; a file of no known format is counted."""
+    """Yield the conversations from a file in any format. A file in an unknown format is counted as skipped."""
     try:
         module = detect(source.path)
     except OSError as error:
@@ -110,11 +110,11 @@ def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]
 def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conversation, str]]:
     """Yield the conversations of a family, each with the name of its file.
 
-    A subagent is linked to the turn and the call that started it, if the main log names it.
+    A subagent is linked to the turn and the call that started it if the main log contains its id.
     """
     read = [(conversation, source.name) for source in family.sources for conversation in read_any(source, report)]
     conversations = [conversation for conversation, _ in read]
-    # Call id -> agent id is in the turns of the main log; the agent's own file has only its agent id.
+    # The turns in the main log map call ids to agent ids; the subagent's own file has only its agent id.
     started = {
         agent: (conversation.id, turn.id, call_id)
         for conversation in conversations
@@ -131,16 +131,16 @@ def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conv
 
 
 def no_session_error(path: Path, reasons: Mapping[str, int]) -> InputError:
-    """Return the error for a path below which no file is a session."""
+    """Return the error for a path that contains no session."""
     why = "; ".join(f"{number} x {reason}" for reason, number in sorted(reasons.items()))
     why = why or f"no {' or '.join(sorted(SUFFIXES))} file"
     got = f"no session in any known format ({why})"
-    fix = f"Known formats: {', '.join(FORMATS)}"
-    return InputError(explain(str(path), got=got, expected="session logs", fix=fix))
+    fix = f"Supported formats: {', '.join(FORMATS)}."
+    return InputError(explain(str(path), got=got, expected="at least one session log", fix=fix))
 
 
 class _FileStamp(NamedTuple):
-    """Size, modification time and inode: if equal, it is the same file, unchanged."""
+    """The size, modification time and inode of a file. Equal stamps mean that the file is unchanged."""
 
     size: int
     mtime_ns: int
@@ -149,26 +149,26 @@ class _FileStamp(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Family:
-    """The files of one session below a root: a main log and the subagents in the folder of its name.
+    """The files of one session below a root: a main log and the subagents in the folder with the same name.
 
-    `name` is the main log's, whether or not it exists. Any other file is a family of its own. Families are independent,
-    so they can be read in any order, in other processes, or not at all if nothing has changed.
+    `name` is the name of the main log, which may not exist. Any other file is a family by itself. Families are
+    independent: they can be read in any order, in other processes, or not at all if nothing has changed.
     """
 
     name: str
     sources: tuple[SourceFile, ...]
 
     def stamp(self) -> tuple[_FileStamp, ...]:
-        """Return the stamp of every file: a log that has not changed need not be read again."""
+        """Return the stamps of all files. A family with unchanged stamps need not be read again."""
         return tuple(_stamp_of(source.path) for source in self.sources)
 
     def files(self) -> frozenset[str]:
-        """Return the resolved paths, which are equal however the files were found."""
+        """Return the resolved paths, which do not depend on the path by which the files were found."""
         return frozenset(str(source.path.resolve()) for source in self.sources)
 
 
 def families(sources: Iterable[SourceFile]) -> list[Family]:
-    """Return all families, ordered by name."""
+    """Group files into families, ordered by name."""
     files_of: dict[str, list[SourceFile]] = {}
     for source in sources:
         folder, _, _ = source.name.rpartition("/")
@@ -180,7 +180,7 @@ def families(sources: Iterable[SourceFile]) -> list[Family]:
 
 
 def file_order(name: str) -> tuple[bool, str]:
-    """Return the sort key of a file in its family: the main log first, since subagents are linked to its calls."""
+    """Return the sort key for a file in its family: the main log first, since its calls start the subagents."""
     return f"{_SUBAGENTS}/" in name, name
 
 
@@ -194,13 +194,13 @@ def discover(
 ) -> Iterator[SourceFile]:
     """Yield the files below `path` that may be sessions, in a fixed order.
 
-    Links that lead out of `path` are counted, and followed only with `follow_links`; `path` itself may be a link. A
-    link to a folder inside `path` is never followed, since its files are found at their real location. `ignored`
-    collects the names that a pattern excluded.
+    Symbolic links out of `path` are counted, and followed only with `follow_links`; `path` itself may be a link. A link
+    to a folder inside `path` is never followed, since its files are found at their real location. `ignored` collects
+    the names of files that a pattern excluded.
     """
     if not path.exists():
-        fix = "Claude Code keeps its logs in ~/.claude/projects, Codex in ~/.codex/sessions."
-        raise InputError(explain(str(path), got="no such file or folder", expected="session logs", fix=fix))
+        fix = "Claude Code stores its logs in ~/.claude/projects, Codex in ~/.codex/sessions."
+        raise InputError(explain(str(path), got="no such file or folder", expected="the path of session logs", fix=fix))
     if not path.is_dir():
         yield SourceFile(path, path.name)
         return
@@ -211,7 +211,7 @@ def discover(
         report.skip(f"unreadable folder: {error.strerror}", where)
 
     for folder, folders, files in os.walk(path, onerror=unreadable, followlinks=follow_links):
-        # In place: os.walk descends into the folders that are left in its list.
+        # Changed in place: os.walk descends into the folders that remain in its list.
         folders[:] = _folders_to_enter(Path(folder), folders, links, report, path)
         for name in sorted(files):
             file = Path(folder) / name
@@ -231,10 +231,10 @@ def discover(
 def _folders_to_enter(
     folder: Path, names: Sequence[str], links: _LinkRules, report: IngestReport, root: Path
 ) -> Iterator[str]:
-    """Yield the subfolders to search: no links that must not be followed, and no run directory."""
+    """Yield the subfolders to search, excluding run directories and links that must not be followed."""
     for name in sorted(names):
         reason = links.why_not_entered(folder / name) if (folder / name).is_symlink() else ""
-        # Not Path.is_file: it raises if the folder is not readable, which os.walk reports by itself.
+        # Not Path.is_file: it raises if the folder is not readable, which os.walk reports itself.
         if not reason and os.path.isfile(folder / name / RUN_MARKER):  # noqa: PTH113
             reason = "run directory"
         if reason:
@@ -244,7 +244,7 @@ def _folders_to_enter(
 
 
 def ignore_patterns(folder: Path) -> list[str]:
-    """Return the patterns of the folder's `.crfignore` file."""
+    """Return the patterns from the `.crfignore` file in the folder."""
     try:
         lines = (folder / IGNORE_FILE).read_text(encoding="utf-8", errors="replace").splitlines()
     except OSError:
@@ -253,7 +253,7 @@ def ignore_patterns(folder: Path) -> list[str]:
 
 
 def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
-    """Return whether a pattern matches the whole path, the file name, or a folder above the file."""
+    """Return whether a pattern matches the whole path, the file name, or a parent folder of the file."""
     parts = relative.split("/")
     # "build" matches a file or folder at any depth, "a/b" only one below the root.
     candidates = [relative, parts[-1], *("/".join(parts[:n]) for n in range(1, len(parts))), *parts[:-1]]
@@ -261,7 +261,7 @@ def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
 
 
 class _LinkRules:
-    """Which links below a folder are followed: none that leads out of it, unless `follow` is set; no folder twice.
+    """Decides which symbolic links are followed: links out of the folder only if `follow` is set, and no folder twice.
 
     A link out of the folder may lead to files that its owner did not mean to ingest.
     """
@@ -271,13 +271,13 @@ class _LinkRules:
         self._entered = [self._root]
 
     def why_not_read(self, file: Path) -> str:
-        """Return why a file is not read; "" if it is not a link, or one that is followed."""
+        """Return why a linked file is not read, or "" if it is read. A file that is not a link is always read."""
         if self._follow or not file.is_symlink():
             return ""
         return "" if _real(file).is_relative_to(self._root) else LEADS_OUT
 
     def why_not_entered(self, folder: Path) -> str:
-        """Return why a link to a folder is not followed; "" if it is."""
+        """Return why a link to a folder is not followed, or "" if it is followed."""
         target = _real(folder)
         if any(target.is_relative_to(entered_folder) for entered_folder in self._entered) or self._root.is_relative_to(
             target
@@ -291,7 +291,7 @@ class _LinkRules:
 
 
 def _real(path: Path) -> Path:
-    """Return the path without links; a link in a circle stays as it is."""
+    """Return the path with symbolic links resolved. A circular link is returned unchanged."""
     return Path(os.path.realpath(path))
 
 

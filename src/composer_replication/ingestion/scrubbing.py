@@ -1,4 +1,4 @@
-"""Scrub whole conversations. The settings are passed to every process, but never written to a file."""
+"""Scrub whole conversations. The settings are passed to every worker process, but never written to a file."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ from composer_replication.types import (
 
 
 class _ScrubScope(Protocol):
-    """One numbering of placeholders; linked conversations share it."""
+    """A shared numbering of placeholders for linked conversations."""
 
     def text(self, text: str) -> str: ...
 
@@ -44,7 +44,7 @@ class _ScrubScope(Protocol):
 
 
 HoldsSecret = Callable[[str], bool]
-"""Returns whether a rule matches an id. Randomness is not among the rules: ids are random anyway."""
+"""A function that returns whether a rule matches an id. The entropy rules are excluded, since ids are random."""
 
 
 def scrub_conversation(
@@ -52,8 +52,8 @@ def scrub_conversation(
 ) -> Conversation:
     """Return the conversation with every text, argument, path, title and name scrubbed.
 
-    Ids may contain file names, so those in which `holds_secret` finds something are scrubbed as well; equal ids stay
-    equal within a scope. Token ids of changed text are removed, since they would spell what was redacted.
+    Ids may contain file names, so an id is scrubbed as well if `holds_secret` returns True for it; equal ids stay equal
+    within a scope. Token ids are removed from changed texts, since they would reveal the redacted text.
     """
     scrubber = _ConversationScrubber(scope, holds_secret or (lambda _: False))
     return replace(
@@ -74,15 +74,15 @@ class _ConversationScrubber:
 
     def __init__(self, scope: _ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
-        self._question = ""  # the last message, which may ask for a secret
-        self._secret_printing_calls: set[str] = set()  # ids of calls whose result may hold a secret
-        self._is_changed = False  # whether any text so far changed: a prompt's token ids spell all of it
+        self._question = ""  # the previous message, which may ask for a secret
+        self._secret_printing_calls: set[str] = set()  # ids of calls whose results may contain a secret
+        self._is_changed = False  # whether any text changed so far: token ids of a prompt encode all texts before it
 
     def text(self, text: str | None) -> str | None:
         return None if text is None else self._scope.text(text)
 
     def id(self, identity: str) -> str:
-        """Return an id, scrubbed if it holds a secret."""
+        """Return an id, scrubbed if it contains a secret."""
         return self._scope.text(identity) if self._holds_secret(identity) else identity
 
     def link(self, link: Link | None) -> Link | None:
@@ -96,18 +96,18 @@ class _ConversationScrubber:
         )
 
     def turn(self, turn: Turn) -> Turn:
-        """Return a turn with all of its texts scrubbed, and without token ids that spell what changed."""
+        """Return a turn with all its texts scrubbed, and without token ids for changed texts."""
         scope = self._scope
         text, thinking = self._message(turn), scope.answer(turn.thinking, _no_spans)
         calls = tuple(self._call(call) for call in turn.calls)
         results = tuple(self._result(result) for result in turn.results)
-        # Scrubbed text is enough to recognize a question, and never puts a secret into `_question`.
+        # Scrubbed text is enough to recognize a question, and keeps secrets out of `_question`.
         self._note_questions(text, calls, results)
         is_same = (text, thinking) == (turn.text, turn.thinking)
         extra = dict(turn.extra) if is_same or "blocks" not in turn.extra else recut_blocks(turn, text, thinking)
         is_turn_changed = (text, thinking, calls) != (turn.text, turn.thinking, turn.calls)
         self._is_changed = self._is_changed or is_turn_changed or results != turn.results
-        # The ids of a prompt's tokens spell every turn before it.
+        # The token ids of a prompt encode every turn before it.
         if self._is_changed and isinstance(extra.get("atif"), dict):
             extra["atif"] = {key: value for key, value in extra["atif"].items() if key != "prompt_token_ids"}
         return replace(
@@ -127,14 +127,14 @@ class _ConversationScrubber:
         )
 
     def _message(self, turn: Turn) -> str:
-        """Return the scrubbed text of a turn, without the secret if the message before it asked for one."""
+        """Return the scrubbed text of a turn, without any answer to a request for a secret in the last message."""
         spans = chat_spans
         if self._question and may_answer(turn.text) and asks(self._question):
             spans = partial(answer_spans, of_phrase=asks_for_phrase(self._question))
         return self._scope.answer(turn.text, spans)
 
     def _note_questions(self, text: str, calls: Iterable[ToolCall], results: Sequence[ToolResult]) -> None:
-        """Note what a scrubbed turn may ask the next one for, and which of its calls print a secret."""
+        """Note whether a scrubbed turn asks for a secret, and which of its calls print one."""
         if text.strip():
             self._question = text
         elif results:
@@ -155,9 +155,10 @@ class _ConversationScrubber:
         )
 
     def _raw_arguments(self, raw: str) -> str:
-        """Return arguments as a model wrote them, scrubbed both as the data they mean and as text.
+        """Return arguments as a model wrote them, scrubbed both as parsed data and as text.
 
-        The outgoing check looks at both. A placeholder may change how text parses, hence the rounds.
+        The outgoing check scans both. A placeholder may change how the text parses, so the steps are repeated until
+        stable.
         """
         for _ in range(_MAX_ROUNDS):
             data = arguments_as_data(raw)
@@ -177,17 +178,17 @@ class _ConversationScrubber:
 
 
 def _no_spans(_: str) -> Iterable[Span]:
-    """Return nothing: a thought answers no question, but may repeat an answer."""
+    """Return no spans: a thought answers no question, but may repeat an answer."""
     return ()
 
 
 def _arguments_text(call: ToolCall) -> str:
-    """Return the strings among a call's arguments, one per line: a command, a path, a question."""
+    """Return the strings in the arguments of a call, one per line: a command, a path, a question."""
     return "\n".join(value for value in call.arguments.values() if isinstance(value, str))
 
 
 _MAX_NAME_LENGTH = 200
-_MAX_PROMPT_LENGTH = 200  # of a program that waits for an answer: `[sudo] password for ada:`
+_MAX_PROMPT_LENGTH = 200  # for prompts of programs that wait for an answer: `[sudo] password for ada:`
 _MAX_ROUNDS = 3
 # The code that determines the content of rows. If it changes, stored rows are scrubbed or read again.
 _CODE = (
@@ -199,13 +200,13 @@ _CODE = (
 
 @dataclass(frozen=True, kw_only=True)
 class ScrubSettings:
-    """The settings of a `Scrubber`. Its repr shows no value."""
+    """The settings for a `Scrubber`. Its repr shows no secret values."""
 
     env_values: Mapping[str, str] = field(default_factory=dict[str, str], repr=False)
     home_dirs: tuple[str, ...] = field(default=(), repr=False)
     user_names: tuple[str, ...] = field(default=(), repr=False)
     kingfisher: bool = False
-    people: bool = False  # also e-mail addresses, phone numbers and names of other people
+    people: bool = False  # also redact e-mail addresses, phone numbers and names of other people
 
     def scrubber(self, *, entropy: bool = True) -> Scrubber:
         extra = (kingfisher_rule(),) if self.kingfisher else ()
@@ -223,13 +224,13 @@ class ScrubSettings:
 
 
 class FamilyScrubber:
-    """The scrubbers of one process: one for texts, and one that finds out whether an id holds something."""
+    """The scrubbers of one worker process: one for texts, and one that detects secrets in ids."""
 
     def __init__(self, settings: ScrubSettings) -> None:
         self._texts, self._ids = settings.scrubber(), settings.scrubber(entropy=False).scope()
 
     def scope(self) -> Scope:
-        """Return a new numbering of placeholders, for one family."""
+        """Return a new numbering of placeholders for one family."""
         return self._texts.scope()
 
     def scrub(self, conversation: Conversation, scope: Scope) -> Conversation:
@@ -237,18 +238,18 @@ class FamilyScrubber:
 
 
 def printable(text: str, scope: Scope | None) -> str:
-    """Return a reason or file name fit for an artifact: scrubbed, printable and short. Both may quote a log."""
+    """Return a skip reason or file name for an artifact. It may quote a log, so it is scrubbed and truncated."""
     text = text if scope is None else scope.text(text)
-    # Control characters in a file name could change what a terminal shows.
+    # Control characters in a file name could corrupt the display of a terminal.
     plain = "".join(character if character.isprintable() else "\ufffd" for character in text)
     return plain if len(plain) <= _MAX_NAME_LENGTH else plain[: _MAX_NAME_LENGTH - 1] + "…"
 
 
 @dataclass(frozen=True)
 class ScrubFingerprint:
-    """A fingerprint of the scrub rules and the secret values they were given, which does not reveal the values.
+    """A fingerprint of the scrub rules and the known secret values that does not reveal the values.
 
-    The plain hash of a short password can be guessed. This one is salted and slow, over all values together.
+    A short password can be guessed from its plain hash. This hash is salted and slow, and covers all values together.
     """
 
     salt: str
@@ -256,7 +257,7 @@ class ScrubFingerprint:
 
     @staticmethod
     def of(settings: ScrubSettings | None, salt: str | None = None) -> ScrubFingerprint:
-        """Return the fingerprint of settings; without a salt, with a new one."""
+        """Return the fingerprint of settings, with a new salt unless one is passed."""
         salt = secrets.token_hex(16) if salt is None else salt
         secret_values: list[object] | None = None
         if settings is not None:
@@ -264,13 +265,13 @@ class ScrubFingerprint:
         kingfisher = settings is not None and settings.kingfisher
         people = settings is not None and settings.people
         data = encode([_code_hash(), kingfisher, people, secret_values], where="scrub settings")
-        # These parameters take 16 MB of memory per guess.
+        # These parameters require 16 MB of memory per guess.
         digest = hashlib.scrypt(data, salt=salt.encode(), n=2**14, r=8, p=1, dklen=16)
         return ScrubFingerprint(salt, digest.hex())
 
 
 def code_files() -> list[Path]:
-    """Return the code and word lists that determine the content of rows."""
+    """Return the paths of the code and word lists that determine the content of rows."""
     root = Path(__file__).parents[1]
     return [
         file

@@ -1,6 +1,6 @@
-"""Rows of `session_sources.jsonl`: the files of each session, what they contributed, and what was left out.
+"""Rows of `session_sources.jsonl`: the files of each session, what they contributed, and what was skipped.
 
-They let a second ingest read only what is new. Names in them are scrubbed like any other text.
+The rows let a second ingest read only new and changed files. Names in them are scrubbed like any other text.
 """
 
 from __future__ import annotations
@@ -29,13 +29,13 @@ from composer_replication.runs.artefacts import OLDEST_READ, check_pair, open_re
 from composer_replication.runs.files import conversation_from_row
 
 SCHEMA, VERSION = "session_source", 1
-# Reasons for leaving a row out; sidecars of runs hold them.
+# Reasons for dropping a row, which sidecars of runs store.
 FORGOTTEN = "forgotten session"
 COPY = "copy of another session"
 OLDER = "older copy of a session that went on"
 Status = Literal["kept", "duplicate", "empty"]
 Row = dict[str, Any]
-# Counts that follow from the rows alone, and are counted again when rows change.
+# Counts that depend on the rows alone, and are recomputed when rows change.
 _ROW_COUNTS = (*COUNTED, *UNPLACED, IMAGES)
 
 
@@ -43,9 +43,9 @@ _ROW_COUNTS = (*COUNTED, *UNPLACED, IMAGES)
 class SessionSource:
     """The account of one family: a session log with the files of its subagents.
 
-    `path` is the location of the main log relative to the run, and orders all artifacts; `name` is the same relative to
-    the folder that was ingested. `files`, `sizes`, `mtimes_ns` and `inodes` have one entry per file; `file_of` has the
-    file of each conversation. `id_suffix` was appended to the ids because another family has the same ones.
+    `path` is the location of the main log relative to the run, and orders all artifacts; `name` is its location
+    relative to the ingested folder. `files`, `sizes`, `mtimes_ns` and `inodes` have one entry per file; `file_of` maps
+    conversations to their files. `id_suffix` was appended to the ids because another family has the same ids.
     """
 
     path: str
@@ -66,7 +66,7 @@ class SessionSource:
 
     @property
     def stamp(self) -> tuple[tuple[str, int, int], ...]:
-        """Name, size and modification time of every file: if equal, nothing has changed."""
+        """The name, size and modification time of every file. Equal stamps mean that nothing has changed."""
         return tuple(zip(self.files, self.sizes, self.mtimes_ns, strict=True))
 
     def to_row(self) -> dict[str, object]:
@@ -78,13 +78,15 @@ class SessionSource:
             return SessionSource(**{field.name: row[field.name] for field in fields(SessionSource)})
         except (KeyError, TypeError) as error:
             expected = f"the fields of {SCHEMA}, version {VERSION}"
-            raise ArtefactCorruptError(explain("row of session_sources", got=error, expected=expected)) from error
+            raise ArtefactCorruptError(
+                explain("a row in session_sources.jsonl", got=error, expected=expected)
+            ) from error
 
 
 def with_rows(
     source: SessionSource, rows: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
-    """Return the account of a family with only these rows, whose ids have no suffix."""
+    """Return the account of a family reduced to these rows, whose ids have no suffix."""
     # Counts of files and of records without a message do not depend on the rows.
     counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _ROW_COUNTS})
     for row in rows:
@@ -103,7 +105,7 @@ def with_rows(
 
 
 def with_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[Row]:
-    """Return rows with another suffix on their ids, and on the ids that links name within the family."""
+    """Return rows with a different suffix on their ids, and on the ids in links within the family."""
     if suffix == remove:
         return list(rows)
     names = {row["id"]: row["id"].removesuffix(remove) + suffix for row in rows}
@@ -115,14 +117,14 @@ def with_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[R
 
 
 def read_accounts(run: RunDir) -> list[SessionSource]:
-    """Return the accounts of the last ingest in order."""
+    """Return the accounts from the last ingest, in order."""
     return [SessionSource.from_row(row) for row in run.read_jsonl("session_sources", schema=SCHEMA, version=VERSION)]
 
 
 def write_accounts(run: RunDir, sources: Iterable[SessionSource], *, is_scrubbed: bool) -> None:
     """Write `session_sources.jsonl`, after `conversations.jsonl`.
 
-    Its sidecar holds the hash of the conversations, which shows whether both files are of the same ingest.
+    Its sidecar holds the hash of the conversations, which shows whether both files were written by the same ingest.
     """
     accounts = (source.to_row() for source in sources)
     settings = {"scrubbed": is_scrubbed}
@@ -132,7 +134,7 @@ def write_accounts(run: RunDir, sources: Iterable[SessionSource], *, is_scrubbed
 
 
 def add_totals(sources: Iterable[SessionSource], counts: Counter[str], drops: Counter[str]) -> None:
-    """Add the counts and reasons of all accounts to those for the sidecar of `conversations.jsonl`."""
+    """Add up the counts and skip reasons of all accounts for the sidecar of `conversations.jsonl`."""
     for source in sources:
         counts.update(source.counts)
         counts.update({f"redacted: {kind}": number for kind, number in source.redactions.items()})
@@ -140,7 +142,7 @@ def add_totals(sources: Iterable[SessionSource], counts: Counter[str], drops: Co
 
 
 def first_locations(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]:
-    """Return reason -> how often something was left out for it, and where first."""
+    """Return reason -> how often something was skipped for this reason, and the first location."""
     first: dict[str, tuple[int, str]] = {}
     for source in sources:
         locations: dict[str, str] = {}
@@ -152,16 +154,16 @@ def first_locations(sources: Sequence[SessionSource]) -> dict[str, tuple[int, st
     return first
 
 
-# The last ingest: its rows are reused where nothing has changed.
+# The rows from the last ingest are reused if nothing has changed.
 
 FORGOTTEN_SCHEMA, FORGOTTEN_VERSION = "forgotten", 1
 
 
 @dataclass
 class EarlierIngest:
-    """The families of the last ingest in order, and their rows; empty if there was none.
+    """The families from the last ingest, in order, and their rows; empty if there was no ingest.
 
-    `reuse_error` says why an earlier ingest could not be reused. Rows that are `is_outdated` have an older schema
+    `reuse_error` says why an earlier ingest could not be reused. With `is_outdated`, the rows have an older schema
     version and can only be read again from their logs.
     """
 
@@ -174,10 +176,10 @@ class EarlierIngest:
     file: BinaryIO | None = None
     _offsets: list[int] = field(default_factory=list[int])
     _first_rows: dict[int, int] = field(default_factory=dict[int, int])
-    """id() of a source -> number of its first row; not by path, which two sources may share."""
+    """id() of a source -> number of its first row. Paths are no keys, since two sources may have the same path."""
 
     def read_rows(self, source: SessionSource) -> tuple[int, list[Row]]:
-        """Return the offset in `file` of the rows of one of `sources`, and the rows as they were written."""
+        """Return the offset in `file` of the rows from one of `sources`, and the rows as they were written."""
         if not source.conversations or self.file is None:
             return 0, []
         offset = self._offsets[self._first_rows[id(source)]]
@@ -185,9 +187,9 @@ class EarlierIngest:
         rows = [orjson.loads(self.file.readline()) for _ in source.conversations]
         if [row["id"] for row in rows] != [f"{identity}{source.id_suffix}" for identity in source.conversations]:
             expected = f"the conversations of {source.path}"
-            fix = "Ingest again with --reread."
+            fix = "Ingest again with `--reread`."
             raise ArtefactCorruptError(
-                explain("conversations.jsonl", got="rows of other conversations", expected=expected, fix=fix)
+                explain("conversations.jsonl", got="the rows of different conversations", expected=expected, fix=fix)
             )
         return offset, rows
 
@@ -199,8 +201,8 @@ class EarlierIngest:
 def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
     """Return the last ingest of this run, if it is complete.
 
-    A crash between two renames leaves files of different ingests. Then nothing is reused and everything is read again.
-    What has to stay forgotten is in a file of its own, which an ingest never writes.
+    A crash between two renames leaves files from different ingests. Then nothing is reused and everything is read
+    again. Forgotten sessions stay forgotten, since their marks are in a separate file that no ingest writes.
     """
     forgotten = frozenset(_read_forgotten(run))
     try:
@@ -214,21 +216,21 @@ def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
 
 
 def _read_forgotten(run: RunDir) -> Iterator[str]:
-    """Yield the marks of conversations that must not come back."""
+    """Yield the marks of forgotten conversations."""
     if run.path("forgotten").exists():
         rows = run.read_jsonl("forgotten", schema=FORGOTTEN_SCHEMA, version=FORGOTTEN_VERSION)
         yield from (str(row["mark"]) for row in rows)
 
 
 def write_forgotten(run: RunDir, marks: set[str]) -> None:
-    """Add marks to the ones already stored."""
+    """Add marks to those already stored."""
     all_marks = {*_read_forgotten(run), *marks}
     rows = ({"mark": mark} for mark in sorted(all_marks))
     run.write_jsonl("forgotten", rows, schema=FORGOTTEN_SCHEMA, version=FORGOTTEN_VERSION)
 
 
 def _read_complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str]) -> EarlierIngest:
-    """Return the last ingest; raises if one of its files is missing or does not match the others."""
+    """Return the last ingest. Raises an exception if one of its files is missing or does not match the others."""
     meta, file = open_records(run.root, ARTEFACTS["conversations"])
     with contextlib.ExitStack() as on_error:
         on_error.callback(file.close)
@@ -236,7 +238,7 @@ def _read_complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozense
         check_pair(file, meta, ARTEFACTS["conversations"], verify=True)
         if account.sources[0].sha256 != meta.sha256:
             raise ArtefactCorruptError(
-                "session_sources.jsonl does not match conversations.jsonl: an ingest crashed before it had written both"
+                "session_sources.jsonl does not match conversations.jsonl: an ingest crashed while writing them"
             )
         offsets = [0, *accumulate(len(line) for line in file)]
         on_error.pop_all()  # the file stays open; the caller closes it
@@ -249,23 +251,23 @@ def _read_complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozense
     return EarlierIngest(fingerprint, same, sources, forgotten, None, is_outdated, file, offsets, first_rows)
 
 
-# Facts and marks: what is held of every row in memory while duplicates are looked for.
+# Facts and marks: what is kept in memory for every row during deduplication.
 #
-# Turns are hashed in a chain, so the marks of a continued conversation include the mark of the shorter one. Marks are
-# computed from scrubbed content: the hash of a short password would let it be guessed.
+# Turns are hashed in a chain, so the marks of a continued conversation include the mark of the shorter version. Marks
+# are computed from scrubbed content, since a short password could be guessed from its hash.
 
 MarkRow = Mapping[str, Any]
 _NUM_HEX_DIGITS = 32
-# Many conversations begin with the same greeting and answer: a beginning this short, in bytes, identifies nothing.
+# Many conversations begin with the same greeting and answer: a prefix of at most this many bytes identifies nothing.
 _MIN_BEGINNING_BYTES = 400
 _SORT_KEYS = orjson.OPT_SORT_KEYS
 
 
 class RowFacts(NamedTuple):
-    """The facts about a row that are needed without reading it back; the id has no suffix.
+    """The facts about a row that must be available without reading it again; the id has no suffix.
 
-    `mark` identifies the whole conversation and `mark_before_last` all turns but the last (empty if there is only one).
-    `beginning` and `last_turn` are the ids of the first and last turn as the log has them.
+    `mark` identifies the whole conversation, and `mark_before_last` all turns except the last (empty if there is only
+    one turn). `beginning` and `last_turn` are the ids of the first and last turn in the log.
     """
 
     id: str
@@ -297,7 +299,7 @@ def facts_of(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
 
 
 def marks_along(row: MarkRow) -> Iterator[str]:
-    """Yield one mark per turn, of the conversation up to and including it."""
+    """Yield, for every turn, the mark of the conversation up to and including the turn."""
     digest, length = hashlib.sha256(), 0
     for turn in row["turns"]:
         content = _content(turn)
@@ -313,7 +315,7 @@ def mark_of(row: MarkRow) -> str:
 
 
 def is_marked(marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
-    """Return whether a conversation with these marks equals a forgotten one, or continues one."""
+    """Return whether a conversation with these marks equals or continues a forgotten conversation."""
     if not marks or not forgotten:
         return False
     return marks[-1] in forgotten or any(mark in forgotten for mark in marks if mark.startswith("begins:"))
@@ -325,10 +327,10 @@ def id_mark(kind: str, identity: str) -> str:
 
 
 def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[str]:
-    """Return marks that identify forgotten rows wherever they turn up again.
+    """Return marks that identify forgotten rows in any future log.
 
-    An id counts only if the log has it: others are just a file name and a number. The id of a session counts only if no
-    conversation of it stays.
+    An id is marked only if it comes from the log, since generated ids are just a file name and a number. The id of a
+    session is marked only if none of its conversations stays.
     """
     dead = list(dead)
     alive = {row["session_id"] for row in living}
@@ -343,21 +345,21 @@ def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[s
 
 
 def is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
-    """Return whether a row must not come back."""
+    """Return whether a row belongs to a forgotten conversation or session."""
     if not forgotten:
         return False
     session = row["session_id"]
-    # Without a session id in the log, the ids are made of the file's name, which another log may have.
+    # If the log has no session id, ids are derived from the file name, which another log may have.
     if session is None:
         return is_marked(marks, forgotten)
     if {id_mark("conversation", row["id"]), id_mark("session", session)} & forgotten:
         return True
-    # Another session may have the same few words in it; one that repeats a long beginning is a copy.
+    # Another session may contain the same few words; a session that repeats a long prefix is a copy.
     return is_marked([mark for mark in marks if mark.startswith("begins:")], forgotten)
 
 
 def _content(turn: MarkRow) -> bytes:
-    # Neither ids nor timestamps, which copies of a session need not share.
+    # Neither ids nor timestamps, which may differ between copies of a session.
     calls = [[call["name"], call["arguments"], call["raw_arguments"]] for call in turn["calls"]]
     results = [[result["text"], result["is_error"]] for result in turn["results"]]
     return orjson.dumps([turn["role"], turn["text"], turn["thinking"], calls, results], option=_SORT_KEYS)

@@ -1,4 +1,4 @@
-"""Read session files without giving up: what cannot be read is counted, reported with file and line, and skipped."""
+"""Read session files tolerantly: unreadable content is counted, reported with file and line, and skipped."""
 
 from __future__ import annotations
 
@@ -19,29 +19,30 @@ from composer_replication.messages import content_text
 from composer_replication.types import Conversation, Turn
 
 # Longer lines and documents are counted and skipped. The longest line in our sessions has 0.3 MB, and a request with
-# images may have 32 MB. Reading and scrubbing a line needs up to twenty times its size in memory.
+# images may have 32 MB. Reading and scrubbing a line requires up to twenty times its size in memory.
 MAX_LINE_BYTES = 32 * 2**20
-# All lines of a file are in memory together. Lines beyond this weight are counted and skipped, so that a file needs
-# less than 1 GB. Our largest session weighs 10 MB.
+# All lines of a file are in memory together. Lines beyond this weight are counted and skipped, which limits the memory
+# for a file to 1 GB. Our largest session weighs 10 MB.
 MAX_FILE_WEIGHT = 192 * 2**20
-# A value needs more memory than text: an empty list takes three bytes of a file and sixty of memory.
+# Values need more memory than text: an empty list takes three bytes in a file and sixty in memory.
 _BYTES_PER_VALUE = 32
 # Lines are long: with the default of 8 kB, splitting a file into lines costs a third as much as parsing them.
 BUFFER_BYTES = 2**20
-# Every skip is counted, but only the first ones are stored with their location.
+# Every skip is counted, but only the first ones are stored with their locations.
 _MAX_LOCATED_SKIPS = 1000
 TOO_DEEP = "nested too deeply"
 # No tool nests content deeper. Without a limit, a damaged line can nest a thousand levels.
 _MAX_DEPTH = 50
-# No session has more tokens. Larger counts are damage, and their sums would exceed the 64 bits of the writer.
+# No session has more tokens. Larger counts are corrupt, and their sums would overflow the 64 bits of the writer.
 MAX_COUNT = 2**53
-# A reason may quote any text of the log. It is shortened further only after scrubbing: half a secret is not recognized.
+# A reason may quote any text from the log. It is shortened further only after scrubbing, which would not recognize half
+# of a secret.
 _MAX_REASON_LENGTH = 2000
 
 
 @dataclass(frozen=True, slots=True)
 class Skip:
-    """Something that was left out: why, and where (line 0: the file as a whole)."""
+    """Something that was skipped: the reason and the location (line 0 means the whole file)."""
 
     reason: str
     file: str
@@ -50,14 +51,14 @@ class Skip:
 
 @dataclass(slots=True)
 class IngestReport:
-    """Counts of what was read, and of what was left out and why; reports of several files add up."""
+    """Counts of what was read, and of what was skipped for which reason. Reports for several files can be added."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])
     skips: list[Skip] = field(default_factory=list[Skip])
 
     def skip(self, reason: str, file: str, line: int = 0) -> None:
-        """Count something that was left out, and store where it is unless there are too many."""
+        """Count something that was skipped. The location is stored unless there are too many already."""
         reason = reason[:_MAX_REASON_LENGTH]
         self.skipped[reason] += 1
         if len(self.skips) < _MAX_LOCATED_SKIPS:
@@ -71,26 +72,26 @@ class IngestReport:
 
 @dataclass(frozen=True, slots=True)
 class SourceFile:
-    """A file to read, and the name under which it appears in artifacts (never an absolute path)."""
+    """A file to read, and the name by which artifacts refer to it (never an absolute path)."""
 
     path: Path
     name: str
 
     def __post_init__(self) -> None:
-        # A file name that is not UTF-8 has lone surrogates here, which cannot be written as JSON.
+        # A file name that is not UTF-8 contains lone surrogates, which cannot be written as JSON.
         object.__setattr__(self, "name", self.name.encode("utf-8", "replace").decode())
 
 
 Record = dict[str, Any]
-# Keys under which the blocks of different APIs hold their text.
+# Keys under which content blocks store their text in different APIs.
 _TEXT_KEYS = ("text", "content", "refusal", "resource", "json")
 
 
 def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
-    """Yield (line number, JSON object) for every valid line; a broken line costs no other line."""
+    """Yield (line number, JSON object) for every valid line. Invalid lines do not affect the others."""
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
-            # A small file cannot reach the limit, so counting its values is skipped. Twice the size, because text in
+            # A small file cannot reach the limit, so its values are not counted. The size is doubled because text in
             # UTF-16 may grow when it is converted to UTF-8.
             is_light = 2 * os.fstat(file.fileno()).st_size * (1 + _BYTES_PER_VALUE) <= MAX_FILE_WEIGHT
             lines = enumerate(utf8_lines(file, MAX_LINE_BYTES), start=1)
@@ -106,7 +107,7 @@ def records_in(
     *,
     weigh: Callable[[bytes], int] | None = None,
 ) -> Iterator[tuple[int, Record]]:
-    """Yield the records of numbered lines. `weigh` may be a cheaper measure for files that cannot reach the limit."""
+    """Yield the records in numbered lines. `weigh` may be a cheaper measure for files that cannot reach the limit."""
     weigh = weigh or weight_of
     total = 0
     for number, line in lines:
@@ -129,17 +130,17 @@ def records_in(
 
 
 def weight_of(data: bytes) -> int:
-    """Return how much memory the JSON in `data` needs, in bytes of plain text."""
+    """Return an estimate of the memory that the JSON in `data` needs, in bytes."""
     return len(data) + _BYTES_PER_VALUE * sum(map(data.count, (b",", b"[", b"{")))
 
 
 def is_too_large(data: bytes) -> bool:
-    """Return whether a line or document is skipped: for its length, or for the number of values in it."""
+    """Return whether a line or document is skipped because it is too long or contains too many values."""
     return len(data) > MAX_LINE_BYTES or weight_of(data) > MAX_FILE_WEIGHT
 
 
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
-    """Return the object of a line that strict JSON refuses, or None with the reason counted unless it is blank."""
+    """Return the object in a line that strict JSON rejects, or None after counting the reason (unless blank)."""
     if line.isspace():
         return None
     try:
@@ -158,7 +159,7 @@ def _why_unreadable(line: bytes, error: str) -> str:
     """Return the reason to report for a line that cannot be repaired."""
     if error.startswith("depth limit"):
         return TOO_DEEP
-    # The last line of a log that is being written is often incomplete.
+    # The last line of a log that is still being written is often incomplete.
     if not line.endswith(b"\n"):
         return "truncated last line"
     if b"\x00" in line:
@@ -171,7 +172,7 @@ def _why_unreadable(line: bytes, error: str) -> str:
 
 
 def check_depth(value: Any, depth: int = 0) -> None:
-    """Raise RecursionError for values nested too deeply: orjson reads a thousand levels but writes only 254."""
+    """Raise RecursionError for values nested too deeply: orjson parses a thousand levels but writes only 254."""
     if depth > _MAX_DEPTH:
         raise RecursionError(TOO_DEEP)
     inner: Any = cast("Record", value).values() if isinstance(value, dict) else value
@@ -181,7 +182,7 @@ def check_depth(value: Any, depth: int = 0) -> None:
 
 
 _IMAGE_TYPES = frozenset({"image", "image_url", "input_image"})
-# Keys under which a part of a Gemini message holds a file.
+# Keys under which part of a Gemini message stores a file.
 _INLINE = ("inlineData", "inline_data", "fileData")
 IMAGE = "[image]"
 
@@ -200,20 +201,20 @@ def is_image(block: Any) -> bool:
 
 
 def images_in(content: Any) -> int:
-    """Return how many images a content field has. Text models cannot see them; `as_text` leaves a mark for each."""
+    """Return the number of images in a content field. Text models see only the marker inserted by `as_text`."""
     if isinstance(content, list):
         return sum(is_image(block) for block in cast("list[Any]", content))
     return int(is_image(content))
 
 
 def image_count(*contents: Any) -> Record:
-    """Return the `extra` of a turn about the images in its content fields: empty if it has none."""
+    """Return the `extra` of a turn with the number of images in its content fields, or {} if there are none."""
     number = sum(images_in(content) for content in contents)
     return {"images": number} if number else {}
 
 
 def as_text(content: Any, depth: int = 0) -> str:
-    """Return the text of a content field in any format, with a mark for each part that has none.
+    """Return the text of a content field in any format, with a marker for each part without text.
 
     Raises RecursionError for content nested too deeply, which the caller counts.
     """
@@ -225,7 +226,7 @@ def as_text(content: Any, depth: int = 0) -> str:
 
 
 def _text_of_part(part: Any, depth: int) -> str:
-    """Return the text for a part that has none of its own: that of what it contains, or its type."""
+    """Return the text for a part without a text field: the text of nested parts, or a marker with its type."""
     if isinstance(part, list):
         return as_text(part, depth)
     if not isinstance(part, dict):
@@ -238,11 +239,11 @@ def _text_of_part(part: Any, depth: int) -> str:
 
 
 # JSON as real programs write it. Python writes NaN, JavaScript escapes half an emoji as a lone surrogate, and Windows
-# shells redirect output as UTF-16. None of these may cost a record, and none may be written again: whatever JSON cannot
-# hold becomes null or U+FFFD.
+# shells redirect output as UTF-16. Such records must not be lost, and no invalid JSON may be written: values that JSON
+# cannot represent become null or U+FFFD.
 
 # A byte order mark and the first character, which in JSON is ASCII: b'\xff\xfe{\x00' (UTF-16, little-endian) or
-# b'\xfe\xff\x00{'; not b'\xef\xbb\xbf{', which is UTF-8. The mark alone could be two broken bytes.
+# b'\xfe\xff\x00{'; not b'\xef\xbb\xbf{', which is UTF-8. The mark alone could be two corrupt bytes.
 _UTF16_START = re.compile(codecs.BOM_UTF16_LE + rb"[^\x00]\x00|" + codecs.BOM_UTF16_BE + rb"\x00[^\x00]")
 _NUM_START_BYTES = 4
 _BLOCK_BYTES = 2**20
@@ -258,7 +259,7 @@ _ESCAPE = re.compile(
 # A whole string, so that b'"{"' is no bracket, or one of the brackets in b'{"a": []}'.
 _BRACKET = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+"|[{}\[\]]', re.DOTALL)
 _DEPTH_CHANGE = {b"{": 1, b"[": 1, b"}": -1, b"]": -1}
-# Deeper than any reader looks, and less deep than the parser follows.
+# Deeper than any reader looks, and shallower than the limit of the parser.
 _MAX_DOCUMENT_DEPTH = 200
 
 
@@ -267,7 +268,7 @@ def _is_utf16(data: bytes) -> bool:
 
 
 def as_utf8(data: bytes) -> bytes:
-    """Return the same text in UTF-8, without a byte order mark."""
+    """Convert text to UTF-8 and remove the byte order mark."""
     if _is_utf16(data):
         return data.decode("utf-16", "replace").encode()
     return data.removeprefix(codecs.BOM_UTF8)
@@ -276,7 +277,7 @@ def as_utf8(data: bytes) -> bytes:
 def utf8_lines(file: BinaryIO, max_bytes: int = 2**31) -> Iterable[bytes]:
     """Return the lines of an open file in UTF-8, without a byte order mark.
 
-    Of a line longer than `max_bytes` only about as much is returned: the whole of it may not fit into memory.
+    A line longer than `max_bytes` is truncated to about this size, since the whole line may not fit into memory.
     """
     start = file.read(_NUM_START_BYTES)
     size = file.seek(0, io.SEEK_END)
@@ -304,12 +305,12 @@ def _bounded_lines(readline: Callable[[int], bytes], max_bytes: int) -> Iterator
 
 
 def loads(data: bytes) -> Any:
-    """Return the value of a text that strict JSON refuses; raises ValueError if it cannot be repaired."""
+    """Parse text that strict JSON rejects. Raises ValueError if it cannot be repaired."""
     return orjson.loads(mended(data))
 
 
 def shallow(data: bytes) -> bytes:
-    """Return the text with null in place of values nested too deeply, so that they cost no memory."""
+    """Replace values nested too deeply with null, so that they need no memory."""
     pieces, depth, start = list[bytes](), 0, 0
     for token in _BRACKET.finditer(data):
         step = _DEPTH_CHANGE.get(token.group(), 0)
@@ -323,7 +324,7 @@ def shallow(data: bytes) -> bytes:
 
 
 def mended(data: bytes) -> bytes:
-    """Return the text with null in place of numbers that JSON lacks, and U+FFFD in place of lone surrogates."""
+    """Replace numbers that JSON does not support with null, and lone surrogates with U+FFFD."""
     return _TOKEN.sub(_writable, as_utf8(data))
 
 
@@ -341,7 +342,7 @@ def _paired(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape["lone"] is not None else escape.group()
 
 
-# Counts of a conversation. Calls and results without a counterpart are counted under a name of their own.
+# Counts for a conversation. Calls and results without a counterpart are counted under separate names.
 
 COUNTED = ("conversations", "sessions", "turns", "assistant turns", "calls", "results", "errors")
 LOST = "calls without a result"
@@ -354,7 +355,7 @@ _INTERRUPT = "[Request interrupted by user"
 
 
 def counts_of(conversation: Conversation) -> Counter[str]:
-    """Return all counts of `COUNTED`, and the nonzero ones of `UNPLACED` and `IMAGES`."""
+    """Return all counts in `COUNTED`, and the nonzero ones in `UNPLACED` and `IMAGES`."""
     counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
     counts["conversations"] = 1
     counts["sessions"] = int(conversation.parent is None)
@@ -392,7 +393,7 @@ def unplaced_in(conversation: Conversation) -> Counter[str]:
 
 
 def _why_unanswered(turns: Sequence[Turn], number: int) -> str:
-    """Return why a call has no result: the log ends before it, the user interrupted it, or it is lost."""
+    """Return why a call has no result: the log ends before it, the user interrupted it, or it is missing."""
     after = next((turn for turn in turns[number + 1 :] if turn.role != "tool"), None)
     if after is None:
         return IN_FLIGHT

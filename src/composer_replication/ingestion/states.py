@@ -1,9 +1,9 @@
-"""Turn conversations into the states that teachers are asked about: the messages so far, and what the student did next.
+"""Convert conversations into states for teachers: the messages so far, and what the student did next.
 
-With a token limit, old messages are dropped. Without the task, a question about its tenth step has no answer, so the
-messages before the first answer always stay (the system prompt, the user's first message), and so do the user's latest
-message and the newest turn. Of the rest the oldest go first, and a short message at each gap says how many turns it
-replaces.
+With a token limit, old messages are dropped. The messages before the first answer (the system prompt and the user's
+first message) always stay, since a question about the tenth step makes no sense without the task. The user's latest
+message and the newest turn stay as well. Among the others the oldest are dropped first, and a short message at each gap
+says how many turns it replaces.
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from composer_replication.types import (
     Turn,
 )
 
-# Key of a user message that a program wrote; its value is "tool". It is for this package only: no request contains it.
+# Key for user messages that a program wrote; its value is "tool". It is internal to this package and never sent.
 ORIGIN = "origin"
 SYSTEM_PROMPT = (
     "You are a senior software engineer working as a coding agent in a terminal. You read and change files and run "
     "commands through the tools you are given, one step at a time, and you check your work."
 )
-# Text in these logs has about four bytes per token. The limit applies to what is sent, so an estimate is enough.
+# These logs have about four bytes of text per token. The limit applies to requests, so an estimate is enough.
 _BYTES_PER_TOKEN = 4
 _MACHINE_ORIGINS = ("meta", "tool")  # of user messages that no person wrote
 
@@ -45,7 +45,7 @@ def states(
     strip_thinking: bool = True,
     max_history_tokens: int | None = None,
 ) -> Iterator[tuple[list[Message], Turn]]:
-    """Yield (messages before it, turn) for every assistant turn.
+    """Yield (messages before the turn, turn) for every assistant turn.
 
     Message objects are shared between states, not copied.
     """
@@ -58,7 +58,7 @@ def states(
 
 
 def trace_state(state_id: str, messages: list[Message], turn: Turn) -> TraceState:
-    """Return a state in the form of the public interface."""
+    """Return a state as a `TraceState` for the public interface."""
     return TraceState(state_id=state_id, messages=messages, student_action=action_text(turn))
 
 
@@ -82,7 +82,7 @@ def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
 
 @dataclass(slots=True)
 class _MessageGroup:
-    """Messages that must not be separated: an assistant turn up to the results of its calls, or one other turn."""
+    """Messages that must not be separated: an assistant turn with the results of its calls, or a single other turn."""
 
     messages: list[Message]
     call_ids: set[str]
@@ -101,7 +101,7 @@ class _MessageGroup:
 
 
 class _MessageHistory:
-    """The messages before the next turn, at most `max_tokens` of them; turns are added in order."""
+    """The messages before the next turn, limited to `max_tokens`; turns are added in order."""
 
     def __init__(self, max_tokens: int | None) -> None:
         self._max_tokens = max_tokens
@@ -109,8 +109,8 @@ class _MessageHistory:
         self._has_answer = self._has_user_message = False
 
     def add(self, turn: Turn, messages: list[Message]) -> None:
-        """Add a turn; results join the group of their calls."""
-        # Without a limit no sizes are needed, and encoding every message takes time.
+        """Add a turn. Results join the group of their calls."""
+        # Without a limit, sizes are not needed, and encoding every message takes time.
         size = 0 if self._max_tokens is None else sum(len(orjson.dumps(message)) for message in messages)
         is_from_user = turn.role == "user" and turn.origin not in _MACHINE_ORIGINS
         is_first_message = turn.role == "user" and not self._has_user_message
@@ -124,7 +124,7 @@ class _MessageHistory:
             self._join({result.call_id for result in turn.results})
 
     def messages(self) -> Iterator[Message]:
-        """Yield the messages that fit, with a message in place of every gap."""
+        """Yield the messages that fit, with a placeholder message for every gap."""
         num_dropped = 0
         kept_indices = self._kept_indices()
         for number, group in enumerate(self._groups):
@@ -137,10 +137,10 @@ class _MessageHistory:
             yield from group.messages
 
     def _join(self, call_ids: set[str]) -> None:
-        """Merge the newest group, which holds results, with the group of their calls and those in between."""
+        """Merge the newest group, which holds results, with the group of their calls and all groups in between."""
         last = len(self._groups) - 1
         home, unanswered = last, call_ids
-        for at in reversed(range(last)):  # from the newest: some logs give every turn's calls the same ids
+        for at in reversed(range(last)):  # the newest first: some logs reuse the same call ids in every turn
             if self._groups[at].call_ids & unanswered:
                 home, unanswered = at, unanswered - self._groups[at].call_ids
             if not unanswered:
@@ -150,7 +150,7 @@ class _MessageHistory:
         del self._groups[home + 1 :]
 
     def _kept_indices(self) -> set[int] | range:
-        """Return the indices of the groups that fit into the limit, the required ones in any case."""
+        """Return the indices of the groups within the limit; required groups are always included."""
         groups = self._groups
         if self._max_tokens is None or not groups:
             return range(len(groups))
@@ -174,7 +174,7 @@ def _gap_message(num_turns: int) -> Message:
     return {"role": "user", "content": f"[{subject} left out here]"}
 
 
-# `tools.jsonl`: schemas inferred from the calls of sessions, or read from the user's file.
+# `tools.jsonl`: schemas inferred from the calls in sessions, or read from the user's file.
 
 
 def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
@@ -182,11 +182,13 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:
-        raise InputError(explain(str(path), got=error, expected="a JSON file with a list of tools")) from error
+        raise InputError(explain(str(path), got=error, expected="a readable JSON file with a list of tools")) from error
     tools = cast("dict[str, Any]", value).get("tools") if isinstance(value, dict) else value
     if not isinstance(tools, list) or not tools:
-        got = "an empty list" if isinstance(tools, list) else "no list" if tools is None else type(tools).__name__
-        fix = 'List the schemas of the tools, [{"name": ..., "parameters": ...}], or omit --tools.'
+        got = (
+            "an empty list" if isinstance(tools, list) else "no `tools` list" if tools is None else type(tools).__name__
+        )
+        fix = 'Provide the tool schemas as [{"name": ..., "parameters": ...}], or omit --tools.'
         expected = "a non-empty list of tools, or an object with one under `tools`"
         raise InputError(explain(str(path), got=got, expected=expected, fix=fix))
     return dict(_named_schema(tool, f"{path}, tool {number}") for number, tool in enumerate(cast("list[Any]", tools)))
@@ -195,7 +197,7 @@ def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
 def write_tools(
     run: RunDir, inferred: ToolSchemas, user_schemas: Mapping[str, Mapping[str, Any]], *, is_scrubbed: bool
 ) -> None:
-    """Write `tools.jsonl`, after the conversations that it was inferred from."""
+    """Write `tools.jsonl`. The conversations from which the schemas were inferred must be written first."""
     rows, settings = tool_rows(inferred, user_schemas), {"scrubbed": is_scrubbed}
     run.write_jsonl(
         "tools", rows, schema=TOOLS_SCHEMA, version=TOOLS_VERSION, sources=["conversations"], settings=settings
@@ -205,9 +207,11 @@ def write_tools(
 def _named_schema(tool: Any, where: str) -> tuple[str, dict[str, Any]]:
     body = tool.get("function", tool) if isinstance(tool, dict) else {}
     name = body.get("name") if isinstance(body, dict) else None
-    # The names of the schema in the APIs of OpenAI, Anthropic and MCP.
+    # The key of the schema in the APIs of OpenAI, Anthropic and MCP.
     keys = ("parameters", "input_schema", "inputSchema")
     schema = next((body[key] for key in keys if isinstance(body.get(key), dict)), None) if name else None
     if not isinstance(name, str) or schema is None:
-        raise InputError(explain(where, got=f"{tool!r:.80}", expected=f"a name and one of {', '.join(keys)}"))
+        raise InputError(
+            explain(where, got=f"{tool!r:.80}", expected=f"an object with a name and one of the keys {', '.join(keys)}")
+        )
     return name, schema

@@ -1,4 +1,4 @@
-"""Helpers of the formats: turns collected in order, messages and calls read, and the outline of a file's head."""
+"""Helpers for the format modules: collect turns in order, read messages and calls, and outline the head of a file."""
 
 from __future__ import annotations
 
@@ -32,15 +32,15 @@ from composer_replication.types import (
     Usage,
 )
 
-# Reasons for leaving something out, which sidecars hold.
+# Reasons for skipping something, which sidecars store.
 ORPHAN = "tool result without its call"
 NO_OBJECT = "message is no object"
 NO_CALL = "tool call of unknown shape"
 # A whole string or one character of structure: b'"a"', b'{', b':'; of b'"cut off' only the quote.
 _TOKEN = re.compile(rb'"(?:[^"\\]|\\.)*+"|[{}\[\]:,"]', re.DOTALL)
-# No format has to be recognized by keys that are deeper.
+# Deeper keys are not needed to recognize any format.
 _MAX_OUTLINE_DEPTH = 4
-# Endings of session files, which may be combined: "run.traj.json".
+# File endings of session logs, which may be combined: "run.traj.json".
 _SUFFIXES = (".json", ".jsonl", ".traj", ".eval")
 # "developer" is OpenAI's newer name for "system".
 _ROLE_AND_ORIGIN: dict[Any, tuple[Role, Origin]] = {
@@ -54,7 +54,8 @@ _ROLE_AND_ORIGIN: dict[Any, tuple[Role, Origin]] = {
 class TurnList:
     """The turns of one conversation, collected in order.
 
-    Ids are made unique, results of one assistant turn go into one turn, and results without a call are counted.
+    Ids are made unique, the results for one assistant turn are collected in one turn, and results without a call are
+    counted.
     """
 
     def __init__(self, file: str, report: IngestReport) -> None:
@@ -72,7 +73,7 @@ class TurnList:
         return safe_fields(fields, self._file, line, self.report)
 
     def for_each_object(self, entries: Iterable[Any], add: Callable[[Record, int], object]) -> None:
-        """Call `add` with every object of a list and its position; count what is no object or nested too deeply."""
+        """Call `add` with every object in a list and its position. Invalid or too deeply nested entries are counted."""
         for position, entry in enumerate(entries, start=1):
             if not isinstance(entry, dict):
                 self.skip(NO_OBJECT, position)
@@ -88,11 +89,11 @@ class TurnList:
             yield Conversation(id=id, format=format, turns=tuple(self.turns), **fields)
 
     def add(self, turn: Turn) -> Turn:
-        """Add a turn, under another id if its own is in use, and return it as added."""
+        """Add a turn, with a new id if its id is already in use, and return the added turn."""
         turn = replace(turn, id=unique(turn.id, self._ids))
         for call in turn.calls:
             self._caller_of[call.id] = len(self.turns)
-            # Some agents give the calls of every turn the same ids.
+            # Some agents reuse the same call ids in every turn.
             self._answered.discard(call.id)
         for result in turn.results:
             self._note_answered(result, turn.provenance.lines[0])
@@ -100,14 +101,14 @@ class TurnList:
         return turn
 
     def say(self, id: str, role: Role, origin: Origin, line: int, text: str = "", **fields: Any) -> Turn:
-        """Add a turn that was read from one line."""
+        """Add a turn that was read from a single line."""
         where = Provenance(file=self._file, lines=(line,))
         return self.add(Turn(id=id, role=role, origin=origin, text=text, provenance=where, **fields))
 
     def add_message(self, message: Record, id: str, line: int, **overrides: Any) -> bool:
         """Add a system, user or assistant message in the OpenAI format; `overrides` replace fields of the turn.
 
-        Returns False, and adds nothing, for a message of another role.
+        Returns False without adding anything for a message with another role.
         """
         writer = as_string(message.get("role"))
         if writer not in _ROLE_AND_ORIGIN:
@@ -117,7 +118,7 @@ class TurnList:
         if "text" not in overrides:
             fields["text"] = as_text(content)
         if role == "assistant":
-            # The first key with any text counts.
+            # The first key with a nonempty text counts.
             thoughts = (as_text(message.get(key)) for key in THINKING_KEYS)
             fields |= {"thinking": next((text for text in thoughts if text), "")}
             fields |= {} if "calls" in overrides else {"calls": self.calls(message, line)}
@@ -125,7 +126,7 @@ class TurnList:
         return True
 
     def calls(self, message: Record, line: int, new_id: str = "") -> tuple[ToolCall, ...]:
-        """Return the calls of a message in the OpenAI format; a broken one is counted and costs no other."""
+        """Return the calls in a message in the OpenAI format. Invalid calls are counted and skipped."""
         calls: list[ToolCall] = []
         for number, written in enumerate(written_calls(message)):
             if written.name is None and written.arguments is None:
@@ -133,7 +134,7 @@ class TurnList:
                 continue
             generated_id = f"{new_id or f'call-{line}-'}{number}"
             calls.append(logged_call(written.id or generated_id, written.name, written.arguments))
-        # `written_calls` passes over null, which tables use for "no call". In a log it is a call that was lost.
+        # `written_calls` skips null, which means "no call" in tables. In a log it means that a call was lost.
         for _ in range(as_list(message.get("tool_calls")).count(None)):
             self.skip(NO_CALL, line)
         return tuple(calls)
@@ -144,7 +145,7 @@ class TurnList:
         self._caller_of.update({call.id: index for call in calls})
 
     def grow(self, line: int, *, id: str | None = None, **fields: Any) -> None:
-        """Add fields of another line to the last turn, and give it another id if one is passed."""
+        """Extend the last turn by fields from another line, and replace its id if one is passed."""
         last = self.turns[-1]
         lines = last.provenance.lines if line in last.provenance.lines else (*last.provenance.lines, line)
         name = last.id if id is None else unique(id, self._ids)
@@ -161,10 +162,10 @@ class TurnList:
         origin: Origin = "tool",
         **more: Any,
     ) -> None:
-        """Add the result of a call: to the turn with the other results of its turn, or as a turn of its own."""
+        """Add the result of a call to the turn with the other results for the same assistant turn, or as a new turn."""
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
         caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
-        # A result goes into the last turn if that turn's results answer the same assistant turn.
+        # A result joins the last turn if that turn holds results for the same assistant turn.
         of_last = self._caller_of.get(last.results[0].call_id) if last is not None and last.results else None
         if last is not None and caller is not None and of_last == caller:
             self._note_answered(result, line)
@@ -184,13 +185,13 @@ class TurnList:
 
 
 def _with_images(before: Mapping[str, Any], more: Mapping[str, Any]) -> Record:
-    """Return both extras of a turn that grows; the numbers of images are added."""
+    """Merge the `extra` fields of a turn and an extension of it, adding up their numbers of images."""
     images = before.get("images", 0) + more.get("images", 0)
     return {**before, **more, **({"images": images} if images else {})}
 
 
 def unique(id: str, used_ids: set[str]) -> str:
-    """Return the id, with a number appended if it is in use, and add it to the used ones."""
+    """Return the id, with a number appended if it is in use, and add it to the used ids."""
     unused_id, number = id, 2
     while unused_id in used_ids:
         unused_id, number = f"{id}#{number}", number + 1
@@ -199,7 +200,7 @@ def unique(id: str, used_ids: set[str]) -> str:
 
 
 def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
-    """Return a call with any id and name a log may have; raises RecursionError for arguments nested too deeply."""
+    """Return a call for any id and name in a log. Raises RecursionError for arguments nested too deeply."""
     try:
         return tool_call("" if id is None else as_text(id), "" if name is None else as_text(name), arguments)
     except InputError as error:
@@ -209,10 +210,10 @@ def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
 def usage_of(
     fields: Any, input: str, output: str, cached: str, created: str = "", *, is_disjoint: bool = False
 ) -> Usage | None:
-    """Return the token counts in `fields`, under a format's names for them, or None if there are none.
+    """Return the token counts in `fields`, given the format's names for them, or None if there are none.
 
-    `a.b` is the key `b` within `a`; `a b` are two keys to add. `Usage` counts cached tokens separately (`is_disjoint`),
-    while most formats include them in the tokens of the prompt.
+    `a.b` is the key `b` within `a`; `a b` means the sum of two keys. `Usage` counts cached tokens separately
+    (`is_disjoint`), while most formats include them in the prompt tokens.
     """
     if not isinstance(fields, dict):
         return None
@@ -232,19 +233,19 @@ def _at(value: Any, path: str) -> Any:
 
 
 def openai_usage(fields: Any) -> Usage | None:
-    """Return the token counts of an OpenAI response, or None."""
+    """Return the token counts of an OpenAI response, or None if it has none."""
     return usage_of(fields, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
 
 
 def count(value: Any) -> int:
-    """Return a token count, or 0 for a value that is none."""
+    """Return a token count, or 0 for an invalid value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else 0
 
 
 def safe_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
     """Return the fields of a log that can be stored with a turn or conversation.
 
-    Values nested too deeply are left out and counted, and so is an `agent_id` that is not a plain value.
+    Values nested too deeply and an `agent_id` that is not a plain value are skipped and counted.
     """
     record: Record = {}
     for key, value in fields.items():
@@ -253,7 +254,7 @@ def safe_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestR
         except RecursionError:
             report.skip(TOO_DEEP, file, line)
             continue
-        # Subagents are looked up by it in a dict, so it must be hashable.
+        # `agent_id` is a dict key for finding subagents, so it must be hashable.
         if key == "agent_id" and isinstance(value, dict | list):
             report.skip("broken agent_id", file, line)
         else:
@@ -274,7 +275,7 @@ def as_string(value: Any) -> str | None:
 
 
 def stem(name: str) -> str:
-    """Return the file name without folders and without the endings of session files."""
+    """Return the file name without its folder and without the endings of session logs."""
     base = PurePath(name).name
     while (path := PurePath(base)).suffix in _SUFFIXES and path.stem:
         base = path.stem
@@ -285,14 +286,14 @@ def stem(name: str) -> str:
 def outline(head: bytes) -> frozenset[str]:
     """Return the paths of all keys in a JSON text, such as `history[].role`.
 
-    The text may be the beginning of a longer one: it is read up to where it is cut off.
+    The text may be truncated.
     """
     paths: set[str] = set()
     stack: list[str] = []  # the path of every open container
     key, text = "", b""
     for match in _TOKEN.finditer(as_utf8(head)):
         token = match.group()
-        if token == b'"':  # a string that is cut off
+        if token == b'"':  # a truncated string
             break
         if token in (b"{", b"["):
             base = stack[-1] if stack else ""

@@ -1,6 +1,6 @@
-"""One module per format, with `FORMAT`, `sniff` (whether a file has this format) and `read` (its conversations).
+"""One module per format, with `FORMAT`, `sniff` (detects the format of a file) and `read` (yields its conversations).
 
-`ingestion/registry.py` decides which of them are tried, and in what order.
+`ingestion/registry.py` decides which modules are tried, and in what order.
 
     claude_code      Claude Code (a package, since its logs are trees of records)
     codex            Codex CLI rollouts

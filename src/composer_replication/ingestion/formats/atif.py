@@ -1,7 +1,7 @@
-"""Read ATIF (Agent Trajectory Interchange Format) documents with those of their subagents; `atif_write` writes them.
+"""Read ATIF (Agent Trajectory Interchange Format) documents with their subagents. `atif_write` writes such documents.
 
 The error flag of a result is `extra["is_error"]` (None if it is missing). `Turn.extra["atif"]` keeps the fields of a
-step that `Turn` does not have, and `Turn.extra["read_from"]` the location in the log that the document was made from.
+step that `Turn` does not have, and `Turn.extra["read_from"]` the location in the log from which the document was made.
 """
 
 from __future__ import annotations
@@ -59,19 +59,19 @@ from composer_replication.types import (
 )
 
 FORMAT = "atif"
-# Token counts of a step's metrics.
+# Token counts in the metrics of a step.
 _COUNTS = ("prompt_tokens", "completion_tokens", "cached_tokens")
 _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assistant"}
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
-    """Return whether the head has a schema version of ATIF, or steps with its keys."""
+    """Return whether the head has an ATIF schema version, or steps with ATIF keys."""
     keys, head = outline(head), as_utf8(head)
     return ("schema_version" in keys and b'"ATIF-' in head) or {"steps[].step_id", "steps[].source"} <= keys
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the conversations of a file, those of subagents after the one that they belong to."""
+    """Yield the conversations in a file; subagents follow their parent."""
     taken_ids: set[str] = set()
     for _, document in read_lines_or_document(source, report):
         if isinstance(document, dict):
@@ -83,7 +83,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 def _conversations(
     document: Record, source: SourceFile, report: IngestReport, taken_ids: set[str]
 ) -> Iterator[Conversation]:
-    """Yield the conversation of a document, then those of the subagents embedded in it."""
+    """Yield the conversation in a document, then those of its embedded subagents."""
     waiting: deque[tuple[Record, Link | None, str]] = deque([(document, None, stem(source.name))])
     while waiting:
         trajectory, parent, name = waiting.popleft()
@@ -105,7 +105,7 @@ def _id(trajectory: Record) -> str | None:
 
 
 class _TrajectoryReader:
-    """Turns one document's steps into turns, and collects links for the subagents that its steps name."""
+    """Converts the steps of one document to turns, and collects links for the subagents referenced by its steps."""
 
     def __init__(self, document: Record, id: str, file: str, report: IngestReport) -> None:
         self.turns, self.links = TurnList(file, report), dict[str, Link]()
@@ -115,7 +115,7 @@ class _TrajectoryReader:
         self._embedded = {_id(child) for child in children}
 
     def conversation(self, parent: Link | None) -> Conversation:
-        """Return the document as a conversation; its own link to a parent has precedence over `parent`."""
+        """Return the document as a conversation. A parent link in the document takes precedence over `parent`."""
         steps = self._document.get("steps")
         if not isinstance(steps, list):
             self._report.skip("no steps", self._file)
@@ -124,7 +124,7 @@ class _TrajectoryReader:
         version, source_format = as_string(self._agent.get("version")), as_string(our_fields.get("format"))
         unmapped_fields = {key: document[key] for key in UNMAPPED_DOCUMENT_KEYS if document.get(key) is not None}
         unmapped_fields |= _rest("extra", document.get("extra"), {OURS})
-        # The name is stored only if it says more than the format of the log.
+        # The name is stored only if it differs from the log format.
         handled_keys = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
         unmapped_fields |= _rest("agent", self._agent, handled_keys)
         extra = self.turns.safe_fields(as_record(our_fields.get("extra")), 0)
@@ -143,7 +143,7 @@ class _TrajectoryReader:
         )
 
     def _add(self, step: Record, number: int) -> None:
-        """Add the turns of one step: what was said, and a turn for the results of its calls."""
+        """Add the turns for one step: its message, and a turn for the results of its calls."""
         source = step.get("source")
         if not isinstance(source, str) or source not in _ROLES:
             self._report.skip(f"unknown record type {source!r}", self._file, number)
@@ -156,10 +156,10 @@ class _TrajectoryReader:
         if our_fields.get("role") == "tool":
             self._add_results(replace(turn, role="tool", origin=_origin(step, our_fields, "tool")), results)
             return
-        # A system step may consist of results only; then it adds no turn of its own.
+        # A system step may consist of results only; then it adds no turn for a message.
         if source != "system" or turn.text or our_fields or not results:
             turn = self.turns.add(turn)
-        # One step holds the results of several tool turns; `n` says how many results each of them has.
+        # One step holds the results of several tool turns; `n` is the number of results in each of them.
         for tool_turn in as_list(our_fields.get("tool_turns")) if results else []:
             part = as_record(tool_turn)
             part_results, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
@@ -202,11 +202,12 @@ class _TrajectoryReader:
         )
 
     def _extra(self, our_fields: Record, number: int) -> Record:
-        """Return what `atif_write` stored about a turn: its `extra`, and where the turn was read."""
+        """Return what `atif_write` stored about a turn: its `extra` and its original location."""
         read_from = {"read_from": our_fields["read_from"]} if isinstance(our_fields.get("read_from"), dict) else {}
         extra = self.turns.safe_fields(as_record(our_fields.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
-        # Links between conversations are made from it, so a forged document must not put other types there.
+        # Links between conversations are derived from these fields, so a forged document must not use other types for
+        # them.
         if not isinstance(agents, dict) or not all(isinstance(agent, str) for agent in agents.values()):
             self._report.skip("broken agents", self._file, number)
             del extra["agents"]
@@ -245,7 +246,7 @@ class _TrajectoryReader:
             for ref in map(as_record, as_list(entry.get("subagent_trajectory_ref"))):
                 child = as_string(ref.get("trajectory_id"))
                 if child in self._embedded and child is not None:
-                    # The subagent is linked to the turn with the call, not to the one with the result.
+                    # The subagent is linked to the turn with the call, not to the turn with the result.
                     turn_id = None if caller is None else caller.id
                     self.links.setdefault(
                         child, Link(kind="subagent", conversation_id=self._id, turn_id=turn_id, call_id=id)
@@ -260,7 +261,7 @@ class _TrajectoryReader:
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
 
     def _numbers(self, values: Any, kind: type, number: int) -> Any:
-        """Return a tuple of numbers, or None; a list with anything else in it is counted and left out as a whole."""
+        """Return a tuple of numbers, or None. A list with any other value is counted and skipped as a whole."""
         if values is None:
             return None
         types = (int,) if kind is int else (int, float)
@@ -277,7 +278,7 @@ def _origin(step: Record, our_fields: Record, role: Role) -> Origin:
         return "copied"
     if our_fields.get("origin") in get_args(Origin):
         return cast("Origin", our_fields["origin"])
-    # No model call means that the harness dispatched the step.
+    # A step without a model call was dispatched by the harness.
     return "meta" if role == "assistant" and step.get("llm_call_count") == 0 else USUAL_ORIGIN[role]
 
 
@@ -287,7 +288,7 @@ def _usage(metrics: Record) -> Usage | None:
 
 
 def _link(fields: Any, parent: Link | None) -> Link | None:
-    """Return the stored link to the parent, or None; an embedded document belongs to the document around it."""
+    """Return the stored link to the parent, or None; the parent of an embedded document is the enclosing document."""
     link = as_record(fields)
     kind, where = link.get("kind"), as_string(link.get("conversation_id"))
     if kind not in get_args(LinkKind) or where is None:
@@ -298,6 +299,6 @@ def _link(fields: Any, parent: Link | None) -> Link | None:
 
 
 def _rest(name: str, fields: Any, ours: set[str]) -> Record:
-    """Return the fields that this package does not handle itself, under a name, or {} if there are none."""
+    """Return the fields that this package does not use, under a single key, or {} if there are none."""
     rest = {key: value for key, value in as_record(fields).items() if key not in ours}
     return {name: rest} if rest else {}

@@ -1,7 +1,8 @@
 """Write a conversation as an ATIF document (schema ATIF-v1.8).
 
-What the schema has no field for goes into its `extra` fields: `is_error` into a result's, `raw_arguments` into a
-call's, and what belongs to a turn or a conversation under `composer_replication` into a step's and the document's.
+Data without a field in the schema goes into the `extra` fields: `is_error` into the `extra` of a result,
+`raw_arguments` into that of a call, and data about turns or conversations under the key `composer_replication` into
+that of the step or document.
 """
 
 from __future__ import annotations
@@ -21,7 +22,7 @@ from composer_replication.types import (
     Turn,
 )
 
-# Keys and values of the file format, which `atif` reads.
+# Keys and values in the file format, which `atif` reads.
 SCHEMA_VERSION = "ATIF-v1.8"
 OURS = "composer_replication"
 ERROR_KEY = "is_error"
@@ -29,7 +30,7 @@ RAW_KEY = "raw_arguments"
 CACHE_KEY = "cache_creation_tokens"
 UNKNOWN_VERSION = "unknown"
 USUAL_ORIGIN: dict[str, Origin] = {"system": "meta", "user": "human", "assistant": "model", "tool": "tool"}
-# Fields of the schema that `Conversation` and `Turn` do not have; `extra["atif"]` keeps those that were read.
+# Fields in the schema that `Conversation` and `Turn` do not have. `extra["atif"]` keeps the values that were read.
 UNMAPPED_DOCUMENT_KEYS = ("notes", "final_metrics", "continued_trajectory_ref")
 UNMAPPED_STEP_KEYS = ("reasoning_effort", "llm_call_count")
 UNMAPPED_METRICS_KEYS = ("cost_usd", "prompt_token_ids")
@@ -37,7 +38,7 @@ _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "s
 
 
 def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = ()) -> dict[str, Any]:
-    """Return the document as plain JSON data; conversations of `subagents` are embedded in their parents."""
+    """Return the document as plain JSON data, with `subagents` embedded in their parents."""
     children: dict[str, list[Conversation]] = {}
     for subagent in subagents:
         if subagent.parent is not None:
@@ -57,11 +58,11 @@ def _is_iso(timestamp: str) -> bool:
 def _document(
     conversation: Conversation, children: Mapping[str, list[Conversation]], seen_ids: set[str]
 ) -> dict[str, Any]:
-    """Return the document of a conversation with those of its subagents; `seen_ids` guards against circles."""
+    """Return the document for a conversation and its subagents; `seen_ids` guards against cycles."""
     unmapped_fields = as_record(conversation.extra.get("atif"))
     agent = as_record(unmapped_fields.get("agent"))
     source_format = as_text(conversation.extra.get("source_format", conversation.format))
-    # Parent links may form a circle; a conversation is written once.
+    # Parent links may form a cycle; a conversation is written once.
     below = [child for child in children.get(conversation.id, []) if child.id not in seen_ids]
     seen_ids |= {child.id for child in below}
     parent = conversation.parent
@@ -87,7 +88,7 @@ def _document(
 
 
 def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]:
-    """Return call id -> references to the subagents that the call started."""
+    """Return call id -> references to the subagents started by the call."""
     references: dict[str, list[dict[str, Any]]] = {}
     for child in children:
         if child.parent is not None and child.parent.call_id is not None:
@@ -96,9 +97,9 @@ def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]
 
 
 def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]]) -> list[dict[str, Any]]:
-    """Return the steps: one per turn, but results of the calls before them go into the step of the calls."""
+    """Return the steps: one per turn, except that results are stored in the step of their calls."""
     steps: list[dict[str, Any]] = []
-    caller: Turn | None = None  # the assistant turn of the last step
+    caller: Turn | None = None  # the assistant turn in the last step
     for turn in turns:
         results = _results(turn, references)
         # A step holds the results of its own calls, so the tool turn becomes part of the step.
@@ -115,7 +116,7 @@ def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]])
 
 
 def _answers(turn: Turn, caller: Turn) -> bool:
-    """Return whether a turn is only results of the calls before it, which a step holds next to its calls."""
+    """Return whether a turn holds nothing but results for the preceding calls, so that it can be part of their step."""
     ids = {call.id for call in caller.calls}
     return (
         turn.role == "tool"
@@ -134,7 +135,7 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
         "source": _SOURCES[turn.role],
         "message": _message(turn, unmapped_fields),
     }
-    # Any other timestamp stays in our fields.
+    # Any other timestamp stays in our own fields.
     if turn.timestamp is not None and _is_iso(turn.timestamp):
         step["timestamp"] = turn.timestamp
         del our_fields["timestamp"]
@@ -148,7 +149,7 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
                 **{key: unmapped_fields.get(key) for key in UNMAPPED_STEP_KEYS},
             }
         )
-    else:  # the schema has these fields on an agent's steps only
+    else:  # the schema allows these fields only in steps of an agent
         our_fields |= _without_none(
             {"model": turn.model, "thinking": turn.thinking or None, "metrics": metrics or None}
         )
@@ -161,7 +162,7 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
 
 
 def _our_fields(turn: Turn) -> dict[str, Any]:
-    """Return the fields of a turn that the schema has no field for."""
+    """Return the fields of a turn that the schema does not have."""
     read_from = turn.extra.get("read_from", {"file": turn.provenance.file, "lines": list(turn.provenance.lines)})
     extra = {key: value for key, value in turn.extra.items() if key not in ("atif", "read_from")}
     return _without_none(
@@ -177,7 +178,7 @@ def _our_fields(turn: Turn) -> dict[str, Any]:
 
 
 def _message(turn: Turn, unmapped_fields: Mapping[str, Any]) -> Any:
-    """Return the parts of a multimodal message as they were read, unless its text has changed since."""
+    """Return the original parts of a multimodal message, unless its text has changed since it was read."""
     parts = unmapped_fields.get("message")
     return parts if isinstance(parts, list) and as_text(parts) == turn.text else turn.text
 
@@ -195,7 +196,7 @@ def _results(turn: Turn, references: dict[str, list[dict[str, Any]]]) -> list[di
             {
                 "source_call_id": result.call_id or None,
                 "content": result.text,
-                # `pop`: a subagent is referenced by one result, even if several have its call id.
+                # `pop`: a subagent is referenced by one result, even if several results have its call id.
                 "subagent_trajectory_ref": references.pop(result.call_id, []) + as_list(outside.get(result.call_id))
                 or None,
                 "extra": None if result.is_error is None else {ERROR_KEY: result.is_error},
@@ -208,7 +209,7 @@ def _results(turn: Turn, references: dict[str, list[dict[str, Any]]]) -> list[di
 def _metrics(turn: Turn, unmapped_fields: Mapping[str, Any]) -> dict[str, Any]:
     usage, metrics, extra = turn.usage, {}, dict(as_record(unmapped_fields.get("metrics_extra")))
     if usage is not None:
-        # The schema includes cached tokens in those of the prompt; `Usage` counts them separately.
+        # The schema includes cached tokens in the prompt tokens; `Usage` counts them separately.
         metrics["prompt_tokens"] = usage.input_tokens + usage.cache_read_tokens + usage.cache_creation_tokens
         metrics["completion_tokens"] = usage.output_tokens
         metrics["cached_tokens"] = usage.cache_read_tokens or None

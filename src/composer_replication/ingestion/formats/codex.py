@@ -1,4 +1,4 @@
-"""Read Codex CLI rollouts: JSONL of {timestamp, type, payload}, of which the response items are the conversation."""
+"""Read Codex CLI rollouts: JSONL with {timestamp, type, payload}, where the response items form the conversation."""
 
 from __future__ import annotations
 
@@ -38,14 +38,14 @@ from composer_replication.types import (
 
 FORMAT = "codex"
 
-# Record types of the conversation. Records of other types are counted and skipped.
+# Record types that belong to the conversation. All other types are counted and skipped.
 _LINE_TYPES = {"session_meta", "turn_context", "response_item", "event_msg", "compacted"}
-# Known, but neither written nor read by the model.
+# Known types that the model neither wrote nor read.
 _IGNORED_LINES = {"world_state", "security_risk_score"}
 _IGNORED_ITEMS = {"ghost_snapshot", "compaction", "context_compaction"}
 _CALL_ITEMS = {"function_call", "custom_tool_call", "web_search_call", "local_shell_call"}
 _RESULT_ITEMS = {"function_call_output", "custom_tool_call_output"}
-# The harness writes its own notes in the user's role; they begin like this.
+# The harness writes notes in the user's role, which begin like this.
 _NOTE_PREFIXES = (
     "<environment_context>",
     "<user_instructions>",
@@ -56,7 +56,7 @@ _NOTE_PREFIXES = (
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a record of the head has a type of this format and a payload."""
+    """Return whether a record in the head has a payload and a type of this format."""
     return any(
         isinstance(value, dict)
         and as_string(value.get("type")) in _LINE_TYPES
@@ -66,9 +66,9 @@ def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the session as one conversation, or several if it was compacted.
+    """Yield the session as one conversation, or as several if it was compacted.
 
-    A later part is linked to the one before it.
+    Each later part is linked to the previous one.
     """
     part = _ConversationDraft(source, report)
     for line, record in read_records(source, report):
@@ -93,7 +93,7 @@ def _count_other(kind: str | None, source: SourceFile, report: IngestReport, lin
 
 
 class _ConversationDraft:
-    """One conversation under construction, a part of its session."""
+    """A conversation under construction: one part of its session."""
 
     def __init__(self, source: SourceFile, report: IngestReport, before: _ConversationDraft | None = None) -> None:
         self.turns = TurnList(source.name, report)
@@ -106,24 +106,23 @@ class _ConversationDraft:
 
     @property
     def session_id(self) -> str:
-        """The session's id, or the file's name."""
+        """The session id, or the file name."""
         return as_string((self._meta or {}).get("id")) or Path(self._source.name).stem
 
     @property
     def id(self) -> str:
-        """The session's id, with the number of the part for all but the first."""
+        """The session id, with the part number for all parts but the first."""
         return f"{self.session_id}:{self._number}" if self._number else self.session_id
 
     def take(self, kind: str, item: _Item) -> None:
-        """Add a record."""
         if kind == "session_meta":
-            # A forked session repeats the record of the session it was forked from, after its own.
+            # A forked session has its own session record first, followed by the record of the original session.
             self._meta = self._meta or self.turns.safe_fields(item.payload, item.line)
         elif kind == "turn_context":
             self._model = as_string(item.payload.get("model")) or self._model
         elif kind == "event_msg":
             self._report.counts["ignored event_msg"] += 1
-            # Other events repeat what response items say, for the screen.
+            # All other events repeat response items for the screen.
             if item.kind == "token_count":
                 self._add_usage(item.payload.get("info"))
         else:
@@ -166,13 +165,13 @@ class _ConversationDraft:
     def _extend(
         self, item: _Item, *, text: str = "", thinking: str = "", calls: tuple[ToolCall, ...] = (), begins: bool = False
     ) -> None:
-        """Add to the assistant message being written; a second text, or text after calls, begins a new one."""
+        """Add to the assistant message under construction. A second text, or text after calls, begins a new message."""
         origin: Origin = self._origin or "model"
         last = self.turns.turns[-1] if self.turns.turns else None
         if last is None or last.role != "assistant" or last.origin != origin or (begins and (last.text or last.calls)):
             self._add(item, "assistant", origin, text=text, thinking=thinking, calls=calls, model=self._model)
             return
-        # Summaries of one response's reasoning come in several items.
+        # The reasoning summaries of one response come in several items.
         thoughts = "\n\n".join(part for part in (last.thinking, thinking) if part)
         self.turns.grow(item.line, id=item.name if begins else None, text=last.text or text, thinking=thoughts)
         self.turns.add_calls(len(self.turns.turns) - 1, calls)
@@ -195,7 +194,7 @@ class _ConversationDraft:
         self.turns.say(item.name, role, origin, item.line, timestamp=as_string(item.timestamp), **content)
 
     def _add_usage(self, info: Any) -> None:
-        """Add token counts. They are repeated freely, so only the first after an assistant message counts."""
+        """Add token counts. Logs repeat them, so only the first after an assistant message counts."""
         last_usage, turns = as_record(info).get("last_token_usage"), self.turns.turns
         index = next((n for n in reversed(range(len(turns))) if turns[n].origin == "model"), None)
         if index is not None and turns[index].usage is None:
@@ -208,7 +207,7 @@ class _ConversationDraft:
         return Link(kind="compaction", conversation_id=self.id, turn_id=turns[-1].id) if turns else self._parent
 
     def after_compaction(self, item: _Item) -> _ConversationDraft:
-        """Return the draft of what the model sees from here on.
+        """Return the draft for the context after a compaction.
 
         It begins with the history that replaced the old one, or else with the summary alone.
         """
@@ -224,7 +223,7 @@ class _ConversationDraft:
         return draft
 
     def _mark_summary(self, item: _Item, summary: str) -> None:
-        """Mark the user's turn that ends with the summary, or add the summary if there are no turns."""
+        """Mark the user turn that ends with the summary, or add the summary if there are no turns."""
         turns = self.turns.turns
         indices = (index for index, turn in enumerate(turns) if turn.role == "user" and turn.text.endswith(summary))
         index = next(indices, None) if summary else None
@@ -234,7 +233,7 @@ class _ConversationDraft:
             self._add(item, "user", "summary", text=summary)
 
     def conversation(self) -> Iterator[Conversation]:
-        """Yield the conversation, if it has any turns."""
+        """Yield the conversation, unless it has no turns."""
         meta = self._meta or {}
         return self.turns.conversation(
             self.id,
@@ -262,7 +261,7 @@ class _Item:
 
     @property
     def name(self) -> str:
-        """The item's own id, or its location."""
+        """The id of the item, or its location if it has none."""
         position = f"line-{self.line}" if self.index is None else f"line-{self.line}.{self.index}"
         return as_string(self.payload.get("id")) or position
 
@@ -278,14 +277,14 @@ def _call_of(item: _Item) -> ToolCall:
         return logged_call(item.call_id, payload.get("name"), {"input": text} if isinstance(text, str) else text)
     if item.kind == "function_call":
         return logged_call(item.call_id, payload.get("name"), payload.get("arguments"))
-    # Tools that the service runs have no name of their own; `action` holds their arguments.
+    # Server-side tools have no name; `action` holds their arguments.
     return logged_call(item.call_id, item.kind.removesuffix("_call"), payload.get("action"))
 
 
 def _text_and_flag(output: Any) -> tuple[str, bool | None]:
-    """Return text and error flag of an output.
+    """Return the text and the error flag of an output.
 
-    It is a string (older versions: JSON with an exit code), a list of blocks, or {content, success}.
+    An output is a string (in older versions JSON with an exit code), a list of blocks, or {content, success}.
     """
     if isinstance(output, dict):
         success = output.get("success")
@@ -298,7 +297,7 @@ def _text_and_flag(output: Any) -> tuple[str, bool | None]:
         return output, None
     metadata = inner.get("metadata")
     code = metadata.get("exit_code") if isinstance(metadata, dict) else None
-    # Output that merely is JSON, of `cat package.json` for example, has other keys.
+    # Other JSON output, for example from `cat package.json`, has different keys.
     if set(inner) == {"output", "metadata"} and isinstance(code, int):
         return as_text(inner["output"]), code != 0
     return output, None

@@ -1,7 +1,7 @@
-"""Read Gemini CLI chats: one JSON document, or in later versions a JSONL log that is replayed first.
+"""Read Gemini CLI chats: one JSON document or, in later versions, a JSONL log that is replayed first.
 
-In a log, a message with a known id replaces the earlier one, `$set` changes fields of the chat, and `$rewindTo` removes
-messages.
+In a log, a message with a known id replaces the earlier version, `$set` changes fields of the chat, and `$rewindTo`
+removes messages.
 """
 
 from __future__ import annotations
@@ -44,28 +44,28 @@ from composer_replication.types import (
 
 FORMAT = "gemini"
 
-# Types of messages.
+# Message types.
 _TYPES = {"user", "gemini", "info", "error", "warning"}
-# Printed on the screen, never shown to the model.
+# Printed on the screen, but not shown to the model.
 _SCREEN_ONLY = {"info", "error", "warning"}
-# Final states of a call; before one of them there is no result.
+# Final states of a call. In any other state the call has no result yet.
 _IS_ERROR = {"success": False, "error": True, "cancelled": True}
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a value of the head is a chat or one of its messages."""
+    """Return whether a value in the head is a chat or a message."""
     return any(isinstance(value, dict) and _is_chat(cast("Record", value)) for value in head_values(head))
 
 
 def _is_chat(value: Record) -> bool:
-    # Claude Code's records have session ids as well, but also a message and a uuid.
+    # Claude Code records have session ids as well, but also a message and a uuid.
     if as_string(value.get("sessionId")) and ("projectHash" in value or "startTime" in value):
         return "message" not in value and "uuid" not in value
     return value.get("type") == "gemini" and "id" in value
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the chat as one conversation, or several if a summary replaced its context."""
+    """Yield the chat as one conversation, or as several if a summary replaced the context."""
     log = _ChatLog(source=source, report=report)
     for line, value in read_lines_or_document(source, report):
         if isinstance(value, dict):
@@ -77,7 +77,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 @dataclass(slots=True)
 class _Entry:
-    """The latest version of a message, and every line that it was written on."""
+    """The latest version of a message, and every line where it was written."""
 
     message: Record
     lines: tuple[int, ...]
@@ -86,7 +86,7 @@ class _Entry:
 
 @dataclass(slots=True, kw_only=True)
 class _ChatLog:
-    """The final state of the log; `before` are the contexts that a summary replaced."""
+    """The final state of a log; `before` has the contexts that a summary replaced."""
 
     source: SourceFile
     report: IngestReport
@@ -95,7 +95,7 @@ class _ChatLog:
     before: list[dict[str, _Entry]] = field(default_factory=list[dict[str, _Entry]])
 
     def apply(self, record: Record, line: int) -> None:
-        """Apply one record of the log, or the whole document."""
+        """Apply one record from the log, or the whole document."""
         if "$rewindTo" in record:
             self._rewind(as_string(record["$rewindTo"]), line)
         elif "$set" in record or "sessionId" in record or isinstance(record.get("messages"), list):
@@ -118,7 +118,7 @@ class _ChatLog:
             return
         key = as_string(message.get("id")) or f"message-{position}"
         if line == 0:
-            # In a document, unlike a log, two messages with one id are two messages.
+            # In a document, unlike in a log, two messages with the same id are different messages.
             key = key if key not in entries else f"{key}#{position}"
         earlier_entry = entries.get(key) or self.entries.get(key)
         lines = earlier_entry.lines if earlier_entry else ()
@@ -126,7 +126,7 @@ class _ChatLog:
         entries[key] = _Entry(message, lines if line_number in lines else (*lines, line_number))
 
     def _rewind(self, target: str | None, line: int) -> None:
-        """Remove the named message and everything after it; an unknown name removes everything."""
+        """Remove the message with the id `target` and everything after it. An unknown id removes everything."""
         ids = list(self.entries)
         if target not in self.entries:
             self.report.skip("rewind to an unknown message", self.source.name, line)
@@ -138,8 +138,8 @@ class _ChatLog:
     def _replace(self, messages: list[Any], line: int) -> None:
         """Replace the list of messages.
 
-        If answers are missing from the new list and new messages are in it, a summary replaced them, and a new context
-        begins. Any other list only corrects the current context.
+        If the new list has new messages but lacks some answers, a summary replaced them, and a new context begins. Any
+        other list only corrects the current context.
         """
         entries: dict[str, _Entry] = {}
         for position, message in enumerate(messages, start=1):
@@ -154,7 +154,7 @@ class _ChatLog:
         self.entries = entries
 
     def conversations(self) -> Iterator[Conversation]:
-        """Yield a conversation per context, the earlier ones first, each linked to the one before it."""
+        """Yield one conversation per context, in order, each linked to the previous one."""
         session_id = as_string(self.meta.get("sessionId")) or Path(self.source.name).stem
         parent: Link | None = None
         for number, entries in enumerate([*self.before, self.entries]):
@@ -183,14 +183,14 @@ class _ChatLog:
             return []
 
     def _turns(self, key: str, entry: _Entry) -> Iterator[Turn]:
-        """Yield the turn of a message and, if its calls have results, a turn with these."""
+        """Yield the turn for a message and, if its calls have results, a turn with the results."""
         message = entry.message
         kind = message["type"]
         if kind in _SCREEN_ONLY:
             self.report.counts[f"ignored gemini {kind}"] += 1
             return
         where = Provenance(file=self.source.name, lines=entry.lines)
-        # A context after a summary repeats messages of the one before it.
+        # A context after a summary repeats messages from the previous context.
         copied = ("copied", "copied", "copied")
         origins: tuple[Origin, Origin, Origin] = copied if entry.is_copied else ("human", "model", "tool")
         text, timestamp = _parts_text(message.get("content")), as_string(message.get("timestamp"))
@@ -242,9 +242,9 @@ class _ChatLog:
 
 
 def _parts_text(content: Any) -> str:
-    """Return the text of a list of parts.
+    """Return the text in a list of parts.
 
-    A part is text, or what a tool returned: its output, its error, or the whole response as JSON.
+    A part is text, or the response of a tool: its output, its error, or else the whole response as JSON.
     """
     if isinstance(content, list):
         return "\n".join(_parts_text(part) for part in cast("list[Any]", content))

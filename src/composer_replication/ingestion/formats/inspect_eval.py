@@ -1,7 +1,7 @@
-"""Read Inspect `.eval` logs: a zip with one JSON document per sample, read in memory and never unpacked to disk.
+"""Read Inspect `.eval` logs: a zip with one JSON document per sample, read in memory and never extracted to disk.
 
-Sizes are limited, names of members are only compared, and a compression method that the standard library cannot read
-costs only that sample.
+Sizes are limited, and member names are only compared, never used as paths. A compression method that the standard
+library does not support affects only that sample.
 """
 
 from __future__ import annotations
@@ -38,24 +38,24 @@ from composer_replication.types import Conversation
 
 FORMAT = "inspect_eval"
 MAX_MEMBER_BYTES = MAX_LINE_BYTES
-MAX_TOTAL_BYTES = MAX_FILE_WEIGHT  # of one archive; the samples beyond that are left out
+MAX_TOTAL_BYTES = MAX_FILE_WEIGHT  # per archive; samples beyond this limit are skipped
 # Checked in the archive's directory before anything is read. Sessions in JSON compress to between a tenth and a
-# twentieth, so an archive of a few megabytes that claims gigabytes is a zip bomb.
+# twentieth of their size, so an archive of a few megabytes that claims gigabytes is a zip bomb.
 MAX_RATIO, FREE_BYTES = 50, 64 * 2**20
 MAX_MEMBERS = 100_000
-# Methods that Inspect writes and zipfile can unpack in bounded steps. Its newer zstd (93) needs a newer Python.
+# Methods that Inspect uses and zipfile can extract in bounded steps. The newer zstd (93) requires a newer Python.
 _METHODS = (zipfile.ZIP_STORED, zipfile.ZIP_DEFLATED)
 # "samples/1_epoch_1.json"; not "samples/a/b.json" and not "samples/..\\x.json".
 _SAMPLE = re.compile(r"samples/[^/\\]+\.json")
 # "attachment://0f3a" -> "0f3a", "tc://0F3A" -> "0F3A"; not "see attachment://0f3a", since the whole text must match.
 _ATTACHMENT = re.compile(r"(?:attachment|tc)://([0-9a-fA-F]+)")
 _CACHED = ("input_tokens_cache_read", "input_tokens_cache_write")
-# What zipfile, zlib and the file system raise for a damaged archive.
+# Exceptions that zipfile, zlib and the file system raise for a damaged archive.
 _BROKEN = (zipfile.BadZipFile, OSError, EOFError, ValueError, RuntimeError, zlib.error, struct.error)
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the file is a zip with Inspect's ending or Inspect's journal."""
+    """Return whether the file is a zip with the Inspect suffix or an Inspect journal."""
     if not head.startswith((b"PK\x03\x04", b"PK\x05\x06")):
         return False
     return path.suffix == ".eval" or b"_journal/start.json" in head
@@ -69,7 +69,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
         report.skip(f"unreadable zip: {type(error).__name__}", source.name)
         return
     with archive:
-        # A later member replaces an earlier one of the same name.
+        # A later member replaces an earlier member with the same name.
         members = {info.filename: info for info in archive.infolist()}
         samples = [info for name, info in members.items() if _SAMPLE.fullmatch(name)]
         if (reason := _too_large(archive, samples, source.path)) is not None:
@@ -91,7 +91,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: Path) -> str | None:
-    """Return why an archive is left out unread, or None."""
+    """Return why an archive is skipped without reading it, or None."""
     if len(archive.infolist()) > MAX_MEMBERS:
         return f"zip with more than {MAX_MEMBERS:,} members"
     allowed = max(FREE_BYTES, MAX_RATIO * path.stat().st_size)
@@ -101,7 +101,7 @@ def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: P
 def _load(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, remaining_bytes: int, file: str, report: IngestReport
 ) -> Any:
-    """Return a member's JSON, or None with the reason counted."""
+    """Return the JSON value of a member. If it cannot be read, count the reason and return None."""
     if info is None:
         return None
     limit = min(MAX_MEMBER_BYTES, remaining_bytes)
@@ -142,7 +142,7 @@ def _conversation(
     yield from reader.turns.conversation(
         unique(as_string(sample.get("uuid")) or name, taken_ids),
         FORMAT,
-        # Epochs of a sample are the same task; samples of an evaluation are different ones.
+        # Epochs of a sample repeat the same task; the samples of an evaluation are different tasks.
         session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
@@ -151,7 +151,7 @@ def _conversation(
 
 
 class _EvalSample:
-    """One sample's messages with their references resolved."""
+    """The messages of one sample with their references resolved."""
 
     def __init__(self, sample: Record, file: str, report: IngestReport) -> None:
         self.turns = TurnList(file, report)
@@ -167,7 +167,7 @@ class _EvalSample:
         self._event_of = {as_string(_output_message(event).get("id")): event for event in self._events}
 
     def messages(self) -> list[Any]:
-        """Return the sample's messages; if it has none, the input and answer of the last model call."""
+        """Return the messages of the sample or, if there are none, the input and answer of the last model call."""
         messages = as_list(self._sample.get("messages"))
         if messages or not self._events:
             return messages
@@ -178,7 +178,7 @@ class _EvalSample:
         return as_list(last.get("input")) + self._from_pool(last.get("input_refs"), pool) + ([answer] if answer else [])
 
     def _from_pool(self, refs: Any, pool: list[Any]) -> list[Any]:
-        """Return messages by ranges of the pool, which exclude their end.
+        """Return messages for ranges in the pool; the end of a range is exclusive.
 
         Ranges may overlap, so the total is limited to four times the pool.
         """
@@ -193,7 +193,7 @@ class _EvalSample:
         return messages
 
     def add(self, message: Record, number: int) -> None:
-        """Add the turn of one message."""
+        """Add the turn for one message."""
         message = self._resolved(message, number)
         role, id = message.get("role"), as_string(message.get("id")) or str(number)
         if role == "tool":
@@ -208,7 +208,7 @@ class _EvalSample:
             self.turns.skip(f"unknown record type {role!r}", number)
 
     def _answer_fields(self, message: Record, id: str) -> Record:
-        """Return the fields of an assistant turn, from the message's blocks and the event of its model call."""
+        """Return the fields of an assistant turn from the blocks of the message and the event of its model call."""
         content = message.get("content")
         blocks = content if isinstance(content, list) else [{"type": "text", "text": content}]
         event = self._event_of.get(id, {})
@@ -253,6 +253,6 @@ def _reasoning(block: Record) -> str:
 
 
 def _tool_text(message: Record) -> str:
-    """Return the output of the tool and, if it failed, the error that the model was shown."""
+    """Return the output of the tool and, if the tool failed, the error that the model was shown."""
     content, error = as_text(message.get("content")), as_text(as_record(message.get("error")).get("message"))
     return content if error in content else f"{error}\n{content}" if content else error

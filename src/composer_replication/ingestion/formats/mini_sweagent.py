@@ -1,4 +1,4 @@
-"""Read mini-swe-agent trajectories: a list of messages, or a document with one; commands are part of the text."""
+"""Read mini-swe-agent trajectories: a message list, bare or in a document; commands are part of the text."""
 
 from __future__ import annotations
 
@@ -27,10 +27,10 @@ from composer_replication.ingestion.turn_list import (
 from composer_replication.types import Conversation, Origin
 
 FORMAT = "mini_sweagent"
-# Strings that the agent's templates leave in every trajectory.
+# Strings from the agent's templates that appear in every trajectory.
 _MARKS = (b"mswea_bash_command", b"<returncode>", b"mini-swe-agent")
 _OUTPUT_MARKS = ("<returncode>", "<output", "<exception>")
-# How messages of the harness about its protocol begin: "Please always provide exactly one action", "Format error".
+# The beginning of harness messages about the protocol: "Please always provide exactly one action", "Format error".
 # Not "The file was written": any other message may be the output of a program.
 _PROTOCOL = re.compile(
     r"\s*(?:please\b|<format_error>|format error|(?:tool )?call error|error parsing|interrupted|the user\b"
@@ -41,7 +41,7 @@ _KEPT_INFO_KEYS = ("exit_status", "submission")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head is a trajectory of this agent."""
+    """Return whether the head is a trajectory from this agent."""
     keys, head = outline(head), as_utf8(head)
     ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
     if head.lstrip()[:1] == b"[":
@@ -52,7 +52,7 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the conversations of the file."""
+    """Yield the conversations in the file."""
     taken_ids: set[str] = set()
     for _, document in read_lines_or_document(source, report):
         yield from _conversation(document, source, report, taken_ids)
@@ -82,17 +82,18 @@ def _add(turns: TurnList, message: Record, number: int) -> None:
         call_id, extra = as_text(message.get("tool_call_id")), image_count(content)
         turns.answer(call_id, as_text(content), None, id=id, line=number, extra=extra)
         return
-    # Later versions call tools. In older ones the command is part of the model's text, and stays there.
+    # Later versions call tools. In older versions the command is part of the model's text, and stays there.
     fields = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}
     if not turns.add_message(message, id, number, **fields):
         turns.skip(f"unknown record type {role!r}", number)
 
 
 def _origin(turns: TurnList, text: str) -> Origin:
-    """Return who wrote a user message.
+    """Return the author of a user message.
 
-    After the model's first answer it is the harness: with the output of a command, or about its protocol. Users can
-    change the templates of outputs, and the last output has none, so the protocol's phrases are matched instead.
+    After the model's first answer the author is the harness: it writes the output of commands and messages about the
+    protocol. Users can change the output templates, and the last output has none, so phrases from the protocol are
+    matched instead.
     """
     if not any(turn.role == "assistant" for turn in turns.turns):
         return "human"

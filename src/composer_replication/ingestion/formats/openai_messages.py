@@ -1,4 +1,4 @@
-"""Read OpenAI chat messages, in {messages: []} or bare, and tau-bench's {traj: []}: as lines, in an array, or alone."""
+"""Read OpenAI chat messages, bare or in {messages: []}, and tau-bench's {traj: []}, in JSON or JSON lines."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ from composer_replication.types import Conversation, ToolCall
 FORMAT = "openai_messages"
 
 _LISTS = ("messages", "traj")
-# tau-bench's few-shot examples are rendered for human readers: without calls, and with roles as prefixes of lines.
+# The few-shot examples of tau-bench are rendered for human readers: without calls, and with roles as line prefixes.
 _DISPLAY = "messages_display"
 DISPLAY_ONLY = "messages as display text only, without their calls"
 # "function" is OpenAI's older name for "tool".
@@ -35,11 +35,11 @@ _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the values of the head are records with messages, or messages."""
+    """Return whether the values in the head are messages, or records with messages."""
     values = head_values(head)
     if len(values) == 1 and isinstance(values[0], list):
         values = cast("list[Any]", values[0])
-        # In a trajectory file, a bare list of messages is mini-swe-agent's.
+        # In a trajectory file, a bare list of messages was written by mini-swe-agent.
         if ".traj" in path.name and not any(_is_record(value) for value in values):
             return False
     return any(_is_record(value) for value in values) or (bool(values) and all(_is_message(value) for value in values))
@@ -55,7 +55,7 @@ def _is_record(value: Any) -> bool:
 
 
 def _is_message(value: Any) -> bool:
-    """Return whether a value has a role and none of the keys of other formats' records."""
+    """Return whether a value has a role and no keys from other formats."""
     return isinstance(value, dict) and as_string(value.get("role")) in _ROLES and not {"type", "parts"} & value.keys()
 
 
@@ -64,7 +64,7 @@ def _messages_of(record: Record) -> list[Any] | None:
 
 
 class _StoredConversation(NamedTuple):
-    """One conversation of the file: the record around its messages, and (line or position, message)."""
+    """One conversation in the file: the record around its messages, and pairs of (line or position, message)."""
 
     line: int
     record: Record
@@ -72,8 +72,8 @@ class _StoredConversation(NamedTuple):
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield every conversation of the file; they are numbered if there are several."""
-    # Two conversations are read ahead to know whether there are several.
+    """Yield every conversation in the file. Several conversations are numbered."""
+    # Two conversations are read ahead to find out whether there are several.
     conversations = _find(source, report)
     ahead = [
         conversation
@@ -119,14 +119,14 @@ def _values(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any
 
 
 class _Thread:
-    """One conversation under construction; `waiting` are the calls without a result."""
+    """One conversation under construction; `waiting` has the calls without a result."""
 
     def __init__(self, turns: TurnList, conversation_id: str) -> None:
         self.turns, self._id = turns, conversation_id
         self._waiting: list[ToolCall] = []
 
     def take(self, value: Any, line: int, position: int) -> None:
-        """Add a message at this line and position."""
+        """Add the message at this line and position."""
         if not isinstance(value, dict):
             self.turns.skip(NO_OBJECT, line)
             return
@@ -156,7 +156,8 @@ class _Thread:
 
     def _add_result(self, message: Record, turn_id: str, line: int) -> None:
         name = as_string(message.get("name"))
-        # Results without an id come in order: the oldest call still waiting, of that name if the result says one.
+        # Results without an id come in order: each one belongs to the oldest waiting call (with its tool name, if it
+        # has one).
         oldest = next((call.id for call in self._waiting if name is None or call.name == name), "")
         call_id = as_string(message.get("tool_call_id")) or oldest
         self._waiting = [call for call in self._waiting if call.id != call_id]

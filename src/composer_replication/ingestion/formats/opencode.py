@@ -36,13 +36,13 @@ from composer_replication.types import (
 
 FORMAT = "opencode"
 
-# Bookkeeping of the agent, not part of the conversation.
+# Bookkeeping by the agent, not part of the conversation.
 _IGNORED_PARTS = {"step-finish", "snapshot", "patch", "agent", "retry", "compaction", "subtask"}
 _TOKENS = ("input", "output reasoning", "cache.read", "cache.write")
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a value of the head is an export."""
+    """Return whether a value in the head is an export."""
     return any(isinstance(value, dict) and _is_export(cast("Record", value)) for value in head_values(head))
 
 
@@ -50,7 +50,7 @@ def _is_export(value: Record) -> bool:
     info, messages = value.get("info"), value.get("messages")
     if not isinstance(info, dict) or not isinstance(messages, list):
         return False
-    # An empty export is recognized by the prefix of its session ids.
+    # An empty export is recognized by the prefix of its session id.
     if not messages:
         return (as_string(info.get("id")) or "").startswith("ses")
     first = cast("list[Any]", messages)[0]
@@ -58,7 +58,7 @@ def _is_export(value: Record) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the session as one conversation, or several if a summary replaced the earlier messages."""
+    """Yield the session as one conversation, or as several if a summary replaced the earlier messages."""
     values = (value for _, value in read_lines_or_document(source, report))
     for number, value in enumerate(values):
         if isinstance(value, dict) and isinstance(value.get("messages"), list):
@@ -68,7 +68,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the conversations of one export; every summary begins a new one."""
+    """Yield the conversations in one export; every summary begins a new one."""
     turns = TurnList(source.name, report)
     info, stem = turns.safe_fields(as_record(record.get("info"))), Path(source.name).stem
     session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
@@ -78,7 +78,7 @@ def _session(record: Record, number: int, source: SourceFile, report: IngestRepo
         if not isinstance(message, dict):
             turns.skip(NO_OBJECT, position)
             continue
-        # A summary begins a new context, which continues the one before it.
+        # A summary begins a new context, which continues the previous one.
         if turns.turns and _is_summary(message):
             (earlier_part,) = _conversation(turns, info, session_id, part, parent)
             yield earlier_part
@@ -111,7 +111,7 @@ def _is_summary(message: Record) -> bool:
 
 @dataclass(slots=True)
 class _ModelAnswer:
-    """One answer of the model; a message has several if the model was called again after its tool calls."""
+    """One answer from the model. A message has several if the model was called again after its tool calls."""
 
     texts: list[str] = field(default_factory=list[str])
     thoughts: list[str] = field(default_factory=list[str])
@@ -122,11 +122,12 @@ class _ModelAnswer:
 
     @property
     def extra(self) -> Record:
-        """The order of the blocks if it is not the plain one, for `Turn.extra`."""
+        """The block order for `Turn.extra`, if it differs from the default order."""
         plain = ("thinking", "text", "call")
         if self.order == sorted(self.order, key=plain.index):
             return {}
-        # Thoughts are joined by two newlines, blocks by one. The other newline counts as part of the thought before it.
+        # Thoughts are joined by two newlines, blocks by one. The additional newline counts as part of the preceding
+        # thought.
         last = len(self.thoughts) - 1
         sizes = {
             "thinking": iter([len(thought) + (number < last) for number, thought in enumerate(self.thoughts)]),
@@ -141,7 +142,7 @@ class _ModelAnswer:
 
 
 class _ExportedMessage:
-    """One message of the export, its position, and the turns that it is added to."""
+    """One message in the export, its position, and the turns to which it is added."""
 
     def __init__(self, message: Record, position: int, turns: TurnList) -> None:
         self._message, self._position, self._turns = message, position, turns
@@ -154,7 +155,7 @@ class _ExportedMessage:
         return None if created is None else str(created)
 
     def add(self) -> None:
-        """Add the turns of this message."""
+        """Add the turns for this message."""
         role = self._info.get("role")
         try:
             if role == "user":
@@ -183,7 +184,7 @@ class _ExportedMessage:
                 self._turns.report.counts["ignored opencode text"] += 1
             elif kind == "text":
                 texts.append(as_text(part.get("text")))
-                # Text that the agent inserted (the content of a file, a reminder) is marked as synthetic.
+                # Text inserted by the agent (the content of a file, a reminder) is marked as synthetic.
                 origin = origin if part.get("synthetic") else "human"
             elif kind == "file":
                 images += is_image(part)
@@ -226,7 +227,7 @@ class _ExportedMessage:
                 self._turns.say(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
 
     def _answers(self) -> list[_ModelAnswer]:
-        """Return the answers in the message; `step-start` parts separate them."""
+        """Return the answers in the message, which are separated by `step-start` parts."""
         answers = [_ModelAnswer()]
         for index, part in enumerate(self._parts()):
             kind = as_string(part.get("type"))

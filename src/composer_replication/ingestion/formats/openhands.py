@@ -1,8 +1,8 @@
-"""Read OpenHands output: JSONL with a `history` of events, or a saved trajectory that is the list of events itself.
+"""Read OpenHands output: JSONL with a `history` of events, or a saved trajectory, which is a bare list of events.
 
-Older files hold [action, observation] pairs, or events without ids and call metadata; both are read. A result is an
-error if the format says so (`success`, an exit code, `extras.error`, or an error observation); otherwise the flag is
-None.
+Older files hold [action, observation] pairs, or events without ids and call metadata; both are supported. The error
+flag of a result comes from the format (`success`, an exit code, `extras.error`, or an error observation); otherwise it
+is None.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ def _words(names: str) -> frozenset[str]:
     return frozenset(names.split())
 
 
-# Events of the harness that no model wrote or saw.
+# Harness events that no model wrote or saw.
 _HARNESS_EVENTS = _words(
     "null change_agent_state agent_state_changed recall initialize start pause resume stop close condensation_request"
     " add_task modify_task loop_recovery"
@@ -56,23 +56,23 @@ _OBSERVATIONS = _words(
     "run run_ipython read write edit browse browse_interactive think delegate error mcp success user_rejected"
     " task_tracking chat"
 )
-# Arguments of an action that the harness added to those of the model's call.
+# Arguments that the harness added to those in the model's call.
 _NOT_ARGUMENTS = _words(
     "thought blocking is_static cwd hidden confirmation_state security_risk is_confirmed keep_prompt timeout"
 )
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head has a history of events, or the keys of an OpenHands output."""
+    """Return whether the head has a history of events, or the keys of an OpenHands output file."""
     keys = outline(head)
-    # SWE-agent's files have actions and observations, too.
+    # SWE-agent files have actions and observations, too.
     if path.suffix == ".traj" or "trajectory" in keys or "history[].role" in keys:
         return False
     for event in ("history[]", "history[][]", "[]", "[][]"):
         inside = {key.removeprefix(f"{event}.") for key in keys if key.startswith(f"{event}.")}
         if inside & {"action", "observation"} and inside & {"args", "extras", "source", "content"}:
             return "role" not in inside
-    # A large patch may fill the head before the history begins; then the keys of the output decide.
+    # A large patch may fill the head before the history begins; then the keys of the output file decide.
     return {"instance_id", "test_result"} <= keys or {"instance_id", "metadata.agent_class"} <= keys
 
 
@@ -114,7 +114,7 @@ def _conversation(
 
 @dataclass(slots=True)
 class _History:
-    """The events of one history as turns: calls of one model response together, observations after their call."""
+    """Converts events to turns: calls in one model response share a turn, and observations follow their call."""
 
     file: str
     line: int
@@ -129,10 +129,10 @@ class _History:
         self.turns = TurnList(self.file, self.report)
 
     def add(self, event: Any, index: int) -> None:
-        """Add the turn of one event."""
+        """Add the turn for one event."""
         line = self.line or index
         if not isinstance(event, dict):
-            if event is not None:  # a pair without its observation
+            if event is not None:  # null stands for a missing observation in a pair
                 self.report.skip("event is not an object", self.file, line)
         elif isinstance(event.get("action"), str):
             self._add_action(event, event["action"], index, line)
@@ -149,7 +149,7 @@ class _History:
             self.version = self.version or as_string(args.get("openhands_version"))
             self._say(event, "system", text, index, line)
         elif action == "condensation":
-            # From here on the model sees fewer turns than the history has. The summary is what replaced them.
+            # From here on the model sees fewer turns than the history has: the summary replaced them.
             self.report.skip("condensed history is kept unfolded", self.file, line)
             if args.get("summary"):
                 self._say(event, "summary", as_text(args["summary"]), index, line)
@@ -169,17 +169,17 @@ class _History:
         self.turns.say(_event_id(event, index), role, _ORIGINS[kind], line, text, timestamp=when, extra=extra)
 
     def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
-        """Add the call of an action: to the turn of its model response, or as the first call of a new turn."""
+        """Add the call in an action to the turn of its model response, or as the first call in a new turn."""
         metadata = as_record(event.get("tool_call_metadata"))
         response = as_record(metadata.get("model_response"))
         calls = self.turns.calls(_message(response), line)
         call_id = as_string(metadata.get("tool_call_id")) or f"event-{_event_id(event, index)}"
-        # An observation names its cause by the id of the event.
+        # An observation names its cause by event id.
         if isinstance(event.get("id"), int):
             self._call_of_event[event["id"]] = call_id
         # A response with several calls is logged as one event per call, each with the whole response.
         at = self._response_at.get(as_string(response.get("id")) or "")
-        if at is not None:  # a further call of an earlier response
+        if at is not None:  # another call in an earlier response
             if all(call.id != call_id for call in self.turns.turns[at].calls):
                 self.turns.add_calls(at, (_call_of_action(call_id, metadata, action, args),))
             return
@@ -208,7 +208,7 @@ class _History:
         )
 
     def _add_observation(self, event: Record, kind: str, index: int, line: int) -> None:
-        """Add an observation as the result of its call, found by the most reliable link that the event has."""
+        """Add an observation as the result of its call, which is found by the most reliable link in the event."""
         if kind == "recall" and (knowledge := _knowledge(event)):
             self._say(event, "meta", knowledge, index, line)
             return
@@ -231,7 +231,7 @@ class _History:
 
 
 def _with_images(text: str, fields: Any) -> tuple[str, Record]:
-    """Return the text with a mark for every image shown with it, and the number of images as `extra`."""
+    """Return the text with a marker for every image shown with it, and the number of images as `extra`."""
     number = len(as_list(as_record(fields).get("image_urls")))
     return "\n".join([text, *[IMAGE] * number]), {"images": number} if number else {}
 
@@ -248,13 +248,13 @@ def _message(response: Record) -> Record:
 
 
 def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -> ToolCall:
-    """Return the call as the action shows it, for events without the model's own response."""
+    """Return the call as described by the action, for events without the model's original response."""
     arguments = {key: value for key, value in args.items() if action == "think" or key not in _NOT_ARGUMENTS}
     return logged_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
 
 
 def _knowledge(event: Record) -> str:
-    """Return the text that a recall shows to the model."""
+    """Return the text that a recall event shows to the model."""
     extras = as_record(event.get("extras"))
     notes = [as_record(entry).get("content") for entry in as_list(extras.get("microagent_knowledge"))]
     parts = [extras.get("repo_instructions"), extras.get("additional_agent_instructions"), *notes]

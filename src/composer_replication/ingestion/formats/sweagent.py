@@ -1,4 +1,4 @@
-"""Read SWE-agent `.traj` files: the history of messages if there is one, otherwise the steps of the trajectory.
+"""Read SWE-agent `.traj` files: the message history if there is one, otherwise the steps of the trajectory.
 
 The format has no error flag, so `is_error` is always None.
 """
@@ -30,13 +30,13 @@ from composer_replication.ingestion.turn_list import (
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "sweagent"
-# The tool of an action that was not a function call, but a line for the agent's shell.
+# The tool name for an action that was a line for the agent's shell instead of a function call.
 SHELL = "bash"
 _STEP_KEYS = frozenset({"action", "observation", "response", "thought", "state"})
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head is a document with steps or a history of this format."""
+    """Return whether the head is a document with steps or a history in this format."""
     keys, head = outline(head), as_utf8(head)
     if head.lstrip()[:1] != b"{":
         return False
@@ -47,11 +47,11 @@ def sniff(head: bytes, path: Path) -> bool:
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield the conversations of the file."""
+    """Yield the conversations in the file."""
     taken_ids: set[str] = set()
     for _, value in read_lines_or_document(source, report):
         document, name = as_record(value), stem(source.name)
-        # A retrying agent stores all attempts, and repeats the best one at the top level.
+        # A retrying agent stores all attempts, and repeats the best attempt at the top level.
         attempts = [attempt for attempt in as_list(document.get("attempts")) if isinstance(attempt, dict)]
         for index, attempt in enumerate(attempts):
             yield from _conversation(attempt, unique(f"{name}:{index}", taken_ids), source.name, report)
@@ -86,7 +86,7 @@ def _add_message(turns: TurnList, message: Record, number: int) -> None:
     # Demonstrations were shown to the model, but come from another session.
     fields: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
     if role == "tool" or (role == "user" and waiting and _is_observation(message)):
-        # An observation answers all calls that it names, or else the first one without a result.
+        # An observation answers all calls whose ids it lists, or else the first call without a result.
         ids = [as_text(call_id) for call_id in as_list(message.get("tool_call_ids"))]
         ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
         for call_id in ids:
@@ -98,7 +98,7 @@ def _add_message(turns: TurnList, message: Record, number: int) -> None:
 
 
 def _answer_fields(turns: TurnList, message: Record, number: int) -> Record:
-    """Return the fields of an assistant turn that the format stores under keys of its own."""
+    """Return the fields of an assistant turn that have special keys in this format."""
     content, action = as_text(message.get("content")), as_text(message.get("action"))
     calls, text, extra = turns.calls(message, number), content, {}
     if not calls and action.strip():
@@ -116,7 +116,7 @@ def _is_observation(message: Record) -> bool:
 
 
 def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
-    """Add the result of the last action. The history ends with the action; only the last step has the result."""
+    """Add the result of the last action, which only the last step has: the history ends with the action."""
     waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
     if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
         return
@@ -127,7 +127,7 @@ def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
 
 
 def _add_step(turns: TurnList, step: Record, number: int) -> None:
-    """Add the model's answer of a step, and its observation."""
+    """Add the model's answer in a step, and its observation."""
     if not _STEP_KEYS & step.keys():
         turns.skip("unknown record type step", number)
         return

@@ -1,10 +1,10 @@
-"""Decide which parent links of a Claude Code log to trust. Everything below a wrong link would be lost with it.
+"""Decide which parent links in a Claude Code log to trust. A wrong link would lose all records below it.
 
-A record whose parent is not the record before it abandons the stretch in between. That is correct for parallel calls,
-whose records and results are siblings, and for a rewind: the user edits an earlier message, or asks again after an
-answer. Nobody rewinds in the middle of a turn, so such a link is damage: the record is attached to the one before it,
-and counted as a guess. A message that looks like a rewind is not one if the log's timestamps or token counts show that
-the session continued.
+If the parent of a record is not the record before it, the records in between are abandoned. That is correct for
+parallel calls, whose records and results are siblings, and for a rewind: the user edits an earlier message, or asks
+again after an answer. Nobody rewinds in the middle of a turn, so such a link is damage: the record is attached to the
+record before it, and counted as a guess. What looks like a rewind is rejected if the timestamps or token counts in the
+log show that the session continued.
 """
 
 from __future__ import annotations
@@ -20,20 +20,20 @@ from typing import Any, Literal, cast
 from composer_replication.ingestion.formats.claude_code.record import Entry, Messages, Node
 from composer_replication.ingestion.source import IngestReport
 
-# Reasons in the report.
+# Reasons in the ingest report.
 ORPHAN = "orphan attached to the record before it"
 NO_PARENT = "no parent: attached by guess to the record before it"
 GUESSED = "wrong parent: attached by guess to the record before it"
 NO_BOUNDARY = "no boundary before a compaction's summary: the context before it closed by guess"
 GUESSED_END = "wrong end of a compacted context: the record before it taken by guess"
-# Parallel calls leave the records of one or two messages beside the thread. More than this is an abandoned stretch.
+# Parallel calls leave the records of one or two messages next to the thread. Anything longer is an abandoned stretch.
 _MAX_BESIDE = 64
 
 
 class RecordLinks:
-    """Resolves the parents of a log's records, which it takes in order.
+    """Resolves the parents of a log's records, which are passed in log order.
 
-    The attributes `nodes`, `parents`, `nearest`, `chain_of` and `ended_at` become those of a `RecordTree`.
+    The attributes `nodes`, `parents`, `nearest`, `chain_of` and `ended_at` are copied to a `RecordTree`.
     """
 
     def __init__(self, file: str, report: IngestReport) -> None:
@@ -44,10 +44,10 @@ class RecordLinks:
         self.chain_of: dict[str, SubagentChain] = {}
         self.ended_at: dict[str, str] = {}
         self._above: dict[str, _LinkedRecord | None] = {}
-        """Any record -> the message or boundary at or above it."""
+        """Any record -> the nearest message or boundary, which may be the record itself."""
         self._callers: dict[str, Node] = {}
         self._tail: _LinkedRecord | None = None
-        """The last message or boundary of the main thread."""
+        """The last message or boundary on the main thread."""
         self._last_message: Node | None = None
         self._last_main: str | None = None
         self._messages: list[Node] = []
@@ -57,12 +57,12 @@ class RecordLinks:
         self._answered: set[str] = set()
         self._guessed: set[str] = set()
         self._stray_times: dict[str, Any] = {}
-        """Records without a message that point back, and their descendants -> timestamp of the first of them."""
+        """Records without a message that link back, and their descendants -> timestamp of the first such record."""
 
     def resolve(self, entries: list[Entry]) -> None:
-        """Resolve the parents of all records of a log."""
+        """Resolve the parents of all records in a log."""
         nodes = [entry.node for entry in entries if entry.node is not None]
-        # Rewinds are judged with what follows them, so the whole log is indexed before the first link is.
+        # Whether a link is a rewind depends on what follows, so the whole log is indexed first.
         self._messages = [node for node in nodes if node.is_main_message]
         self._answered = {call_id for node in self._messages for call_id in node.answered}
         self._referenced_uuids = {
@@ -81,7 +81,7 @@ class RecordLinks:
 
     def _take_side(self, entry: Entry, sides: _Sidechains) -> None:
         parent, is_guess = sides.parent_of(entry, self.parents)
-        # A sidechain begins without a parent, so a missing one is reported only if it had to be guessed.
+        # A sidechain begins without a parent, so a missing parent is reported only if it had to be guessed.
         if not isinstance(entry.parent, str):
             self._count(NO_PARENT if is_guess else None, entry)
         else:
@@ -93,7 +93,7 @@ class RecordLinks:
             self._report.skip(what, self._file, record.line)
 
     def _take_main(self, entry: Entry, messages: Messages) -> None:
-        """Resolve the parent of a record of the main thread."""
+        """Resolve the parent of a record on the main thread."""
         node, parent = entry.node, entry.parent
         moves_tail = True
         if node is not None:
@@ -106,14 +106,14 @@ class RecordLinks:
             self._note_stray(entry, parent)
         position = self._attach(entry, parent)
         self._last_main = entry.uuid
-        # The next message follows the last one, not an attachment or a record without a message.
+        # The next message follows the last message, not an attachment or a record without a message.
         if node is not None and position is not None:
             self._num_messages += node.is_main_message
             if node.is_boundary or moves_tail:
                 self._tail = position
 
     def _attach(self, entry: Entry, parent: str | None) -> _LinkedRecord | None:
-        """Attach a record to its parent. Return its position if it is a message or a boundary."""
+        """Attach a record to its parent. Return its position if it is a message or a boundary, otherwise None."""
         node = entry.node
         self.parents[entry.uuid] = parent
         above = None if parent is None else self._above.get(parent)
@@ -127,7 +127,7 @@ class RecordLinks:
             return None
         if not node.is_sidechain:
             self._note_main(node, above)
-        # Nothing is above the start of a context, so that a walk up never leaves the context.
+        # Nothing is above the start of a context, so that walking up the links never leaves the context.
         is_start = node.is_boundary or node.uuid in self.ended_at
         self._above[entry.uuid] = position = _linked_record(node, None if is_start else above, self._owner(node))
         return position
@@ -136,7 +136,7 @@ class RecordLinks:
         if node.is_boundary:
             self._close_context(node)
             return
-        # A summary without the boundary that should precede it: the context ended with the record before it.
+        # A summary without the boundary that should precede it: the context ended with the previous record.
         if node.is_summary and above is not None and not above.node.is_boundary:
             self._count(NO_BOUNDARY, node)
             self.ended_at[node.uuid] = above.node.uuid
@@ -145,10 +145,10 @@ class RecordLinks:
         self._last_message = node
 
     def _guess_parent(self, entry: Entry) -> str | None:
-        """Return the record before this one, in place of a parent that is missing.
+        """Return the previous record, in place of a missing parent.
 
         Claude Code loses links, and a log without any links is still one conversation. Returns None for a record that
-        really begins a thread: a boundary, or a prompt that replaced the very first one.
+        really begins a thread: a boundary, or a prompt that replaced the very first prompt.
         """
         tail, node = self._tail, entry.node
         is_message = node is not None and node.is_main_message
@@ -157,15 +157,15 @@ class RecordLinks:
         elif node is not None and (node.is_boundary or self._replaces_first_prompt(node)):
             return None
         elif self._referenced_uuids and tail is not None and is_message:
-            self._count(NO_PARENT, entry)  # not in a log that has no links at all
-        # Without a message so far, a record without one may be the parent.
+            self._count(NO_PARENT, entry)  # not counted in a log without any links
+        # Before the first message, a record without a message may be the parent.
         previous = self._last_main if tail is None else tail.node.uuid
         if previous is not None:
             self._guessed.add(entry.uuid)
         return previous
 
     def _replaces_first_prompt(self, node: Node) -> bool:
-        """Return whether a prompt without a parent replaced the very first one, by its token counts."""
+        """Return whether the token counts show that a prompt without a parent replaced the very first prompt."""
         first = None if self._tail is None or node.kind != "user" else self._tail.topmost_after(-1)
         if first is None or not (node.begins_turn and first.node.begins_turn) or first.node.uuid in self.ended_at:
             return False
@@ -176,13 +176,14 @@ class RecordLinks:
         tail, target = self._tail, self._above[parent]
         if tail is None or target is tail:
             return parent, True
-        # The link leads somewhere else. From the most certain explanation to the least; if none fits, it is damage.
+        # The link leads somewhere else. Explanations are tried from the most certain to the least; if none fits, it is
+        # damage.
         if target is None or not target.node.is_sidechain:
             if self._is_beside(tail, node, target):
                 return parent, True
             if self._is_late_result(node, target):
                 return parent, False
-            # If records of hooks came before the message, the user acted when the first of them was written.
+            # If hook records precede the message, the user acted when the first of them was written.
             written_at = self._stray_times.get(parent, node.record.get("timestamp"))
             if self._is_rewind(tail, node, target, written_at):
                 return parent, True
@@ -216,7 +217,7 @@ class RecordLinks:
             if position is None or position.node.index <= target.node.index:
                 return True
             if position.owner in keys:
-                position = position.same_owner.up  # skips the whole row of records of this message
+                position = position.same_owner.up  # skips all consecutive records of this message
             elif self._answers_above(position.node, keys, target):
                 position = position.up
             else:
@@ -224,12 +225,12 @@ class RecordLinks:
         return False
 
     def _answers_above(self, node: Node, keys: set[str], target: _LinkedRecord) -> bool:
-        """Return whether a record holds results only, of calls of these messages or of calls at or above `target`."""
+        """Return whether a record holds only results, for calls in these messages or for calls at or above `target`."""
         callers = [] if node.kind == "assistant" else self._callers_of(node)
         return bool(callers) and all(caller.message_key in keys or _is_above(caller, target) for caller in callers)
 
     def _callers_of(self, node: Node) -> list[Node]:
-        """Return the assistant records a record belongs to: itself, or those whose calls it answers."""
+        """Return the assistant record itself, or the assistant records whose calls the record answers."""
         if node.kind == "assistant":
             return [node]
         return [self._callers[call_id] for call_id in node.answered if call_id in self._callers]
@@ -239,27 +240,27 @@ class RecordLinks:
         return keys.pop() if len(keys) == 1 else ""
 
     def _is_rewind(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None, written_at: Any) -> bool:
-        """Return whether a message whose parent is `target`, not `tail`, was written after a rewind to `target`."""
+        """Return whether a message with parent `target` instead of `tail` was written after a rewind to `target`."""
         abandoned_top = tail.topmost_after(-1 if target is None else target.node.index)
         if abandoned_top is not None and abandoned_top.node.uuid in self._guessed:
-            return False  # its own parent is a guess of ours, so its position proves nothing
+            return False  # the parent of `abandoned_top` was guessed, so its position proves nothing
         is_on_path = abandoned_top is not None and abandoned_top.up is target
-        if not node.begins_turn:  # only an error message of the harness is replaced by another answer
+        if not node.begins_turn:  # here only an error message from the harness can be replaced
             return is_on_path and _reaches(tail.harness, abandoned_top)
         if node.kind == "assistant" and is_on_path and _reaches(tail.prompts, abandoned_top):
-            return True  # a resumed session: words of the harness replace the command that ended it
+            return True  # a resumed session: harness messages replace the command that ended it
         verdict = self._verdict(target, written_at)
         if abandoned_top is None or not is_on_path:  # back to the end of a branch that was abandoned before
             target_node = None if target is None else target.node
             if target_node is None or target_node.called or target_node.answered:
                 return False
             return verdict == "went back"
-        # People go back to a prompt of theirs. Anywhere else only a message with unanswered calls can be abandoned.
+        # People rewind to one of their prompts. Elsewhere only a message with unanswered calls can be abandoned.
         is_at_prompt = abandoned_top.node.begins_turn or (target is not None and target.node.begins_turn)
         return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
     def _is_unanswered(self, tail: _LinkedRecord, abandoned_top: _LinkedRecord) -> bool:
-        """Return whether only one message is abandoned, whose calls nobody answered: no session goes on from it."""
+        """Return whether only one message with unanswered calls is abandoned: no session continues from there."""
         if not _reaches(tail.same_owner, abandoned_top) or tail.owner != abandoned_top.owner:
             return False
         # A message may be split over several records, each with some of the calls.
@@ -281,14 +282,14 @@ class RecordLinks:
         ]
         if _is_too_soon(written_at, *times):
             return "went on"
-        # Built late: most logs have no link to doubt.
+        # Built on demand: most logs have no doubtful link.
         self._lengths = self._lengths or _ContextLengths(self._messages)
         return self._lengths.verdict(self._num_messages, tail, target)
 
     def _close_context(self, boundary: Node) -> None:
-        """Record where the context ended that a compaction closed.
+        """Record where the context closed by a compaction ended.
 
-        The boundary names that record. If this would abandon messages, the context ends with the last one instead.
+        The boundary has the id of the last record. If this would abandon messages, the last message is used instead.
         """
         logical = boundary.record.get("logicalParentUuid")
         last, tail = self._last_message, self._tail
@@ -305,7 +306,7 @@ class RecordLinks:
 
 
 def _is_above(caller: Node, position: _LinkedRecord | None) -> bool:
-    """Return whether a message, by this record of it or a later one, is at `position` or above it."""
+    """Return whether this record of a message, or a later one, is at or above `position`."""
     if position is None or position.node.index < caller.index:
         return False
     return position.is_below(caller) or any(
@@ -315,26 +316,26 @@ def _is_above(caller: Node, position: _LinkedRecord | None) -> bool:
 
 
 def _reaches(top: _LinkedRecord | None, abandoned_top: _LinkedRecord | None) -> bool:
-    """Return whether the row of records that begins at `top` covers everything that was abandoned."""
+    """Return whether the consecutive records that begin at `top` cover everything that was abandoned."""
     return top is not None and abandoned_top is not None and top.node.index <= abandoned_top.node.index
 
 
-# Ancestry. Any record may name any other as its parent, so a walk up the links can be as long as the log, for every
-# record of it. Each position therefore stores a far ancestor as well as its parent (a skip list), and how far up the
-# records of the same sort reach.
+# Ancestry. Any record may link to any other, so walking up the links can take as many steps as the log has records, for
+# each record. Therefore each position stores a far ancestor as well as its parent (a skip list), and how far up the
+# consecutive records of the same kind reach.
 #
 # Context length. After a rewind the prompt is as long as it was at the target; after a wrong link it keeps growing from
-# the record before it. Time. A rewind takes a person a moment: what was written within a second of the record before
-# it, such as the parts of a slash command, follows that record.
+# the previous record. Time. A person needs a moment for a rewind: a record written within a second of the previous
+# record, such as part of a slash command, follows that record.
 
-# How far up the records of one message and the results of its calls are looked for.
+# How far up to look for the records of a message and the results of its calls.
 _NEAR = 256
 Verdict = Literal["went on", "went back"]
 _PROMPT_FIELDS = ("input_tokens", "cache_read_input_tokens", "cache_creation_input_tokens")
-# Rough averages: only differences of many hundreds of tokens decide anything.
+# Rough averages: only differences of many hundreds of tokens matter.
 _CHARACTERS_PER_TOKEN = 4
 _TOKENS_OF_AN_IMAGE = 1500
-# Measured on 854 messages of real logs: the next prompt was 0 to 500 tokens longer than estimated in half of all cases,
+# Measured on 854 messages in real logs: the next prompt was 0 to 500 tokens longer than estimated in half of all cases,
 # over 1,600 longer in 5%, and 4,000 or more shorter in 10% (old results are dropped after a pause).
 _MIN_GAP_TOKENS = 800
 _MAX_RELATIVE_DISTANCE = 0.25  # from one of the two expected lengths, as a share of the gap between them
@@ -343,21 +344,21 @@ _MIN_REWIND_TIME = timedelta(seconds=1)
 
 @dataclass(slots=True)
 class _LinkedRecord:
-    """A message or boundary linked to its ancestors; nothing is above the start of a context."""
+    """A message or boundary with links to its ancestors; nothing is above the start of a context."""
 
     node: Node
     up: _LinkedRecord | None
     far: _LinkedRecord | None
-    """A far ancestor, chosen so that reaching any ancestor takes a logarithmic number of steps."""
+    """A far ancestor, chosen so that any ancestor is reached in a logarithmic number of steps."""
     depth: int
     owner: str
-    """Key of the assistant message it is a record of, or whose calls it answers; "" for neither or several."""
+    """Key of the assistant message that contains the record or whose calls it answers; "" for none or several."""
     same_owner: _LinkedRecord
-    """The topmost record of the unbroken row from here up with this owner."""
+    """The topmost of the consecutive records from here up with the same owner."""
     prompts: _LinkedRecord | None
-    """The topmost record of the unbroken row of turn beginnings from here up; None if this begins no turn."""
+    """The topmost of the consecutive turn beginnings from here up; None if this record begins no turn."""
     harness: _LinkedRecord | None
-    """The same for words of the harness in the model's place."""
+    """The same for harness messages in the model's role."""
 
     def topmost_after(self, index: int) -> _LinkedRecord | None:
         """Return the oldest record at or above this one that is newer than record number `index`."""
@@ -375,7 +376,7 @@ class _LinkedRecord:
         return top is not None and top.node is ancestor
 
     def near(self) -> Iterator[_LinkedRecord]:
-        """Yield this record and the closest ones above it."""
+        """Yield this record and its closest ancestors."""
         return islice(self._upwards(), _NEAR)
 
     def _upwards(self) -> Iterator[_LinkedRecord]:
@@ -386,7 +387,7 @@ class _LinkedRecord:
 
 
 def _linked_record(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedRecord:
-    # Not the constructor: the row of a record may begin with the record itself, which has to exist first.
+    # Not set in the constructor: a run of records may begin with this record, which has to exist first.
     position = _LinkedRecord.__new__(_LinkedRecord)
     position.node, position.up, position.owner = node, up, owner
     position.depth = 0 if up is None else up.depth + 1
@@ -399,30 +400,30 @@ def _linked_record(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedR
 
 
 def _far(up: _LinkedRecord) -> _LinkedRecord:
-    """Return the record that the last two jumps above `up` reach together if equally long, else `up` itself."""
+    """Return the target of the last two jumps above `up` if they are equally long, else `up`."""
     far = up.far
-    # Two equal jumps are merged into one twice as long, as in a skew-binary random-access list.
+    # Two equal jumps are merged into a jump twice as long, as in a skew-binary random-access list.
     if far is None or far.far is None or up.depth - far.depth != far.depth - far.far.depth:
         return up
     return far.far
 
 
 class _ContextLengths:
-    """Lengths of the prompts that the main thread's answers report, and estimates of the lengths in between."""
+    """Prompt lengths reported by the answers on the main thread, and estimates of the lengths in between."""
 
     def __init__(self, messages: list[Node]) -> None:
         self._messages = messages
         self._answer_indices = [at for at, node in enumerate(messages) if _prompt_tokens(node) is not None]
         self._tokens_before = [0.0, *accumulate(map(_tokens, messages))]
         self._length_at: dict[str, float] = {}
-        """Uuid -> tokens of the context up to and including this record."""
+        """Uuid -> tokens in the context up to and including this record."""
 
     def verdict(self, at: int, tail: _LinkedRecord, target: _LinkedRecord | None) -> Verdict | None:
-        """Return whether the thread went on from `tail` or back to `target` before message number `at`.
+        """Return whether the thread continued from `tail` or went back to `target` before message number `at`.
 
-        A `target` of None is the start. Returns None if the lengths do not decide it.
+        A `target` of None is the start of the log. Returns None if the lengths are inconclusive.
         """
-        # Only an answer reports the length of its prompt, so the next one after the message is looked at.
+        # Only an answer reports the length of its prompt, so the next answer after the message is examined.
         next_answer = bisect_left(self._answer_indices, at)
         if next_answer == len(self._answer_indices):
             return None
@@ -433,14 +434,14 @@ class _ContextLengths:
         gap = going_on - going_back
         if abs(gap) < _MIN_GAP_TOKENS:
             return None
-        # 0: the prompt is as long as after going back; 1: as long as after going on.
+        # 0: the prompt is as long as after a rewind; 1: as long as if the thread had continued.
         share = (length - going_back) / gap
         if share > 1 - _MAX_RELATIVE_DISTANCE:
             return "went on"
         return "went back" if share < _MAX_RELATIVE_DISTANCE else None
 
     def _length_after(self, position: _LinkedRecord | None) -> float:
-        """Return the tokens of the context up to and including `position`. Each message is looked at once."""
+        """Return the tokens in the context up to `position`, inclusive. Each message is measured once."""
         path: list[Node] = []
         while position is not None and position.node.uuid not in self._length_at:
             path.append(position.node)
@@ -455,13 +456,13 @@ class _ContextLengths:
         return total
 
     def _harness_prompt_tokens(self) -> float:
-        """Return the tokens of the harness's own prompt, in no log: the first answer's prompt without messages."""
+        """Return the estimated tokens in the harness's own prompt, which no log contains."""
         first = self._answer_indices[0]
         return max((_prompt_tokens(self._messages[first]) or 0) - self._tokens_before[first], 0)
 
 
 def _is_too_soon(written_at: Any, tail_at: Any, target_at: Any) -> bool:
-    """Return whether a message came too soon after the tail for a rewind to the target, by timestamps of a log."""
+    """Return whether a message follows the tail too closely for a rewind to the target, judging by timestamps."""
     written_at, tail_at, target_at = _time(written_at), _time(tail_at), _time(target_at)
     if written_at is None or tail_at is None or target_at is None:
         return False
@@ -470,7 +471,7 @@ def _is_too_soon(written_at: Any, tail_at: Any, target_at: Any) -> bool:
 
 def _time(value: Any) -> datetime | None:
     try:
-        # All times of a log are in UTC; comparing an aware time with a naive one would raise.
+        # All times in a log are in UTC; comparing an aware time with a naive one would raise.
         return datetime.fromisoformat(value).replace(tzinfo=None)
     except (TypeError, ValueError):
         return None
@@ -500,7 +501,7 @@ def _tokens(node: Node) -> float:
 def _characters(value: Any, depth: int) -> int:
     if isinstance(value, str):
         return len(value)
-    # Logs can nest values without end. No content block of a real message is this deep.
+    # Logs can nest values to any depth. No content block in a real message is this deep.
     if depth > 6 or not isinstance(value, (dict, list)):
         return 0
     if isinstance(value, dict):
@@ -511,27 +512,27 @@ def _characters(value: Any, depth: int) -> int:
 
 
 # Several inline subagents may work at once, and their records interleave. Each sidechain begins with the prompt that a
-# call of the main thread passed to it. A result belongs to the chain of its call, any other record to that of its
-# parent. If that is impossible, a chain that waits for its next record, and that no other record continues, is the one
-# that misses it. Without such a chain the record begins one of its own.
+# call on the main thread passed to it. A result belongs to the chain of its call, any other record to the chain of its
+# parent. If that fails, the record goes to a chain that waits for its next record and that no other record continues.
+# Without such a chain, the record begins a new one.
 
-# Sub-agents that work at the same time are few, so only the latest chains are considered.
+# Few subagents work at the same time, so only the latest chains are considered.
 _MAX_PARALLEL = 64
 
 
 @dataclass(slots=True)
 class SubagentChain:
-    """The records of one inline subagent so far: the last one, and those that the next may name as its parent."""
+    """The records of one inline subagent so far: the last record, and those that the next record may have as parent."""
 
     name: str
     last_uuid: str
     agent: str | None = None
     tail: Node | None = None
     latest: set[str] = field(default_factory=set)
-    """The records of its last message and those after it; the next record names one of these."""
+    """The records of the last message and after it; the next record links to one of these."""
     latest_key: str = ""
     named_until: int = -1
-    """The number of the last sidechain record that names one of this chain's records as its parent."""
+    """The number of the last sidechain record that links to a record of this chain."""
 
     @property
     def is_waiting(self) -> bool:
@@ -547,7 +548,7 @@ class SubagentChain:
                 self.latest.add(entry.uuid)
             return
         self.tail = node
-        # A new message or prompt replaces the records that the next one may name.
+        # After a new message or prompt, the next record can no longer link to earlier records.
         is_next = node.kind == "assistant" and not node.is_harness and node.message_key != self.latest_key
         if is_next or (node.begins_turn and node.kind == "user"):
             self.latest = set()
@@ -556,26 +557,26 @@ class SubagentChain:
 
 
 class _Sidechains:
-    """Assigns the sidechain records of a log, which it takes in order, to chains; `of` maps uuids to chains."""
+    """Assigns sidechain records, in log order, to chains; `of` maps uuids to chains."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.of: dict[str, SubagentChain] = {}
         self._by_age: dict[str, SubagentChain] = {}
-        """All chains, the most recently written one at the end."""
+        """All chains, the most recently written one last."""
         self._by_agent: dict[Any, SubagentChain] = {}
         self._by_message: dict[Any, SubagentChain] = {}
         self._by_missing: dict[Any, SubagentChain] = {}
         self._callers: dict[str, dict[str, SubagentChain]] = {}
         self._at = -1
         side = [entry for entry in entries if entry.is_sidechain]
-        # A chain that a later record names is continued by that record, so no other one is attached to it.
+        # A chain that a later record links to is continued by that record, so no other record is attached to it.
         self._last_named = {entry.parent: at for at, entry in enumerate(side) if isinstance(entry.parent, str)}
         nodes = [entry.node for entry in side if entry.node is not None]
         self._num_answers = Counter(call_id for node in nodes for call_id in node.answered)
         self._prompts = _prompts_of_calls(entries) if side else set[str]()
 
     def parent_of(self, entry: Entry, parents: Mapping[str, str | None]) -> tuple[str | None, bool]:
-        """Return the parent of a record, and whether it is a guess; `parents` has the records so far."""
+        """Return the parent of a record, and whether the parent is a guess; `parents` has the records so far."""
         self._at += 1
         named_parent = entry.parent if isinstance(entry.parent, str) and entry.parent in parents else None
         linked = self.of.get(named_parent) if named_parent is not None else None
@@ -594,7 +595,7 @@ class _Sidechains:
         return parent, is_guess
 
     def _is_root(self, entry: Entry, names_other: bool) -> bool:
-        """Return whether a record begins a chain: a boundary, a prompt from outside the sidechain, or one of a call."""
+        """Return whether a record begins a chain: a boundary, a prompt from outside it, or the prompt in a call."""
         node = entry.node
         if node is not None and node.is_boundary:
             return True
@@ -603,13 +604,13 @@ class _Sidechains:
         return names_other or not isinstance(entry.parent, str) or first_text(node) in self._prompts
 
     def _chain(self, entry: Entry, linked: SubagentChain | None) -> SubagentChain | None:
-        """Return the chain that a record belongs to, the most reliable evidence first; None begins one."""
+        """Return the chain of a record, by the most reliable evidence, or None if it begins a new chain."""
         node = entry.node
         fits = linked is not None and (node is None or self._fits(entry, node, linked))
         caller = None if node is None else self._caller(node, linked, fits)
         if caller is not None:
             return caller
-        # A record that names its subagent belongs to it.
+        # A record with a subagent id belongs to that subagent.
         agent = self._by_agent.get(entry.agent)
         if agent is not None and (linked is None or linked.agent != entry.agent):
             return agent
@@ -619,14 +620,14 @@ class _Sidechains:
         return linked if fits else self._next_waiting(entry) or linked
 
     def _chains_by_name(self, entry: Entry) -> Iterator[SubagentChain]:
-        """Return the chains with other records of its message, or with records that name the same missing parent."""
+        """Yield the chains with records of the same message, or with records that link to the same missing parent."""
         node = entry.node
         key = node.message_key if node is not None and node.kind == "assistant" else None
         chains = (self._by_message.get(key), self._by_missing.get(entry.named_parent or ""))
         return (chain for chain in chains if chain is not None)
 
     def _caller(self, node: Node, linked: SubagentChain | None, fits: bool) -> SubagentChain | None:
-        """Return the chain of the calls that a record answers; of a call with two results, a fitting link decides."""
+        """Return the chain with the answered calls. If a call has two results, a plausible link decides."""
         for call_id in node.answered:
             chains = self._callers.get(call_id)
             if chains and linked is not None and linked.name in chains:
@@ -643,9 +644,9 @@ class _Sidechains:
         return chain.named_until <= self._at
 
     def _next_waiting(self, entry: Entry) -> SubagentChain | None:
-        """Return the most recently written chain that misses a record.
+        """Return the most recently written chain that lacks a record.
 
-        A chain that seems finished may still miss the call of a result, or any record if no record names a parent.
+        A chain that seems finished may still lack the call for a result, or any record if no record has a parent.
         """
         latest = islice(reversed(self._by_age.values()), _MAX_PARALLEL)
         opened = [chain for chain in latest if self._is_open(chain)]
@@ -657,7 +658,7 @@ class _Sidechains:
         self.of[entry.uuid] = chain
         chain.take(entry, parent)
         chain.named_until = max(chain.named_until, self._last_named.get(entry.uuid, -1))
-        # Removed and inserted again, which moves it to the end of the dict.
+        # Removing and inserting the chain moves it to the end of the dict.
         self._by_age.pop(chain.name, None)
         self._by_age[chain.name] = chain
         if entry.agent is not None:
@@ -672,7 +673,7 @@ class _Sidechains:
 
 
 def first_text(node: Node) -> str:
-    """Return the text of a record's blocks, by which a sidechain's prompt is compared with that of a call."""
+    """Return the text of a record, to compare the first prompt of a sidechain with the prompt in a call."""
     return "\n".join(block["text"] for block in node.blocks if isinstance(block.get("text"), str)).strip()
 
 

@@ -1,4 +1,4 @@
-"""Read Claude Code session logs as conversations: logs of the CLI 1.x to 2.1.x, the web export, subagents' files."""
+"""Read Claude Code session logs as conversations: logs from CLI 1.x to 2.1.x, the web export, and subagent files."""
 
 from __future__ import annotations
 
@@ -51,31 +51,31 @@ from composer_replication.types import (
 )
 
 FORMAT = "claude_code"
-# Matches '"type": "user"' or '"type":"summary"'; not '"type": "message"', which the API's own responses have.
+# Matches '"type": "user"' or '"type":"summary"'; not '"type": "message"', which responses from the API contain.
 _RECORD_TYPE = re.compile(rb'"type"\s*:\s*"(?:user|assistant|progress|summary|system|file-history-snapshot)"')
-# Other tools write session ids and types too; only Claude Code writes these keys.
+# Other tools write session ids and types, too; only Claude Code writes these keys.
 _OWN_KEYS = (b'"parentUuid"', b'"isSidechain"', b'"isSnapshotUpdate"', b'"leafUuid"')
 # "s1/subagents/agent-a1b2.jsonl" -> id "a1b2"; not "agent-a1b2.json".
 _AGENT_FILE = re.compile(r"agent-(?P<id>[\w-]+)\.jsonl$")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head has records of a known type with keys that only these logs have, or is a web export."""
+    """Return whether the head has records with a known type and keys specific to these logs, or is a web export."""
     del path
     head = as_utf8(head)
-    # The web export is one document; the key is near its beginning.
+    # The web export is one document; its characteristic key is near the beginning.
     if b'"loglines"' in head[:4096]:
         return True
     return _RECORD_TYPE.search(head) is not None and any(key in head for key in _OWN_KEYS)
 
 
 def read(source: SourceFile, report: IngestReport, *, with_branches: bool = False) -> Iterator[Conversation]:
-    """Return the conversations of a log: one per context of the main thread, then inline subagents.
+    """Yield the conversations in a log: one per context of the main thread, then inline subagents.
 
-    With `with_branches`, stretches that a rewind abandoned follow as conversations of their own.
+    With `with_branches`, stretches abandoned by rewinds follow as separate conversations.
     """
     was_on = gc.isenabled()
-    gc.disable()  # nothing is garbage while a log is read, and searching for it costs more than the parsing
+    gc.disable()  # reading a log creates no garbage, and searching for it takes longer than the parsing
     try:
         conversations = list(_read(source, report, with_branches))
     finally:
@@ -103,7 +103,7 @@ def _records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Re
 
 
 def _exported_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
-    """Yield the records of a web export; a file of that name that holds lines is read as lines."""
+    """Yield the records in a web export; a file with that name that holds JSON lines is read as lines."""
     for line, value in read_lines_or_document(source, report):
         export: Any = cast("Record", value).get("loglines") if isinstance(value, dict) else None
         if isinstance(export, list):
@@ -123,7 +123,7 @@ def _objects(loglines: list[Any], source: SourceFile, report: IngestReport) -> I
 
 
 class _LogReader:
-    """Turns the tree of a log into conversations."""
+    """Converts the record tree of a log to conversations."""
 
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
@@ -134,7 +134,7 @@ class _LogReader:
         self._base_id = stem if agent_id is None or self._session_id is None else f"{self._session_id}/{stem}"
 
     def conversations(self, with_branches: bool) -> Iterator[Conversation]:
-        """Yield the parts of the main thread, the inline subagents, and on request the rewound branches."""
+        """Yield the parts of the main thread, the inline subagents and, if requested, the rewound branches."""
         parts = live_parts(self._tree)
         self._queued = self._queued_by_answer()
         queued_at_end = self._queued.pop("", [])
@@ -166,7 +166,7 @@ class _LogReader:
         return queue.place(self._tree.nodes.values(), self._tree.attachments)
 
     def _part_link(self, part: ContextPart, previous: Conversation | None) -> Link | None:
-        """Return the link to the context before a compaction, or of a subagent's file to its session."""
+        """Return the link to the context before a compaction, or from a subagent file to its session."""
         if part.boundary is not None and previous is not None:
             last = previous.turns[-1].id if previous.turns else None
             return Link(kind="compaction", conversation_id=previous.id, turn_id=last)
@@ -176,7 +176,7 @@ class _LogReader:
         return Link(kind=kind, conversation_id=self._session_id)
 
     def _sidechains(self, conversation_of: dict[str, str]) -> Iterator[Conversation]:
-        """Yield inline subagents, as old CLIs log them: each tree of sidechain records is a conversation."""
+        """Yield inline subagents, as logged by old CLIs: each tree of sidechain records is a conversation."""
         groups = sidechains(self._tree)
         prompts = self._prompts_of_calls() if groups else {}
         for number, group in enumerate(groups):
@@ -187,7 +187,7 @@ class _LogReader:
             yield self._conversation(f"{self._base_id}/sidechain-{number}", group, link)
 
     def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
-        """Return prompt text -> the call that passed it to a subagent, and its record.
+        """Return prompt text -> the call that passed it to a subagent, and the record of the call.
 
         Inline sidechains have no other link to their call.
         """
@@ -202,7 +202,7 @@ class _LogReader:
         return calls
 
     def _branches(self, rewound: list[Node], conversation_of: dict[str, str]) -> Iterator[Conversation]:
-        """Yield the stretches that rewinds abandoned, each linked to the turn from which it forks."""
+        """Yield the stretches abandoned by rewinds, each linked to the turn at which it branches off."""
         for number, group in enumerate(connected_groups(self._tree, rewound)):
             fork = self._tree.ancestor(group[0].parent)
             parent_id = conversation_of.get(fork, self._base_id) if fork else self._base_id
@@ -213,7 +213,7 @@ class _LogReader:
     def _conversation(
         self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[QueuedMessage] = ()
     ) -> Conversation:
-        """Return the conversation of these records; `closing` are queued messages after the last answer."""
+        """Return the conversation for these records; `closing` has queued messages after the last answer."""
         builder = TurnBuilder(self._source.name, self._report)
         for node in nodes:
             for queued in self._queued.pop(node.uuid, ()):
@@ -251,9 +251,9 @@ def _text_or_none(value: Any) -> str | None:
     return value if isinstance(value, str) else None
 
 
-# Turns: the records of one context are merged into messages, and results follow the turn with their calls.
+# Turns: the records in one context are merged into messages, and results follow the turn with their calls.
 
-# Nearly every message has its blocks in this order; only another order is stored.
+# Nearly every message has its blocks in this order; only a different order is stored.
 _PLAIN_ORDER = ("thinking", "text", "call")
 _USAGE = {
     "input_tokens": "input_tokens",
@@ -271,7 +271,7 @@ class _TurnDraft:
     role: Role
     origin: Origin
     node: Node
-    # Bare `list` and `dict`: calling `list[str]` takes five times as long, and there is one draft per message.
+    # Bare `list` and `dict`: calling `list[str]` takes five times as long, and every message needs a draft.
     texts: list[str] = field(default_factory=list)
     thoughts: list[str] = field(default_factory=list)
     calls: list[ToolCall] = field(default_factory=list)
@@ -281,7 +281,7 @@ class _TurnDraft:
     order: list[str] = field(default_factory=list)
     agents: dict[str, str] = field(default_factory=dict)
     attachment_kind: str | None = None
-    """The kind of attachment it is, `QUEUED` for a queued message, None for an ordinary message."""
+    """The kind of the attachment, `QUEUED` for a queued message, None for an ordinary message."""
     images: int = 0
     unseen_kinds: tuple[str, ...] = ()
 
@@ -315,7 +315,7 @@ class _TurnDraft:
         )
 
     def _is_plain(self) -> bool:
-        """Return whether the blocks are in the plain order: thinking, then text, then calls."""
+        """Return whether the blocks are in the default order: thinking, then text, then calls."""
         if len(self.texts) > 1 or len(self.thoughts) > 1:
             return False
         return len(self.order) == 1 or self.order == sorted(self.order, key=_PLAIN_ORDER.index)
@@ -330,7 +330,7 @@ class _TurnDraft:
 
 
 class TurnBuilder:
-    """Builds the turns of one context from its records, which it takes in file order."""
+    """Builds the turns of one context from its records, which are passed in file order."""
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self._file, self._report = file, report
@@ -339,10 +339,10 @@ class TurnBuilder:
         self._caller_of: dict[str, _TurnDraft] = {}
         self._unseen_kinds: dict[
             str, None
-        ] = {}  # of attachments so far whose text is in no log; a dict keeps the order
+        ] = {}  # attachments so far whose text is not in the log; a dict keeps the order
 
     def add(self, node: Node) -> None:
-        """Add a record; the records of one assistant message become one turn."""
+        """Add a record. The records of one assistant message become one turn."""
         if node.kind == "assistant":
             self._add_assistant(node)
         elif node.attachment is not None:
@@ -351,10 +351,10 @@ class TurnBuilder:
             self._add_user(node)
 
     def add_queued(self, message: QueuedMessage) -> None:
-        """Add a message that only records of the queue hold."""
+        """Add a message that exists only in records of the queue."""
         origin: Origin = "meta" if is_notification(message.text) else "human"
         record: Record = {"timestamp": message.timestamp or None}
-        # No record is the message itself, so one is put together.
+        # No record contains the message, so a node is constructed for it.
         name = f"queued-line-{message.lines[0]}"
         node = Node(0, message.lines[0], name, record, None, False, "user", {}, name, [], None)
         draft = _TurnDraft(
@@ -435,8 +435,8 @@ class TurnBuilder:
         for result in answers:
             if result.call_id not in self._caller_of:
                 self._report.skip("tool result without its call", self._file, node.line)
-        # The output of hooks on one of several parallel calls is logged between their results, but was shown after
-        # them.
+        # The output of hooks for one of several parallel calls is logged between their results, but was shown after
+        # all results.
         last = self._drafts[-1] if self._drafts else None
         if last is not None and last.attachment_kind is not None:
             last = next((draft for draft in reversed(self._drafts) if draft.attachment_kind is None), None)
@@ -472,7 +472,7 @@ def _tool_result(block: Record) -> ToolResult:
 def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
     """Raise token counts to the maximum over the records of one message.
 
-    Later records repeat and complete the counts of earlier ones, so a sum would count tokens twice.
+    Later records repeat and complete the counts in earlier records, so a sum would count tokens twice.
     """
     if isinstance(record_usage, dict):
         for logged_name, name in _USAGE.items():
@@ -481,32 +481,34 @@ def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
                 usage[name] = value
 
 
-# The queue of messages typed while Claude Code worked: `queue-operation` records, and where the model saw each message.
+# The queue of messages typed while Claude Code was working: `queue-operation` records, and the position of each
+# message.
 #
-# `enqueue` adds a text. Then one of these follows (counted on real sessions, versions 2.0.76 to 2.1.39):
+# `enqueue` adds a text. Then one of these follows (counted in real sessions, versions 2.0.76 to 2.1.39):
 #
-# * `dequeue`: the turn is over, and the message follows as a record of its own: a text as it was typed, a slash command
+# * `dequeue`: the turn is over, and the message follows as a separate record: a text as typed, or a slash command
 #   as tags with its name and arguments. Nothing needs to be added.
-# * `remove`: the message was put into the running turn, after the results of its calls. Up to these versions no other
-#   record says so, and the model answers it next; later versions add an `attachment` record, and often a `reason`.
-# * `popAll`: the user took all messages back into the editor.
+# * `remove`: the message was inserted into the running turn, after the results of its calls. In these versions no other
+#   record shows this, and the model answers the message next; later versions add an `attachment` record, and often a
+#   `reason`.
+# * `popAll`: the user moved all messages back into the editor.
 
-# "2025-11-02T10:00:00.123Z"; not "2025-11-02T10:00:00+01:00", which does not compare as text.
+# "2025-11-02T10:00:00.123Z"; not "2025-11-02T10:00:00+01:00", which cannot be compared as text.
 _TIME = re.compile(r"\d{4}-\d\d-\d\dT[\d:.]+Z$")
-# A slash command as the message that runs it has it; some versions omit the slash.
+# A slash command in the message that runs it; some versions omit the slash.
 # "<command-name>/review</command-name>" -> "/review"
 _COMMAND_NAME = re.compile(r"<command-name>\s*(\S+?)\s*</command-name>")
 # "<command-args>src tests</command-args>" -> "src tests"
 _COMMAND_ARGUMENTS = re.compile(r"<command-args>(.*?)</command-args>", re.DOTALL)
 _ABSORBED = "absorbed_mid_turn"
-# Names of counts, which sidecars of runs hold.
+# Names of counts, which sidecars of runs store.
 PLACED, TAKEN_BACK = "queued messages placed", "queued messages taken back"
 NOT_DELIVERED = "queued messages never delivered"
 
 
 @dataclass(frozen=True, slots=True)
 class QueuedMessage:
-    """A message that left the queue: its text, the lines of its records, and when it left."""
+    """A message that left the queue: its text, the lines of its records, and the time at which it left."""
 
     text: str
     lines: tuple[int, ...]
@@ -517,14 +519,14 @@ class QueuedMessage:
 
 @dataclass(slots=True)
 class _MessageQueue:
-    """The queue of one log, replayed from its records."""
+    """The message queue of one log, replayed from its records."""
 
     report: IngestReport
     _waiting: list[QueuedMessage] = field(default_factory=list[QueuedMessage])
     _removed: list[QueuedMessage] = field(default_factory=list[QueuedMessage])
 
     def take(self, line: int, record: Record) -> None:
-        """Replay one record of the queue."""
+        """Replay one queue record."""
         operation = record.get("operation")
         if operation == "enqueue":
             self._waiting.append(QueuedMessage(_words(record.get("content")), (line,), _time(record)))
@@ -538,12 +540,12 @@ class _MessageQueue:
             self._removed.append(QueuedMessage(message.text, (*message.lines, line), _time(record), operation, reason))
 
     def _index_of(self, content: Any) -> int:
-        """Return the index of the waiting message that a record quotes, or 0 for the oldest one."""
+        """Return the index of the waiting message that a record quotes, or 0 for the oldest message."""
         texts = [message.text for message in self._waiting]
         return texts.index(content) if content in texts else 0
 
     def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[QueuedMessage]]:
-        """Return uuid of the answer before which the model saw it -> messages that no other record holds.
+        """Return uuid of the next answer -> queued messages that the model saw before it and no other record holds.
 
         The key "" is for messages after the last answer.
         """
@@ -556,7 +558,7 @@ class _MessageQueue:
         placed: dict[str, list[QueuedMessage]] = {}
         for message in self._removed:
             text = message.text.strip()
-            if num_attached[text] > 0:  # the attachment is the message
+            if num_attached[text] > 0:  # the attachment already contains the message
                 num_attached[text] -= 1
             elif message.operation == "dequeue" and _has_own_record(message, main):
                 continue
@@ -569,9 +571,9 @@ class _MessageQueue:
 
 
 def _was_absorbed(removed: QueuedMessage, has_attachments: bool) -> bool:
-    """Return whether a removed message went into the running turn.
+    """Return whether a removed message was inserted into the running turn.
 
-    In a log with attachments, one that was removed without an attachment and without a reason was taken back.
+    In a log with attachments, a message that was removed without an attachment and without a reason was taken back.
     """
     return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
 
@@ -583,7 +585,7 @@ def _has_own_record(message: QueuedMessage, main: list[Node]) -> bool:
 
 
 def _contains(words: str, text: str) -> bool:
-    """Return whether a message contains a queued text: as typed, or `/name arguments` in the tags of a command."""
+    """Return whether a message contains a queued text: as typed, or as a command `/name arguments` in tags."""
     name = _COMMAND_NAME.search(words)
     if name is None or not text.startswith("/"):
         return text in words
@@ -612,6 +614,6 @@ def _words(content: Any) -> str:
 
 
 def _time(record: Record) -> str:
-    """Return the timestamp of a record if it compares as text, else ""."""
+    """Return the timestamp of a record if it can be compared as text, else ""."""
     written = record.get("timestamp")
     return written if isinstance(written, str) and _TIME.match(written) else ""

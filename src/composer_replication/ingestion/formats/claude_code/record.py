@@ -1,8 +1,8 @@
-"""One record of a Claude Code log: its message, the parent it names, and which records are one message.
+"""A record in a Claude Code log: its message, its parent, and the grouping of records into messages.
 
-An assistant message is spread over several records that share the id of the service's response. A single wrong id must
-not move a record out of its message. Of 33,165 records of real logs, none shares an id with a record on the other side
-of a prompt or a compaction, and no message has two request ids.
+An assistant message is spread over several records that share the id of the API response. A single wrong id must not
+move a record out of its message. Among 33,165 records in real logs, no id occurs on both sides of a prompt or a
+compaction, and no message has two request ids.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from composer_replication.ingestion.source import (
 )
 from composer_replication.types import Origin
 
-# The service itself runs calls of the second kind; their results come back under the call's id as well.
+# Calls of the second kind run on the server; their results also come back under the call id.
 CALL_BLOCKS = ("tool_use", "server_tool_use")
 SHARED = "message id of another message: read as a message of its own"
 
@@ -37,10 +37,10 @@ class Node:
     kind: str
     message: Record
     message_key: str
-    """The id that the records of one assistant message share; the record's uuid if it has none."""
+    """The id shared by the records of one assistant message; the uuid of the record if it has none."""
     blocks: list[Record]
     agent: str | None
-    """The id of the subagent whose result this record holds."""
+    """The id of the subagent whose result is in this record."""
     attachment: Attachment | None = None
 
     @property
@@ -67,23 +67,23 @@ class Node:
 
     @property
     def is_summary(self) -> bool:
-        """Whether it is the summary that a compaction put in place of the context before it."""
+        """Whether this is the summary with which a compaction replaced the previous context."""
         return self.kind == "user" and self.record.get("isCompactSummary") is True
 
     @property
     def begins_turn(self) -> bool:
-        """Whether it is a prompt: a user's message without results, or the harness's words as a session resumes."""
+        """Whether this is a prompt: a user message without results, or a harness message when a session is resumed."""
         if self.kind == "assistant":
             return self.is_harness
         return self.kind == "user" and not self.answered and not self.is_summary
 
     @property
     def is_harness(self) -> bool:
-        """Whether it is an assistant message that the harness wrote ("API Error", "No response requested.")."""
+        """Whether this is an assistant message written by the harness ("API Error", "No response requested.")."""
         return self.message.get("model") == "<synthetic>" or self.record.get("isApiErrorMessage") is True
 
     def rename(self, uuid: str) -> None:
-        """Give the record another uuid because its own is in use."""
+        """Give the record another uuid because its uuid is already in use."""
         if self.message_key == self.uuid:
             self.message_key = uuid
         self.uuid = uuid
@@ -91,7 +91,7 @@ class Node:
 
 @dataclass(slots=True)
 class Entry:
-    """A record as the file has it; `parent` and `time` are unchecked.
+    """A record in the file; `parent` and `time` are unvalidated.
 
     `node` is None for a record without a message, an attachment or a boundary.
     """
@@ -103,16 +103,16 @@ class Entry:
     time: Any
     node: Node | None
     agent: str | None = None
-    """The id of the subagent that a sidechain record names."""
+    """The id of the subagent in a sidechain record."""
 
     @property
     def named_parent(self) -> str | None:
-        """The uuid that the record names as its parent, if it is a string."""
+        """The uuid of the parent, if the record has one that is a string."""
         return self.parent if isinstance(self.parent, str) else None
 
     @property
     def follows(self) -> str | None:
-        """The uuid of the record before it: its parent, or for a boundary the last record of the closed context."""
+        """The uuid of the preceding record: the parent or, for a boundary, the last record of the closed context."""
         node = self.node
         uuid = node.record.get("logicalParentUuid") if node is not None and node.is_boundary else self.parent
         return uuid if isinstance(uuid, str) else None
@@ -123,13 +123,13 @@ def _name(value: Any) -> str:
 
 
 def node_of(uuid: str, kind: str, line: int, record: Record, is_sidechain: bool, attachment: Attachment | None) -> Node:
-    """Return the node of a record that holds something; its index and parent are set once its position is known."""
+    """Return the node for a record with content; its index and parent are set once its position is known."""
     message = record.get("message")
     if not isinstance(message, dict):
         message = {}
     name = message.get("id")
     key = name if isinstance(name, str) and name else uuid
-    # It repeats the result, often a whole file, in a form we do not use. Dropping it halves the memory.
+    # The field repeats the result, often a whole file, in an unused form. Dropping it halves the memory.
     details = record.pop("toolUseResult", None)
     agent = details.get("agentId") if isinstance(details, dict) else None
     agent = agent if isinstance(agent, str) else None
@@ -137,13 +137,13 @@ def node_of(uuid: str, kind: str, line: int, record: Record, is_sidechain: bool,
 
 
 def _blocks(message: Record) -> list[Record]:
-    """Return the content blocks of a message; a plain string, also one inside the list, becomes a text block."""
+    """Return the content blocks of a message. A plain string, also inside the list, becomes a text block."""
     content: Any = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
     if not isinstance(content, list):
         return []
-    if len(content) == 1 and isinstance(content[0], dict):  # nearly all messages
+    if len(content) == 1 and isinstance(content[0], dict):  # the case of nearly all messages
         return content
     return [
         block if isinstance(block, dict) else {"type": "text", "text": block}
@@ -159,21 +159,21 @@ class _LoggedMessage:
     nodes: list[Node] = field(default_factory=list)
 
     def unshared_key(self, name: str) -> str:
-        """Return a key that no other message has; the uuid does not do, since it may be another message's id."""
+        """Return a key that no other message has. The uuid is not enough, since it may be the id of another message."""
         return f"{name} of line {self.nodes[0].line}"
 
 
 class Messages:
-    """Groups assistant records into messages and sets the `message_key` of each; takes the records in order."""
+    """Groups assistant records into messages and sets their `message_key`. Records are passed in order."""
 
     def __init__(self, file: str, report: IngestReport) -> None:
         self._file, self._report = file, report
         self._open: dict[str, dict[str, dict[str | None, _LoggedMessage]]] = {}
-        """Thread -> message id -> request id -> a message that may still get records."""
+        """Thread -> message id -> request id -> a message to which records may still be added."""
         self._all_messages: dict[str, list[_LoggedMessage]] = {}
 
     def take(self, node: Node, thread: str) -> None:
-        """Add a record to its message; a prompt or a boundary ends all messages of the thread."""
+        """Add a record to its message. A prompt or a boundary ends all messages of the thread."""
         if node.is_boundary or (node.begins_turn and node.kind == "user"):
             self._open.pop(thread, None)
         elif node.kind == "assistant":
@@ -183,7 +183,7 @@ class Messages:
         name, request = node.message_key, node.record.get("requestId")
         request = request if isinstance(request, str) else None
         by_request = opened.setdefault(name, {})
-        # A record without a request id fits any message of this id, and a message without one fits any record.
+        # A record without a request id fits any message with this id, and a message without one fits any record.
         existing = by_request.get(request) or by_request.get(None)
         message = next(iter(by_request.values()), None) if request is None else existing
         if message is None:
@@ -193,7 +193,7 @@ class Messages:
         node.message_key = name if message is self._all_messages[name][0] else message.unshared_key(name)
 
     def assign_ids(self) -> None:
-        """Let the message with the most records keep an id that several have; rename and count the others."""
+        """Assign an id shared by several messages to the one with the most records; rename and count the others."""
         for name, messages in self._all_messages.items():
             if len(messages) == 1:
                 continue
@@ -207,12 +207,13 @@ class Messages:
 
 
 # Attachments: what Claude Code shows its model besides messages, such as files, notes, output of hooks, and messages
-# typed while it worked. Newer versions log them as records of type `attachment`, each of some kind. The harness puts
-# them into words that are in no log. So a kind is one of four: its text is in the log (it becomes a turn), it was shown
-# in words that are not in the log (the next answer is marked), it was never shown, or it is unknown (marked as well).
+# typed while it was working. Newer versions log them as records of type `attachment`, each with a kind. The harness
+# formulates them in words that no log contains. There are four cases: the text is in the log (the attachment becomes a
+# turn), it was shown in words that are not in the log (the next answer is marked), it was never shown, or the kind is
+# unknown (marked as well).
 
 QUEUED = "queued_command"
-# Kind -> paths of its text; the first that exists counts. "": the name of the kind and the subject say everything.
+# Kind -> paths of its text; the first existing path counts. "" means that the kind and the subject are sufficient.
 _TEXT_PATHS: dict[str, tuple[str, ...]] = {
     "agent_listing_delta": ("addedLines",),
     "agent_mention": ("agentType",),
@@ -250,7 +251,7 @@ _TEXT_PATHS: dict[str, tuple[str, ...]] = {
     "token_usage": ("remaining",),
     "total_tokens_reminder": ("text",),
 }
-# Shown to the model, in words that the log does not have.
+# Shown to the model in words that the log does not contain.
 _WITHOUT_TEXT = frozenset(
     {
         "auto_mode",
@@ -276,9 +277,9 @@ _NEVER_SHOWN = frozenset(
         "structured_output",
     }
 )
-# The model sees the output of these hooks; other successful hooks print to the screen only.
+# The model sees the output of these hooks; other successful hooks only print to the screen.
 _HOOKS_SHOWN_TO_MODEL = ("SessionStart", "UserPromptSubmit")
-# Fields that name what an attachment is about, the first that exists counts.
+# Fields for the subject of an attachment; the first existing field counts.
 _SUBJECTS = ("displayPath", "filename", "path", "uri", "hookName", "planFilePath")
 _MAX_TAG_LENGTH = 80
 # "<task-notification>" or " <notification>"; not "<b>" and not a notification quoted later in the text.
@@ -286,7 +287,7 @@ _NOTIFICATION = re.compile(r"\s*<[a-z-]*notification>")
 
 
 class Attachment(NamedTuple):
-    """What an attachment record shows the model; `text` is None if the log does not have the words."""
+    """What an attachment record shows to the model; `text` is None if the log does not contain the words."""
 
     kind: str
     text: str | None
@@ -296,7 +297,7 @@ class Attachment(NamedTuple):
 
 
 def attachment_of(record: Record) -> Attachment | None:
-    """Return the attachment of a record, or None if no model saw it."""
+    """Return the attachment in a record, or None if no model saw it."""
     attachment = record.get("attachment")
     fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
     kind = fields.get("type")
@@ -308,7 +309,7 @@ def attachment_of(record: Record) -> Attachment | None:
         return Attachment(kind, as_text(prompt), _writer(fields), images_in(prompt), True)
     is_known = kind in _TEXT_PATHS or kind in _WITHOUT_TEXT
     content = fields.get("content")
-    # A file that was read may be an image.
+    # The file may be an image.
     is_image = isinstance(content, dict) and cast("Record", content).get("type") == "image"
     return Attachment(kind, "[image]" if is_image else _text(kind, fields), "meta", int(is_image), is_known)
 
@@ -320,7 +321,7 @@ def attachment_kind(record: Record) -> str:
 
 
 def plain_prompt(record: Record) -> str:
-    """Return the text of a queued message, as the queue's own records have it; "" for other attachments."""
+    """Return the text of a queued message, as in the records of the queue, or "" for other attachments."""
     attachment = record.get("attachment")
     fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
     prompt: Any = fields.get("prompt") if fields.get("type") == QUEUED else ""
@@ -331,7 +332,7 @@ def plain_prompt(record: Record) -> str:
 
 
 def is_notification(text: str) -> bool:
-    """Return whether the harness wrote a queued message, to report that a background task ended."""
+    """Return whether a queued message was written by the harness to report that a background task ended."""
     return "notification>" in text[:_MAX_TAG_LENGTH] and _NOTIFICATION.match(text) is not None
 
 
@@ -364,11 +365,11 @@ def _at(fields: Record, path: str) -> str:
 
 
 def _line(item: Any) -> str:
-    """Return the text of a list entry; of a task, with its status in front."""
+    """Return the text of a list entry; for a task, its status comes first."""
     if not isinstance(item, dict):
         return as_text(item)
     entry = cast("Record", item)
-    # Lists of todos, memories, skills, diagnostics and resources name their text differently.
+    # Lists of todos, memories, skills, diagnostics and resources use different keys for their text.
     content = next((entry[key] for key in ("content", "subject", "text", "name", "uri") if entry.get(key)), None)
     text = as_text(content if content is not None else item)
     return f"[{entry['status']}] {text}" if isinstance(entry.get("status"), str) else text

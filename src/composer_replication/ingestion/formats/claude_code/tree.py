@@ -1,9 +1,9 @@
-"""A Claude Code log as a tree of records, and the paths through it that the model really saw.
+"""A Claude Code log as a tree of records, and the paths in it that the model really saw.
 
-Records name their parent by uuid. Most parents are records without a message (progress, hooks), an assistant message is
-split over several records, results of parallel calls are siblings, a rewind leaves a dead branch, and a compaction
-starts a new tree that only a logical link connects to the old one. The path from the last record to the root is
-therefore not all that the model saw: the whole tree is built first, and dead branches are dropped afterwards.
+Records link to their parent by uuid. Most parents are records without a message (progress, hooks), an assistant message
+is split over several records, results of parallel calls are siblings, a rewind leaves a dead branch, and a compaction
+starts a new tree that is connected to the old one only by a logical link. Therefore the path from the last record to
+the root is not everything that the model saw: the whole tree is built first, and dead branches are dropped afterwards.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SILENT_TYPES = frozenset(
 
 @dataclass(slots=True)
 class RecordTree:
-    """All records of one log; `nearest` also has those without a message."""
+    """All records of one log; `nearest` includes records without a message."""
 
     file: str
     report: IngestReport
@@ -57,21 +57,21 @@ class RecordTree:
     nearest: dict[str, str | None] = field(default_factory=dict[str, "str | None"])
     """Any record -> the nearest node at or above it."""
     chain_of: dict[str, SubagentChain] = field(default_factory=dict[str, SubagentChain])
-    """Any sidechain record -> the inline subagent it belongs to."""
+    """Any sidechain record -> its inline subagent."""
     title: str | None = None
     num_records: int = 0
     num_silent: int = 0
-    """Records of a known type that hold no message."""
+    """Records with a known type but no message."""
     attachments: list[Record] = field(default_factory=list[Record])
     queue_operations: list[tuple[int, Record]] = field(default_factory=list[tuple[int, Record]])
     ended_at: dict[str, str] = field(default_factory=dict[str, str])
-    """Start of a context (a boundary, or a summary that lost its boundary) -> last record of the context before it."""
+    """Start of a context (a boundary, or a summary that lost its boundary) -> last record of the previous context."""
     begins_inside: bool = False
-    """Whether the first record names a parent that is not in the log: the session began elsewhere."""
+    """Whether the first record has a parent that is not in the log: the session began in another file."""
     _entries: list[Entry] = field(default_factory=list[Entry])
 
     def add(self, line: int, record: Record) -> None:
-        """Add a record; `build` decides on its parent once all records are known."""
+        """Add a record; `build` resolves its parent once all records are known."""
         kind = record.get("type")
         kind = kind if isinstance(kind, str) else type(kind).__name__
         self.num_records += 1
@@ -80,11 +80,11 @@ class RecordTree:
         is_boundary = not holds_message and self._is_boundary(kind, record, line)
         uuid = record.get("uuid")
         if not isinstance(uuid, str):
-            # No record can name it as its parent, so it matters only if it has something to show.
+            # No record can have it as its parent, so it matters only if it has content.
             if not holds_message and attachment is None:
                 return
             uuid = f"line-{line}"
-        # In a subagent's own file every record is marked as a sidechain; there it is the main thread.
+        # In a subagent's own file, every record is marked as a sidechain but belongs to the main thread of the file.
         is_sidechain = record.get("isSidechain") is True and not self.is_agent
         is_node = holds_message or is_boundary or attachment is not None
         node = node_of(uuid, kind, line, record, is_sidechain, attachment) if is_node else None
@@ -94,20 +94,20 @@ class RecordTree:
         self._entries.append(Entry(line, uuid, parent, is_sidechain, time, node, agent))
 
     def build(self) -> None:
-        """Remove copies, reorder moved records, and resolve the parents. Call it once, after all records."""
+        """Remove copies, reorder moved records, and resolve the parents. Must be called once, after all records."""
         unique_entries = _without_copies(self._entries, self.file, self.report)
         links = RecordLinks(self.file, self.report)
         links.resolve(_in_link_order(unique_entries))
         self.nodes, self.nearest, self.ended_at = links.nodes, links.nearest, links.ended_at
         self.chain_of = links.chain_of
-        # A resumed session may begin in another file: the parent of its first record is in that file.
+        # A resumed session may begin in another file, which then contains the parent of its first record.
         first = next((entry for entry in self._entries if not entry.is_sidechain), None)
         parent = None if first is None else first.parent
         self.begins_inside = isinstance(parent, str) and all(entry.uuid != parent for entry in self._entries)
         self._entries = []
 
     def _is_boundary(self, kind: str, record: Record, line: int) -> bool:
-        """Return whether a record without a message is a compaction's boundary; all others are only counted."""
+        """Return whether a record without a message is a compaction boundary. Other records are only counted."""
         if kind == "system" and record.get("subtype") == "compact_boundary":
             return True
         if kind in _SILENT_TYPES:
@@ -122,7 +122,7 @@ class RecordTree:
         return False
 
     def _attachment(self, record: Record, line: int) -> Attachment | None:
-        """Return what the record showed the model; attachments never shown are counted by kind."""
+        """Return what the record showed to the model. Attachments that were never shown are counted by kind."""
         self.attachments.append(record)
         try:
             attachment = attachment_of(record)
@@ -139,7 +139,7 @@ class RecordTree:
         return None if uuid is None else self.nearest.get(uuid)
 
     def path_to_root(self, uuid: str | None) -> list[Node]:
-        """Return the nodes from the one at or above `uuid` up to its root or the start of its context, inclusive."""
+        """Return the path from the node at or above `uuid` up to its root or the start of its context, inclusive."""
         path: list[Node] = []
         node_id = self.ancestor(uuid)
         while node_id is not None:
@@ -151,22 +151,22 @@ class RecordTree:
         return path
 
     def is_start(self, node: Node) -> bool:
-        """Return whether a compaction begins a context here."""
+        """Return whether a context begins at this node after a compaction."""
         return node.is_boundary or node.uuid in self.ended_at
 
 
 @dataclass(slots=True)
 class ContextPart:
-    """The records of one context in file order, and the node that it begins with (None: the start of the session)."""
+    """The records of one context in file order, and the node at which it begins (None: the start of the session)."""
 
     nodes: list[Node]
     boundary: Node | None
 
 
 def live_parts(tree: RecordTree) -> list[ContextPart]:
-    """Return the main thread as it was at the end, cut at compactions, oldest part first."""
+    """Return the main thread at the end of the session, split at compactions, oldest part first."""
     main = _MainThread(tree)
-    # The thread that the session ended with is the live one.
+    # The thread at the end of the session is the live one.
     leaf = next((node for node in reversed(main.nodes) if not node.is_boundary and node.attachment is None), None)
     parts: list[ContextPart] = []
     taken_uuids: set[str] = set()
@@ -181,7 +181,7 @@ def live_parts(tree: RecordTree) -> list[ContextPart]:
 
 
 class _MainThread:
-    """The nodes of the main thread, indexed by message and by the calls they answer."""
+    """The nodes of the main thread, indexed by message and by the calls that they answer."""
 
     def __init__(self, tree: RecordTree) -> None:
         self.nodes = [node for node in tree.nodes.values() if not node.is_sidechain]
@@ -189,7 +189,7 @@ class _MainThread:
         self._answers: dict[str, list[Node]] = {}
         self._leaf_attachments = _leaf_attachments(tree, self.nodes)
         self._context: dict[str, str | None] = {}
-        """Uuid -> the start of its context."""
+        """Uuid -> the start of the context that contains the record."""
         for node in self.nodes:
             above = tree.ancestor(node.parent)
             self._context[node.uuid] = node.uuid if tree.is_start(node) else self._context.get(above or "")
@@ -208,7 +208,7 @@ class _MainThread:
         context = self._context[path[0].uuid] if path else None
         # A result in another context belongs to that context, even if the call id is the same.
         answers = [node for node in answers if self._context[node.uuid] == context]
-        # A record with results of other calls as well belongs to another branch.
+        # A record with results for other calls as well belongs to another branch.
         siblings = [node for node in answers if calls.issuperset(node.answered)]
         live_nodes = {node.uuid: node for node in (*path, *messages, *siblings)}
         if self._leaf_attachments:
@@ -222,9 +222,9 @@ class _MainThread:
 
 
 def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Node]]:
-    """Return message -> attachments below it from which no message continues.
+    """Return message -> attachments below it after which no message continues.
 
-    These are attachments of parallel calls, and those at the end of a log.
+    These are attachments of parallel calls, and attachments at the end of a log.
     """
     attachments = [node for node in nodes if node.attachment is not None]
     if not attachments:
@@ -237,7 +237,7 @@ def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Nod
             inner_attachments.add(above)
             above = tree.ancestor(tree.nodes[above].parent)
     leaves: dict[str, list[Node]] = {}
-    message_above: dict[str, str] = {}  # per attachment, so that a chain of them is walked only once
+    message_above: dict[str, str] = {}  # for each attachment, so that a chain of attachments is walked only once
     for node in attachments:
         above = tree.ancestor(node.parent) or ""
         message_above[node.uuid] = above = message_above.get(above, above)
@@ -247,7 +247,7 @@ def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Nod
 
 
 def _before_boundary(tree: RecordTree, boundary: Node | None, taken_uuids: set[str]) -> Node | None:
-    """Return the last record of the context before a compaction that no other context contains."""
+    """Return the last record before a compaction that is not part of any other context."""
     while boundary is not None:
         path = tree.path_to_root(tree.ended_at.get(boundary.uuid))
         for node in path:
@@ -258,7 +258,7 @@ def _before_boundary(tree: RecordTree, boundary: Node | None, taken_uuids: set[s
 
 
 def sidechains(tree: RecordTree) -> list[list[Node]]:
-    """Return the records of every inline subagent in file order."""
+    """Return the records of every inline subagent, in file order."""
     groups: dict[str, list[Node]] = {}
     for node in tree.nodes.values():
         if node.is_sidechain and not node.is_boundary:
@@ -267,7 +267,7 @@ def sidechains(tree: RecordTree) -> list[list[Node]]:
 
 
 def connected_groups(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:
-    """Return nodes grouped by the parent links among them, every group in file order."""
+    """Group nodes that are connected by parent links, keeping the file order within each group."""
     group_of: dict[str, list[Node]] = {}
     groups: list[list[Node]] = []
     for node in nodes:
@@ -285,19 +285,19 @@ def connected_groups(tree: RecordTree, nodes: list[Node]) -> list[list[Node]]:
     return groups
 
 
-# A log is written in the order of its links. If a file is not, a record was copied or moved; the records around it are
-# intact, and the parents that they name show where it was.
+# Logs are written in the order of their links. If a link points to a later record, a record was copied or moved; the
+# records around it are intact, and their parents show where it was.
 
 # Sort keys relative to a position.
 _BEFORE, _ITSELF, _AFTER = range(3)
-# How far around a record its neighbors are looked for. Sidechains interleave, so it is more than one.
+# The distance for finding the neighbors of a record. It is more than one because sidechains interleave.
 _MAX_DISTANCE = 40
 
 
 def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> list[Entry]:
-    """Return the entries with unique uuids. The record with the best fitting neighbors keeps a uuid that several have.
+    """Return the entries with unique uuids. A shared uuid is kept by the record with the best-fitting neighbors.
 
-    Copies of its message are dropped and counted. Another message under the same uuid gets a new one.
+    Copies of its message are dropped and counted. A different message with the same uuid gets a new uuid.
     """
     # Most logs have no duplicates.
     number_of = Counter(entry.uuid for entry in entries)
@@ -320,9 +320,9 @@ def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> li
 
 
 def _best_position(entries: list[Entry], same: list[int], first: dict[str, int]) -> int:
-    """Return the position that fits best, the first of equal ones.
+    """Return the position with the best fit, or the first such position.
 
-    If the messages differ, the one nearer to its child wins.
+    If the messages differ, the record closer to its child wins.
     """
     fits = {at: _fit(entries, at, first) for at in same}
     messages = [None if (node := entries[at].node) is None else node.message for at in same]
@@ -332,7 +332,7 @@ def _best_position(entries: list[Entry], same: list[int], first: dict[str, int])
 
 
 def _keeps_message(entry: Entry, holder: Entry) -> bool:
-    """Return whether a record with a taken uuid has a message of its own. If so, rename the record."""
+    """Return whether a record with a duplicate uuid has a different message. If so, give it a new uuid."""
     node = entry.node
     if node is None or not node.is_message:
         return False
@@ -344,10 +344,10 @@ def _keeps_message(entry: Entry, holder: Entry) -> bool:
 
 
 def _fit(entries: list[Entry], at: int, first: dict[str, int]) -> tuple[int, int]:
-    """Return how well a record fits its position: its parent is earlier, ideally just before, its child just after."""
+    """Score how well a record fits: its parent is earlier, ideally just before it, and its child just after it."""
     entry = entries[at]
     follows = entry.follows
-    # Being just after the parent weighs more than being after it at all, and having the child next weighs most.
+    # An adjacent parent has more weight than a parent that is merely earlier, and an adjacent child has the most.
     fit = int(follows is None or first.get(follows, at) < at)
     if any(before.uuid == follows for before in _neighbors(entries, at, -1)):
         fit += 2
@@ -367,9 +367,9 @@ def _neighbors(entries: list[Entry], at: int, step: int) -> list[Entry]:
 
 
 def _in_link_order(entries: list[Entry]) -> list[Entry]:
-    """Return the records in file order, with moved ones put back after the record that they follow.
+    """Return the records in file order, with moved records put back after their parents.
 
-    A link to a later record without signs of a move is left alone: the link is wrong, not the position.
+    If nothing else indicates a move, a link to a later record is considered wrong and the position is kept.
     """
     moved = _moved_positions(entries)
     if not moved:
@@ -386,7 +386,7 @@ def _moved_positions(entries: list[Entry]) -> dict[int, tuple[int, int]]:
     }
     if not forward:
         return {}
-    # Either the record was moved up or its parent was moved down; what follows them in the file tells which.
+    # Either the record was moved up or its parent was moved down; the records that follow show which.
     names = {entries[at].uuid for at in forward}
     first_child: dict[str, int] = {}
     for at, entry in enumerate(entries):
@@ -397,9 +397,9 @@ def _moved_positions(entries: list[Entry]) -> dict[int, tuple[int, int]]:
     for at, parent_at in forward.items():
         child_at = first_child.get(entries[at].uuid, len(entries))
         if parent_at in moved or not _may_follow(entries[at], entries[parent_at]):
-            continue  # the parent is already put back, or the link is wrong
+            continue  # the parent was already put back, or the link is wrong
         if _is_just_before(entries[parent_at].follows, entries, at, moved, threads):
-            moved[parent_at] = at, _BEFORE  # the parent was moved down: it fits here
+            moved[parent_at] = at, _BEFORE  # the parent was moved down: it belongs here
         elif child_at == len(entries):
             moved[at] = parent_at, _AFTER
         elif child_at > parent_at:  # the record was moved up
@@ -410,7 +410,7 @@ def _moved_positions(entries: list[Entry]) -> dict[int, tuple[int, int]]:
 def _may_follow(entry: Entry, parent: Entry) -> bool:
     """Return whether a link may be right.
 
-    It never is if it leads to another thread. In sidechains, which interleave, calls and results have to match as well.
+    Links to another thread are always wrong. In sidechains, which interleave, calls and results must match as well.
     """
     if entry.is_sidechain != parent.is_sidechain or entry.agent != parent.agent:
         return False
