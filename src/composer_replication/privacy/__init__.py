@@ -1,29 +1,29 @@
-"""Redact secrets and people from text before it reaches disk, a teacher or a data set. On by default.
+"""Redact secrets and people in text before it is written to disk, sent to a teacher or exported. On by default.
 
     scrubber = Scrubber(env_values=secret_looking_environment(environ), home_dirs=[home], user_names=[user])
     scope = scrubber.scope()          # one per session with its subagents
-    scope.reserve(earlier_rows)       # first, where rows scrubbed earlier are kept: reserves their numbers
+    scope.reserve(earlier_rows)       # first, if previously scrubbed rows are kept: reserves their numbers
     record = scope.value(record)      # or scope.text(text)
     scope.report                      # counts by kind, never a value
 
 In reading order:
 
     scrubber       placeholders and their numbers in a session; caches of clean strings
-    fields         what the shape of a JSON object says
-    scan           all layers over one text; overlaps, repeated values, known values of the environment
-    rules          what a rule is; secrets with a structure; which trigger words occur
-    names          which names announce a secret; which words are ordinary
+    fields         names and values in JSON objects
+    scan           all layers applied to one text; overlaps, repeated values, known values from the environment
+    rules          the rule interface; secrets with a structure; which trigger words occur
+    names          which names indicate a secret; which words are ordinary
     assignments    values after a name
     values         where such a value begins and ends
     plausible      whether a value could be a secret
     command_lines  options and arguments of programs
     tables         values under a heading or in a known slot
     speech         secrets stated in sentences, lists and headings
-    answers        secrets that one message asks for and the next one gives
-    entropy        keys by their prefix, and random strings
-    surroundings   whether the text around a random string makes it public
+    answers        secrets that one message asks for and the next message provides
+    entropy        keys with a vendor prefix, and random strings
+    surroundings   whether the text around a random string shows that it is public
     encodings      text inside base64, hex, URLs, streams and escapes
-    wraps          values that a line end interrupts
+    wraps          values interrupted by a line end
     identity       home directories, user names and other people
     outgoing       the last check before text leaves the machine
 

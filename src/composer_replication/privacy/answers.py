@@ -1,7 +1,8 @@
-"""Find secrets that one message asks for and the next one gives, where nothing next to the value says what it is.
+"""Find secrets that one message asks for and the next message provides, where the answer itself does not say what it
+is.
 
-assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year
-call: terraform output -raw db_password                        result: k[9}Q(w-T,2xB
+assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year call:
+terraform output -raw db_password                        result: k[9}Q(w-T,2xB
 """
 
 from __future__ import annotations
@@ -33,8 +34,8 @@ from composer_replication.privacy.rules import (
 )
 from composer_replication.privacy.speech import has_non_ascii_word
 
-_MAX_QUESTION_CHARS = 600  # only the end of a message asks
-_MAX_ANSWER_CHARS = 240  # longer messages have context, which the other rules read
+_MAX_QUESTION_CHARS = 600  # a request comes at the end of a message
+_MAX_ANSWER_CHARS = 240  # longer messages have context, which the other rules use
 _MAX_SENTENCES = 3
 # `Send it. Then go on` -> `Send it.`; the dot in `db.internal` ends nothing.
 _SENTENCE = re.compile(r"(?:[^\0.!?\u3002\uff1f\uff01\n]|[.!?](?=[^\0\s]))+[.!?\u3002\uff1f\uff01]*")
@@ -135,7 +136,7 @@ _SEED_PHRASE = re.compile(r"[^\W\d_]{3,12}(?:[ ,\n]{1,2}[^\W\d_]{3,12}){5,24}")
 _ANY_PHRASE = re.compile(r"\w{2,14}(?: \w{1,14}){2,7}")
 # `passphrase`, `lösenfras`; not `password`.
 _NAMES_PHRASE = re.compile(r"(?i)phrase|wachtzin|lösenfras|фраз|パスフレーズ|frase")
-# What follows these is no value: `on db-01.internal`, `in prod-2024`.
+# Words after these are not values: `on db-01.internal`, `in prod-2024`.
 _PREPOSITIONS = word_set(
     "on at in from under via to of with for by named called llama se repositorio repository heißt appelle host user"
     " port auf bei unter im in von aus sur dans chez en del de por"
@@ -144,7 +145,9 @@ _PREPOSITIONS = word_set(
 
 
 def asks(message: str) -> bool:
-    """Whether a scrubbed message ends with a request for a secret, so that the reply may be nothing but the value."""
+    """Return whether a scrubbed message ends with a request for a secret, so that the reply may consist of only the
+    secret.
+    """
     asking = message[-_MAX_QUESTION_CHARS:]
     if asking.isascii() and not _MAY_NAME.search(asking.lower()):
         return False
@@ -153,17 +156,17 @@ def asks(message: str) -> bool:
 
 
 def asks_for_phrase(message: str) -> bool:
-    """Whether the request is for a passphrase, in a message that asks for a secret."""
+    """Return whether a request for a secret asks for a passphrase."""
     return _NAMES_PHRASE.search(message, max(0, len(message) - _MAX_QUESTION_CHARS)) is not None
 
 
 def may_answer(message: str) -> bool:
-    """Whether a message is short enough to be nothing but an answer."""
+    """Return whether a message is short enough to consist of only an answer."""
     return 0 < len(message.strip()) <= _MAX_ANSWER_CHARS
 
 
 def prints_secret(command: str) -> bool:
-    """Whether a scrubbed command, or a tool's arguments, names a secret that the result may be."""
+    """Return whether a scrubbed command, or the arguments of a tool, names a secret that its result may contain."""
     if len(command) > _MAX_QUESTION_CHARS or not _MAY_PRINT.search(command.lower()) or _LISTING.match(command):
         return False
     if _GENERATORS.search(command) or _STORES.search(command):
@@ -171,14 +174,16 @@ def prints_secret(command: str) -> bool:
     return any(name_strength(word) >= Strength.TOKEN for word in _COMMAND_WORD.findall(PLACEHOLDER.sub("x", command)))
 
 
-# Time and speaker of a line: `[12:04] ada: hunter2` -> `[12:04] ada: `.
+# Timestamp and speaker at the start of a line: `[12:04] ada: hunter2` -> `[12:04] ada: `.
 _CHAT_LINE = re.compile(r"(?:\[?[\d:./, T-]{4,30}\]?[ \t-]*)?(?:[^\W\d_][\w ,.-]{0,30}:[ \t])?")
-_MAX_CHAT_LINES = 500  # a longer text is a file
+_MAX_CHAT_LINES = 500  # a longer text is probably a file
 _MAX_PRINTED_CHARS = 200
 
 
 def chat_spans(text: str) -> Iterator[Span]:
-    """Yield the answers in a text that is a chat log itself, one message per line: `ada: who has the panel pw?`."""
+    """Yield the answers in a text that is itself a chat log, with one message per line: `ada: who
+    has the panel pw?`.
+    """
     if not ("?\n" in text or "\uff1f\n" in text) or text.count("\n") > _MAX_CHAT_LINES:
         return
     begin, is_asked = 0, False
@@ -198,9 +203,11 @@ def chat_spans(text: str) -> Iterator[Span]:
 
 
 def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
-    """Yield the secret in a short message that replies to a request. With `of_phrase` it may be plain words."""
+    """Yield the secret in a short message that replies to a request. With `of_phrase`, it may consist of ordinary
+    words.
+    """
     stripped = text.strip()
-    # Where a rule has found a secret already, that is the answer.
+    # If a rule has already found a secret, that secret is the answer.
     if not may_answer(text) or PLACEHOLDER.search(stripped):
         return
     begin = text.index(stripped)
@@ -223,9 +230,9 @@ def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
 def printed_spans(text: str) -> Iterator[Span]:
     """Yield the values in the result of a command that names a secret.
 
-    They are the first lines as long as each is one word, and generated passwords at the end of any line.
+    These are the first lines, as long as each line is a single word, and generated passwords at the end of any line.
     """
-    if "-----END" in text:  # the rule for keys with a frame handles it
+    if "-----END" in text:  # the rule for PEM keys handles it
         return
     begin = 0
     spans: list[Span] = []
@@ -266,7 +273,7 @@ def _names_secret(sentence: str) -> bool:
 
 
 def _is_single(value: str) -> bool:
-    """Whether a message of one word is the secret, and not `yes`, a path or an address."""
+    """Return whether a one-word message is the secret rather than `yes`, a path or an address."""
     if PLACEHOLDER.search(value) or len(value) < 4:
         return False
     if _ONE_TIME_CODE.fullmatch(value) or is_generated(value) or is_stated_password(value) or is_unknown(value):

@@ -1,6 +1,6 @@
-"""Find secrets by their name: shell, env files, JSON, YAML, TOML, flags, headers, XML, .netrc, .npmrc and sentences.
+"""Find secrets by name: in shells, env files, JSON, YAML, TOML, flags, headers, XML, .netrc, .npmrc and sentences.
 
-The text is searched for key words, and parsing starts only at a hit. Nothing here runs over a whole text.
+The text is searched for key words, and parsing starts only at a match, so nothing here parses a whole text.
 """
 
 from __future__ import annotations
@@ -33,8 +33,8 @@ from composer_replication.privacy.values import (
     value_after,
 )
 
-# Key words of a text, and what to search it for where one occurs. A final blank means the end of a word. Short or
-# common words count only with a sign directly after them.
+# Key words, and what to search the text for if they occur. A trailing blank means the end of a word. Short or
+# common words count only if a sign directly follows.
 _SEARCHED: dict[bytes, tuple[bytes, ...]] = {
     word: (word,)
     for word in b"pass pwd secret token key auth cred jwt sessid dsn webhook license mnemonic seed psk connection"
@@ -67,11 +67,11 @@ _SEARCHED |= {slip: (slip,) for slip in sorted(_MISTYPED)}
 WHOLE_WORDS = frozenset((b"assword",)) | _MISTYPED
 KEYWORDS: tuple[bytes, ...] = tuple(_SEARCHED)
 _ORDER = {keyword: number for number, keyword in enumerate(KEYWORDS)}
-# The same word over and over without a blank or a quote is generated text. Each hit would read all of it again.
+# The same word repeated without a blank or a quote is generated text. Each match would read all of it again.
 _MAX_CROWD = 32
-# No form reads further than this to tell a name and how its value begins.
+# The maximum length needed to recognize a name and the beginning of its value.
 _HIT_CONTEXT = 320
-# Hashes of a hit and the text around it.
+# Hashes of a match and the text around it.
 _HITS_WITHOUT_VALUE: set[int] = set()
 _MAX_CACHED_HITS = 1 << 14
 # A blank, a quote, a bracket, a backslash or a NUL: `a b`, `a"b`; not `a.b`.
@@ -129,21 +129,21 @@ _AFTER_USER = re.compile(
 _WIFI_LEAD = re.compile(r"(?i)\b(?:wi-?fi|wlan|ssid)\b[^\0\n=]{0,50}\Z")
 # What follows these is no password: `--password-stdin`, `--vault-password-fd`; not `--password`.
 _NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
-# The key after these words is public: `using RSA `.
+# A key after these words is public: `using RSA `.
 _SIGNED_BY = re.compile(r"using [A-Z]{3,6} \Z")
 
 
 def searched_words(active: Set[bytes]) -> list[bytes]:
-    """Return what to search the text for when these key words occur in it."""
+    """Return what to search the text for if these key words occur in it."""
     here = sorted(active & _ORDER.keys(), key=_ORDER.__getitem__)
     return [word for keyword in here for word in _SEARCHED[keyword]]
 
 
 def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
-    """Yield the value of every name that looks like that of a secret.
+    """Yield the value of every name that looks like the name of a secret.
 
-    `lower` is the text, one byte per character, lower-cased; `active` are the key words known to occur in it. Appends
-    to `unfinished` the ends of names whose value is on the next line.
+    `lower` is the lower-cased text with one byte per character; `active` has the key words that occur in it. The ends
+    of names whose value is on the next line are appended to `unfinished`.
     """
     for word in searched_words(active):
         yield from _spans_of(text, lower, word, [] if unfinished is None else unfinished)
@@ -166,7 +166,7 @@ def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> 
 
 
 def _span_at_cached(text: str, position: int, needle: bytes, unfinished: list[int]) -> Span | None:
-    """Return the value at a hit. Lines repeat, so hits without a value are cached by the text around them."""
+    """Return the value at a match. Matches without a value are cached by the surrounding text, since lines repeat."""
     begin = max(0, position - _HIT_CONTEXT)
     hit_key = hash((text[begin : position + _HIT_CONTEXT], position - begin, needle))
     if hit_key in _HITS_WITHOUT_VALUE:
@@ -181,8 +181,8 @@ def _span_at_cached(text: str, position: int, needle: bytes, unfinished: list[in
 
 
 def _span_at(text: str, position: int, keyword: bytes, unfinished: list[int]) -> Span | None:
-    """Return the value that belongs to the key word at `position`, or None."""
-    # The `=` of `sig=` belongs to the sign, not to the name.
+    """Return the value for the key word at `position`, or None."""
+    # The `=` in `sig=` is a sign, not part of the name.
     stem_end = position + len(keyword) - keyword.endswith((b"=", b"("))
     tail = _NAME_TAIL.match(text, stem_end)
     end = tail.end() if tail else stem_end
@@ -201,7 +201,7 @@ def _span_at(text: str, position: int, keyword: bytes, unfinished: list[int]) ->
     if after == "(":
         if name_strength(name) == Strength.PASSWORD and (span := _positional(text, end, b"jwt")):
             return Span(span.start, span.end, "PASSWORD")
-        if "." in text[stem_end:end]:  # a method: the name before it says what its argument is
+        if "." in text[stem_end:end]:  # a method: the preceding name says what its argument is
             end = text.rfind(".", stem_end, end)
             name = text[start:end]
     strength = _strength_at(text, position, name, keyword)
@@ -222,7 +222,7 @@ def _note_unfinished(
         elif strength == Strength.PASSWORD and (speech := _CUT_SPEECH.match(text, end)):
             unfinished.append(speech.start("value"))
     elif strength == Strength.WEAK and keyword == b"key" and (cut := _cut_name_before(text, start)):
-        unfinished.append(cut.start("end"))  # `api` on the line before
+        unfinished.append(cut.start("end"))  # `api` on the previous line
 
 
 def _may_have_value(text: str, position: int, start: int, end: int, strength: Strength, keyword: bytes) -> bool:
@@ -233,13 +233,15 @@ def _may_have_value(text: str, position: int, start: int, end: int, strength: St
             return False  # after a weak name only random values count, and those are long
     elif text[start:end].lower() in ("pass", "pwd") and not _is_used_as_name(
         text, start, end
-    ):  # else a verb or a shell command
+    ):  # otherwise a verb or a shell command
         return False
     return not (text[start - 1 : start] == ":" and _RESOURCE.search(text, max(0, start - 240), start))
 
 
 def _has_key(ahead: str) -> bool:
-    """Whether a key may follow: a long word, bytes, or groups of four letters. Most texts have only short words."""
+    """Return whether a key may follow: a long word, bytes, or groups of four letters. Most texts
+    have only short words.
+    """
     lengths = bytes(map(len, ahead.split()))
     if max(lengths, default=0) < _MIN_KEY_CHARS and b"\4\4" not in lengths and "0x" not in ahead:
         return False
@@ -270,7 +272,7 @@ def _cut_name_before(text: str, start: int) -> re.Match[str] | None:
 
 
 def _value_before_end(text: str, position: int, end: int) -> Span | None:
-    """Return the value of `use ... as the password` at the end of a text."""
+    """Return the value in `use ... as the password` at the end of a text."""
     names_secret = (
         text[position - 1 : position] in (" ", "`", "*") and name_strength(text[position:end]) >= Strength.TOKEN
     )
@@ -278,7 +280,9 @@ def _value_before_end(text: str, position: int, end: int) -> Span | None:
 
 
 def _positional(text: str, end: int, keyword: bytes) -> Span | None:
-    """Return the password among the arguments of a login, after the user; of a signature, the key anywhere."""
+    """Return the password after the user in the arguments of a login, or the key at any position in those of a
+    signature.
+    """
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
         keyword_match = _KEYWORD_BEFORE.search(text, max(0, begin - 40), begin)
@@ -297,7 +301,7 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
 
 
 def _name_start(text: str, position: int) -> int:
-    """Return where the name begins that has its key word at `position`."""
+    """Return the start of the name that has its key word at `position`."""
     if text[position - 1 : position] in _BEFORE_NAMES:
         return position
     head = _NAME_HEAD_REVERSED.match(text[max(0, position - 60) : position][::-1])
@@ -306,15 +310,19 @@ def _name_start(text: str, position: int) -> int:
 
 @lru_cache(maxsize=1 << 13)
 def _says_nothing(name: str, word: str) -> bool:
-    """Whether neither a name nor its part from the key word on can belong to a secret, as for most names."""
+    """Return whether neither a name nor its part from the key word on can refer to a secret. Most names are of this
+    kind.
+    """
     names_secret = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
     return not names_secret and not names_a_handle(name) and "dentified by" not in word.lower()
 
 
 def _names_no_secret(text: str, start: int, position: int, name: str, keyword: bytes) -> bool:
-    """Whether this is a placeholder, a public key, an option that reads from elsewhere, or a code that is no login."""
+    """Return whether this is a placeholder, a public key, an option that reads from elsewhere, or a code unrelated to
+    logins.
+    """
     before = text[start - 1 : start]
-    if keyword == b"code=" and before not in ("?", "&"):  # other names with a code say more
+    if keyword == b"code=" and before not in ("?", "&"):  # other names that contain `code` are less ambiguous
         return True
     if before == "<" and PLACEHOLDER.match(text, start - 1):
         return True
@@ -322,13 +330,15 @@ def _names_no_secret(text: str, start: int, position: int, name: str, keyword: b
 
 
 def _is_public(text: str, position: int) -> bool:
-    """Whether this is a `public key`, or the key of a signature, which gpg names by its fingerprint."""
+    """Return whether this is a `public key`, or the key of a signature, which gpg identifies by its fingerprint."""
     lead = text[max(0, position - 14) : position]
     return lead.rstrip(" _-").lower().endswith("public") or _SIGNED_BY.search(lead) is not None
 
 
 def _is_used_as_name(text: str, start: int, end: int) -> bool:
-    """Whether a word that is also a verb is a name here: an option, a tag, a quoted key, or before a sign."""
+    """Return whether a word that is also a verb is used as a name: an option, a tag, a quoted key, or a word before a
+    sign.
+    """
     before = text[start - 1 : start]
     if text[end] in ".{[":
         return match_handed(text, end) is not None or match_typed(text, end) is not None
@@ -343,7 +353,7 @@ def _is_used_as_name(text: str, start: int, end: int) -> bool:
 
 
 def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
-    """Return how much a name says, where the words before it may say more."""
+    """Return how strongly a name indicates a secret, including the words before it."""
     if keyword == b"identified by":
         return Strength.PASSWORD if "`" not in text[position : position + len(keyword) + 3] else Strength.NONE
     strength = name_strength(name)
@@ -355,7 +365,7 @@ def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strengt
     return Strength.TOKEN if is_lone_key and _KIND_OF_KEY.search(text, max(0, position - 12), position) else strength
 
 
-# Documents that name a secret at a distance: tags, forms, property lists, objects with a type.
+# Documents that separate the name of a secret from its value: tags, forms, property lists, objects with a type.
 
 _DOCUMENT_LEAD, _DOCUMENT_REACH = 240, 320
 _MAX_LABEL_CHARS = 90
@@ -369,12 +379,12 @@ _IN_TAG = re.compile(
 _OPEN_TAG = re.compile(r"<[\w:.-]{0,40}(?:\s[^\0<>]{0,160})?\Z")
 # `&lt;password&gt;hunter2&lt;/password&gt;` -> `hunter2`.
 _ESCAPED_TAG = re.compile(r"&gt;(?P<value>[^\0\s<>&]{4,200})&lt;/")
-# The field of a form or an object that holds the value, where a sibling holds its name or type.
+# The field that holds the value in a form or an object, where a sibling field holds its name or type.
 _FIELD = (
     r"(?:[vV]alue|VALUE|ParameterValue|parameter_value|plaintext|content|text|input|keys|stdin|answer|chars|secretValue"
     r"|SecretString|default)"
 )
-# The least that such a field has. A substring search for these rules out most texts.
+# Substrings that every such field contains. Searching for them rules out most texts.
 _FIELD_PARTS = tuple(
     sorted(word_set("alue VALUE laintext ontent ecretString efault text input keys stdin answer chars"))
 )
@@ -398,7 +408,7 @@ _FIELD_BEFORE = re.compile(
 
 
 def _document_value(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Return the value of a tag, a form or an object whose name or type is at `start`."""
+    """Return the value in a tag, a form or an object whose name or type is at `start`."""
     if text[end : end + 1] in ("", "\0"):
         return None
     lead = text[max(0, start - _DOCUMENT_LEAD) : start]

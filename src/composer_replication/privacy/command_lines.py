@@ -1,7 +1,7 @@
-"""Find secrets on command lines and in login files, where the program and not a name says what the value is.
+"""Find secrets on command lines and in login files, where the program rather than a name identifies the value.
 
-Examples are `curl -u`, `mysql -p`, .netrc and .pgpass. The first half knows forms of single commands; the second half
-reads the options and positional arguments of the programs in a table.
+Examples are `curl -u`, `mysql -p`, .netrc and .pgpass. The first half has patterns for single commands; the second half
+parses the options and positional arguments of the programs in a table.
 """
 
 from __future__ import annotations
@@ -20,7 +20,7 @@ _BARE_VALUE = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"
 _S = r"\s{1,20}"
 _ARG = r"[^\0\s]{1,200}"
 _QUOTE = r"\\*[\"']?"
-# After echo: options, a format, the text, and the rest of a bracket up to the pipe.
+# After echo: options, a format, the text, and the rest of a bracketed group up to the pipe.
 _PIPED_TEXT = (
     rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_VALUE}{_QUOTE}"
     rf"(?:\s?;\s?echo{_S}[^\0\n|;()]{{1,100}}\)?)?\s{{0,10}}\|\s{{0,10}}(?P<reader>[^\0\n|]{{1,200}})"
@@ -28,10 +28,11 @@ _PIPED_TEXT = (
 
 
 class _Command(NamedTuple):
-    """A form of one command that holds a secret.
+    """A pattern for a command that contains a secret.
 
-    `trigger` is a word that must occur; `also` is a string that must occur as well, where that word is common. `strong`
-    accepts only values that no word could be, because the same words occur in prose and in code.
+    `trigger` is a word that must occur; `also` is an additional required string for common trigger words. With
+    `strong`, only values that cannot be ordinary words are accepted, because the same trigger occurs in prose and in
+    code.
     """
 
     trigger: bytes
@@ -42,12 +43,12 @@ class _Command(NamedTuple):
 
 
 def _row(trigger: str, kind: str, *parts: str, also: str = "", strong: bool = False) -> _Command:
-    # `_COMMANDS` has an example for each row.
+    # Each row of `_COMMANDS` has an example.
     return _Command(trigger.encode(), kind, re.compile("".join(parts)), also, strong)
 
 
-# What reads a password or a token from its input: `sudo -S`, `docker login --password-stdin`, `vercel env add`,
-# `tee db_password.txt`; not `grep login`.
+# Commands that read a password or a token from standard input: `sudo -S`, `docker login --password-stdin`,
+# `vercel env add`, `tee db_password.txt`; not `grep login`.
 _READER = re.compile(
     r"(?:^|[\s/|;&(\"'!])(?:(?:ch|smb|vnc|sla?p|mk)?passwd|sudo\s[^\0\n|;]{0,40}?-\w{0,3}S|su\s|kinit|"
     r"cryptsetup|secret-tool"
@@ -73,7 +74,7 @@ _READER_WORDS = frozenset(
         "openconnect",
     )
 )
-# Text written into a file that is called like a secret: `echo hunter2 > db_password.txt`.
+# Text written into a file whose name refers to a secret: `echo hunter2 > db_password.txt`.
 _REDIRECTED_TEXT = (
     rf"{_S}(?:-\w{{1,4}}{_S})?(?:{_QUOTE}%s(?:\\{{1,2}}n)?{_QUOTE}{_S})?{_VALUE}{_QUOTE}\s?>{{1,2}}\s?"
     r"[^\0\s;|&]{0,80}(?:pass|secret|token|passwd|\.key)"
@@ -85,10 +86,10 @@ _INTO_FILE = tuple((program.encode(), re.compile(program + _REDIRECTED_TEXT)) fo
 COMMAND_WHOLE_WORDS = frozenset(program for program, _ in _PIPED)
 # `kinit ada <<< 'hunter2'` -> `hunter2`.
 _HERE_STRING = re.compile(rf"<<<\s?{_VALUE}")
-# The user in the input of chpasswd: `ada:hunter2` -> `ada:`.
+# The user in the input to chpasswd: `ada:hunter2` -> `ada:`.
 _LOGIN_OF = re.compile(r"[\w.-]{1,40}:")
 _MAX_LINE_CHARS = 300
-# One form per row, with an example above it.
+# One pattern per row, with an example above it.
 _COMMANDS = (
     # `openssl rsa -passin pass:hunter2` -> `hunter2`.
     _row("pass", "PASSWORD", "-(?:passin|passout|pass|k)", _S, "pass:", _VALUE, also=" pass:"),
@@ -189,8 +190,8 @@ _ORACLE_LOGIN = re.compile(
 
 
 def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every secret that a command line or a login file shows. `active`: the triggers that occur."""
-    for trigger in sorted(active & _COMMAND_TRIGGERS):  # sorted, so that the kind of overlapping spans never varies
+    """Yield every secret on a command line or in a login file. `active` has the triggers that occur."""
+    for trigger in sorted(active & _COMMAND_TRIGGERS):  # sorted, so that the kind of overlapping spans is deterministic
         for _, kind, pattern, also, strong in _BY_TRIGGER[trigger]:
             if also in text:
                 yield from _matches(pattern, text, kind, strong)
@@ -206,7 +207,9 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _stdin_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield what is piped into a program that reads a password, redirected into a secret's file, or given by `<<<`."""
+    """Yield what is piped into a program that reads a password, redirected into a secret's file, or
+    passed with `<<<`.
+    """
     for pattern in [pattern for name, pattern in _PIPED if name in active] if "|" in text else ():
         for match in pattern.finditer(text):
             if _READER.search(match["reader"]):
@@ -241,13 +244,13 @@ def _matches(pattern: re.Pattern[str], text: str, kind: str, strong: bool) -> It
             yield Span(*match.span("value"), kind)
 
 
-# The second half: options and arguments of known programs, however they are written.
+# The second half: options and arguments of known programs, in any notation.
 
-# Programs, then the options and arguments of theirs that hold a secret. `vault+login` is a subcommand. `-p` an option
-# with its value as the next word or attached; `-p=` only attached; `-p+` attached without any check of the value; `-u:`
-# the value after the colon (`%` and `,` are other signs between user and secret); `!` only values that no word could
-# be; `#2` the second argument; `-b:3` htpasswd's batch mode, where the third one is; `/` Oracle's user/password; `=!`
-# NAME=VALUE arguments; `@` user:password@host; `/p:` an option of Windows.
+# Programs, followed by the options and arguments that hold a secret. `vault+login` is a subcommand. `-p` is an option
+# with its value attached or in the next word; `-p=` only attached; `-p+` attached without any check of the value; `-u:`
+# the value after the colon (`%` and `,` are other signs between user and secret); `!` only values that cannot be
+# ordinary words; `#2` the second argument; `-b:3` htpasswd's batch mode, with the secret as the third argument; `/`
+# Oracle's user/password; `=!` NAME=VALUE arguments; `@` user:password@host; `/p:` a Windows option.
 _PROGRAM_TABLE = r"""
 curl                -u: -U: --user: --proxy-user: --pass --oauth2-bearer --proxy-pass --tlspassword
 http https xh       -a: --auth:
@@ -321,10 +324,10 @@ smbclient           #2!
 
 
 class _ProgramRow(NamedTuple):
-    """A program and which of its options and arguments hold secrets: one row of the table."""
+    """One row of the table: a program and the options and arguments that hold secrets."""
 
     words: tuple[str, ...]  # the program and its subcommands: ("vault", "login")
-    short: dict[str, str]  # option letter -> its marks in the table
+    short: dict[str, str]  # option letter -> its flags in the table
     long: dict[str, str]
     positionals: dict[str, str]
     shapes: frozenset[str]
@@ -402,17 +405,17 @@ _ORACLE_ARGUMENT = re.compile(r"[\w$#.]{1,60}/\\*[\"']?(?P<value>[^\0\s@\"'\\/]{
 _AT_HOST = re.compile(r"(?:[\w.-]{1,60}/)?[\w.$-]{1,60}:[\"']?(?P<value>[^\0\s\"'\\]{3,100})[\"']?@[\w.-]+\Z")
 _SIGNS = ":%,"
 
-OPTION_WHOLE_WORDS: frozenset[bytes] = frozenset(PROGRAMS)  # a text is read when one of them occurs
+OPTION_WHOLE_WORDS: frozenset[bytes] = frozenset(PROGRAMS)  # a text is parsed only if one of them occurs
 
-# Program names that occur in addresses (http) or times (z). They count only in short texts with this option.
+# Program names that also occur in addresses (http) or times (z). They count only in short texts with this option.
 _COMMON_NAMES = {b"http": " -a", b"https": " -a", b"z": "7z "}
 _MAX_TEXT_CHARS = 1500
 
 
 def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
-    """Yield every secret in an option or argument of a known program. `active`: the whole words that occur.
+    """Yield every secret in an option or argument of a known program. `active` has the whole words that occur.
 
-    Appends to `unfinished` the ends of programs whose line breaks before or within such an option.
+    Appends to `unfinished` the ends of program names with a line break before or within such an option.
     """
     for letters in sorted(active & OPTION_WHOLE_WORDS):
         if letters in _COMMON_NAMES and (len(text) > _MAX_TEXT_CHARS or _COMMON_NAMES[letters] not in text):
@@ -439,7 +442,9 @@ def _calls(text: str, lower: bytes, program: _ProgramRow, unfinished: list[int] 
 
 
 def _may_hold_secret(text: str, end: int, program: _ProgramRow) -> bool:
-    """Whether the line has what the program needs: most mentions of its name are no command."""
+    """Return whether the line has an option that holds a secret: most occurrences of a program's
+    name are not commands.
+    """
     newline = text.find("\n", end, end + _MAX_COMMAND_CHARS)
     line = text[end : newline if newline >= 0 else end + _MAX_COMMAND_CHARS]
     if program.words[1:] and program.words[1] not in line:
@@ -450,7 +455,7 @@ def _may_hold_secret(text: str, end: int, program: _ProgramRow) -> bool:
 
 
 def _is_cut(text: str, end: int, program: _ProgramRow) -> bool:
-    """Whether the line ends soon, and it or the next one has an option with a secret."""
+    """Return whether the line ends soon, and it or the next line has an option with a secret."""
     newline = text.find("\n", end, end + _MAX_CUT_LINE_CHARS)
     if newline < 0:
         newline = text.find("\\n", end, end + _MAX_CUT_LINE_CHARS)
@@ -514,7 +519,7 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: _ProgramRow) -> 
 
 
 def _takes_value(word: str) -> bool:
-    """Whether the next word is likely the value of this option, and so no positional argument."""
+    """Return whether the next word is probably the value of this option rather than a positional argument."""
     return word.startswith("--") and word not in (
         "--secret",
         "--plaintext",
@@ -541,7 +546,9 @@ def _positional(text: str, start: int, stop: int, position: int, program: _Progr
 def _option(
     text: str, start: int, stop: int, after: tuple[int, int] | None, program: _ProgramRow
 ) -> tuple[Span | None, int] | None:
-    """Return the secret of an option and whether it used up the next word; None when the option holds none."""
+    """Return the secret in an option, and whether it used up the next word. Returns None if the
+    option holds no secret.
+    """
     word = text[start:stop]
     name, sign, _ = word.partition("=")
     for long, marks in program.long.items():
@@ -572,7 +579,7 @@ def _option(
 
 
 def _inner(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the bounds without the quotes around them."""
+    """Return the bounds without surrounding quotes."""
     match = _QUOTED.match(text, start, stop)
     return match.span("value") if match else (start, stop)
 

@@ -1,7 +1,7 @@
-"""Find text inside encodings: base64 (both alphabets, wrapped, UTF-16, gzip), hex, percent signs, streams, escapes.
+"""Find text inside encodings: base64 (both alphabets, wrapped, UTF-16, gzip), hex, percent encoding, streams, escapes.
 
-A run is decoded and its plain text is scanned like any other; if that finds a secret, the whole run is redacted. The
-two views below, `Stream` and `RewrittenText`, map the spans of the decoded text back to the original.
+A run is decoded and its plain text is scanned like any other text; if it contains a secret, the whole run is redacted.
+The two views below, `Stream` and `RewrittenText`, map spans in the decoded text back to the original text.
 """
 
 from __future__ import annotations
@@ -24,7 +24,8 @@ _PRINTABLE = bytes(range(32, 127)) + b"\t\r\n"
 _BASE64 = re.compile(r"[A-Za-z0-9+/_-]{12,}={0,2}")
 # `70617373776f72643d68756e74657232`; not `x70617373776f7264`.
 _HEX = re.compile(r"(?<![0-9A-Za-z])(?:[0-9a-fA-F]{2}){12,}(?![0-9A-Za-z])")
-# base64(1) wraps at 76, PEM at 64. The break may be a literal backslash-n, and a tool may have numbered the lines.
+# base64(1) wraps lines at 76 characters, PEM at 64. The line break may be a literal backslash-n, and a tool may have
+# added line numbers.
 _BREAK = r"(?:\r?\n|\\r\\n|\\n)[ \t]*+(?:\d{1,6}+[→:|\t][ \t]*+)?+"
 # Two lines of base64, here with a line number:
 # `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJzdHV2\n  2→d3h5eg==`.
@@ -47,14 +48,14 @@ _MAX_UNPACKED = 1 << 16
 
 
 class Decoded(NamedTuple):
-    """A run of a text and what it decodes to."""
+    """A run in a text and the text that it decodes to."""
 
     start: int
     end: int
     text: str
 
     def is_plain(self) -> bool:
-        """Whether all characters are ones that people write. Random bytes never decode to such text."""
+        """Return whether all characters are ones that people write. Random bytes never decode to such text."""
         return len(self.text) >= 12 and "".join(self.text.split()).isprintable() and "\ufffd" not in self.text
 
 
@@ -71,7 +72,7 @@ def _readable(data: bytes) -> str | None:
 
 
 def _decode_base64(run: str) -> str | None:
-    """Return the text that a base64 run encodes, or None when it is not base64 of text."""
+    """Return the text that a base64 run encodes, or None if the run is not base64-encoded text."""
     body = run.rstrip("=")
     if len(body) % 4 == 1:
         body = body[:-1]
@@ -90,7 +91,7 @@ def _b64(body: str) -> bytes:
 
 
 def decoded_in_run(run: str) -> tuple[Decoded, ...]:
-    """Return every piece of a run of key characters that decodes to text."""
+    """Return every part of a run that decodes to text."""
     return tuple(_decoded(run))
 
 
@@ -102,7 +103,7 @@ def _decoded(run: str) -> Iterator[Decoded]:
         if (text := _decode_base64(piece)) is not None:
             yield Decoded(start, match.end(), text)
             continue
-        # A prefix glued on with a slash, a dash or an underscore shifts the alignment.
+        # A prefix joined by a slash, a dash or an underscore shifts the alignment.
         for split in ("/", "_", "-"):
             if split in piece:
                 cursor = start
@@ -116,7 +117,7 @@ def _decoded(run: str) -> Iterator[Decoded]:
 
 
 def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
-    """Yield base64 over several lines, decoded as one. `starts` are where a line of it may begin."""
+    """Yield base64 over several lines, decoded as a whole. `starts` has the possible starts of its lines."""
     done = 0
     for start in starts:
         match = _WRAPPED.match(text, start) if start >= done else None
@@ -131,7 +132,7 @@ def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
 def percent_encoded(text: str) -> Iterator[Decoded]:
     """Yield the percent-encoded parts of addresses, and each address as a whole.
 
-    The whole matters where a separator inside a secret is not encoded.
+    The whole address is needed if a separator inside a secret is not encoded.
     """
     for begin, end in _addresses(text):
         address = text[begin:end]
@@ -143,7 +144,7 @@ def percent_encoded(text: str) -> Iterator[Decoded]:
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the words around percent signs, found from the signs, since most words have none."""
+    """Yield the words around percent signs. The search starts at the signs, since most words have none."""
     done = 0
     for percent in _PERCENT.finditer(text):
         if percent.start() < done:
@@ -158,8 +159,8 @@ def _addresses(text: str) -> Iterator[tuple[int, int]]:
 # Streams: the pieces of a message are joined and scanned as one text. Only secrets that cross pieces count.
 
 _MIN_LINES = 5
-_MIN_EVENTS = 3  # lines of server-sent events, which are easy to tell from others
-_HEAD_CHARS = 3  # common prefix of the lines of a stream: `dat`, `{"t`, `0:"`
+_MIN_EVENTS = 3  # for server-sent events, which are easy to distinguish from other lines
+_HEAD_CHARS = 3  # common prefix of the lines in a stream: `dat`, `{"t`, `0:"`
 _MAX_LINE_CHARS = 600
 _MAX_LINES_BETWEEN = 3  # between two lines of a stream, such as `event: delta` and an empty line
 _MAX_PIECE_CHARS = 60
@@ -167,18 +168,18 @@ _ID_PREFIX_CHARS = 4
 _BORDER = "\n\0\n"
 # The content of `{"text": "kest"}` -> `kest`.
 _STRING = re.compile(rb'"((?:[^"\\\n]|\\.)*+)"')
-# Numbers (digits are zeros by then) and blanks, which may differ from line to line: `000.00`, `  `.
+# Numbers (digits are already zeros) and blanks, which may differ from line to line: `000.00`, `  `.
 _NUMBER = re.compile(rb"0+(?:\.0+)?| +")
 _DIGITS_AS_ZERO = bytes(48 if 48 <= code <= 57 else code for code in range(256))
 
 
 class Stream(NamedTuple):
-    """A message that lines of a text hold in pieces, a few characters each, as server-sent events do.
+    """A message that is split over lines of a text, a few characters each, as in server-sent events.
 
         data: {"type": "text_delta", "text": "kest"}
         data: {"type": "text_delta", "text": "rel-48"}
 
-    `pieces` are their bounds in the text, `offsets` their positions in the joined `text`.
+    `pieces` has their bounds in the text, `offsets` their positions in the joined `text`.
     """
 
     pieces: list[tuple[int, int]]
@@ -186,7 +187,7 @@ class Stream(NamedTuple):
     text: str
 
     def to_source_spans(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Yield, for each span that crosses pieces of the joined text, its part of every piece."""
+        """Yield, for each span that crosses pieces in the joined text, its part in every piece."""
         for span in spans:
             first = bisect_right(self.offsets, span.start) - 1
             last = bisect_right(self.offsets, span.end - 1) - 1
@@ -197,7 +198,7 @@ class Stream(NamedTuple):
 
 
 def streams(text: str, flat: bytes) -> Iterator[Stream]:
-    """Yield the messages that lines of a text hold in pieces. `flat` is the text, one byte per character."""
+    """Yield the messages that are split over lines of a text. `flat` is the text with one byte per character."""
     num_breaks = flat.count(b"\n")
     if num_breaks < _MIN_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
         return
@@ -223,7 +224,7 @@ def _min_lines(head: bytes) -> int:
 
 
 def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the bounds of successive lines of one form, which differ only in numbers and contents of strings."""
+    """Yield the bounds of consecutive lines with the same form, which differ only in numbers and string contents."""
     run: list[tuple[int, int]] = []
     form, last = b"", -1
     for number, start in group:
@@ -241,14 +242,18 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iter
 
 
 def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Return the bounds of the string that varies most from line to line; None if no string is short and varied."""
+    """Return the bounds of the string that varies most between lines, or None if no string is short
+    and varies enough.
+    """
     rows = [[match.span(1) for match in _STRING.finditer(flat, *bounds)] for bounds in run]
     best: list[tuple[int, int]] | None = None
     most = _MIN_EVENTS - 1
     for column in zip(*rows, strict=False):
         values = [flat[begin:end].translate(_DIGITS_AS_ZERO) for begin, end in column]
         is_prose = any(b" " in value for value in values)  # names and ids have no blanks
-        if not is_prose or len({value[:_ID_PREFIX_CHARS] for value in values}) == 1:  # ids of one kind begin alike
+        if (
+            not is_prose or len({value[:_ID_PREFIX_CHARS] for value in values}) == 1
+        ):  # ids of the same kind have a common prefix
             continue
         is_in_pieces = statistics.median(map(len, values)) <= _MAX_PIECE_CHARS
         if is_in_pieces and len(set(values)) > most:
@@ -265,12 +270,12 @@ def _joined(text: str, pieces: list[tuple[int, int]]) -> Stream:
     return Stream(pieces, offsets, "".join([*parts, _BORDER]))
 
 
-# Views of a text as the program that reads it sees it: with continued lines joined and `\u0026` and `\/` as characters,
+# Views of a text as the receiving program sees it: with continued lines joined and `\u0026` and `\/` as characters,
 # or without the terminal colors between a name and its value.
 
 _Edit = tuple[int, int, str]  # start, end, replacement
-# It starts with the backslash that all of them have: a literal prefix makes the search fast. `a\\u0026b` -> `26`,
-# `a\\/b` -> `/`, and the continued line of `zk39\\\n  Qx81` -> `\\\n  `.
+# The pattern starts with the backslash that all these escapes have: a literal prefix makes the search fast.
+# `a\\u0026b` -> `26`, `a\\/b` -> `/`, and the continued line in `zk39\\\n  Qx81` -> `\\\n  `.
 _ESCAPE = re.compile(
     r"\\(?:(?<=[^\0\s\\]\\)z?(?:\r?\n|\\\\n)(?:[ \t]*\d{1,6}[→:|\t]|\+|-(?=[ \t]))?[ \t]*(?=[^\0\s\\])"
     r"|\\{0,2}u00([2-7][0-9a-fA-F])|\\{0,2}(/))"
@@ -283,7 +288,7 @@ _ENCRYPTED = re.compile(
 )
 # `\x1b[31m`, `\\u001b[0m`; not `[31m`.
 _COLOR = re.compile(r"(?:\x1b|\\{1,4}(?:u001[bB]|x1[bB]|033|e))\[[0-9;:?]{0,20}[A-Za-z]")
-# In a text that was printed as JSON, or in a script: `\\u001b[0m`, `\\033[31m`; not `\x1b[31m`.
+# In a text printed as JSON, or in a script: `\\u001b[0m`, `\\033[31m`; not `\x1b[31m`.
 _ESCAPED_COLOR = re.compile(r"\\(?:u001[bB]|x1[bB]|033|e)\[")
 # `hunter2 next` -> `hunter2`.
 _WORD_REST = re.compile(r"[^\0\s]*")
@@ -291,7 +296,7 @@ _COLOR_LEAD, _COLOR_REACH, _MAX_COLOR_DISTANCE = 100, 400, 60  # characters arou
 
 
 class RewrittenText:
-    """A text with edits applied that maps spans back to the original."""
+    """A text with edits applied that maps spans back to the original text."""
 
     def __init__(self, text: str, edits: Iterable[_Edit]) -> None:
         pieces: list[str] = []
@@ -316,7 +321,7 @@ class RewrittenText:
     def to_source_spans(self, spans: Iterable[Span]) -> Iterator[Span]:
         """Yield the same spans in the original text."""
         for start, end, kind in spans:
-            # If the last character was an escape, all of the escape belongs to the secret.
+            # If the last character was an escape, the whole escape belongs to the secret.
             yield Span(self._origin(start), self._ends.get(end - 1) or self._origin(end - 1) + 1, kind)
 
     def _origin(self, position: int) -> int:
@@ -325,7 +330,7 @@ class RewrittenText:
 
 
 def unescaped(text: str) -> RewrittenText | None:
-    """Return the text without line continuations and JSON escapes, or None when it has none."""
+    """Return the text without line continuations and JSON escapes, or None if it has none."""
     edits: list[_Edit] = []
     if "\\" in text:
         matches = _ESCAPE.finditer(text)
@@ -340,19 +345,21 @@ def _entity_character(entity: re.Match[str]) -> str:
 
 
 def encrypted_blocks(text: str) -> list[tuple[int, int]]:
-    """Return the bounds of what sops and ansible-vault encrypted: random as a key, but useless without one."""
+    """Return the bounds of blocks encrypted by sops or ansible-vault: as random as a key, but useless without a key."""
     if "ENC[" not in text and "_VAULT;" not in text:
         return []
     return [match.span() for match in _ENCRYPTED.finditer(text)]
 
 
 def has_colors(text: str) -> bool:
-    """Whether a text came from a terminal in color, or was printed from one."""
+    """Return whether a text contains terminal colors, as escape characters or as printed escapes."""
     return "\x1b" in text or ("\\" in text and _ESCAPED_COLOR.search(text) is not None)
 
 
 def without_colors(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
-    """Return the text around words with a color nearby, without colors and without all other text; None if none is."""
+    """Return the text around words that are near a color code, without the color codes. Returns
+    None if there are none.
+    """
     positions = sorted({at for word in words for at in _words_near_colors(text, lower, word)})
     edits: list[_Edit] = []
     done = 0

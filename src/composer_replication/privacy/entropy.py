@@ -1,8 +1,8 @@
-"""Find strings that look random, and keys by their vendor's prefix.
+"""Find strings that look random, and keys with a vendor prefix.
 
-Shannon entropy alone flags paths and identifiers, so the test is rarity: how many of the letter pairs are pairs of real
-words, and how often the character class changes. Hashes, uuids and message ids are random too, but public; they are
-recognized by their shape or by the words next to them (`surroundings.py`).
+Shannon entropy alone flags paths and identifiers. Therefore the test measures rarity: the share of letter pairs that
+occur in real words, and the frequency of changes between character classes. Hashes, uuids and message ids are random as
+well, but public; they are recognized by their shape or by the surrounding words (`surroundings.py`).
 """
 
 from __future__ import annotations
@@ -22,12 +22,12 @@ from composer_replication.privacy.rules import (
 
 KIND = "HIGH_ENTROPY"
 HEX_KIND = "HEX_SECRET"
-# Longer runs are data such as images and archives. Keys of that size have a frame (PEM, JWT) and rules of their own.
+# Longer runs are data such as images and archives. Keys of that size have delimiters (PEM, JWT) and separate rules.
 MAX_LENGTH = 512
-_MAX_COMPARED_CHARS = 256  # the beginning of a long string is enough
-# Differences between neighboring characters of a repetition or a sequence.
+_MAX_COMPARED_CHARS = 256  # a prefix of a long string is enough
+# Differences between neighboring characters in a repetition or a sequence.
 _STEPS = frozenset((0, 1))
-# Most letter pairs of English and of identifiers are among these; of random letters one pair in four is.
+# Most letter pairs in English and in identifiers are among these, but only one in four pairs of random letters.
 _COMMON_PAIRS = word_set(
     "th he in er an re on at en nd ti es or te of ed is it al ar st to nt ng se ha as ou io le ve co me de hi ri ro"
     " ic ne ea ra ce li ch ll be ma si om ur ca el ta la ns di fo ho pe ec pr no ct us ac ot il tr ly nc et ut ss so"
@@ -40,7 +40,7 @@ _CLASS_OF = {
     code: "0" if chr(code).isdigit() else "l" if chr(code).islower() else "U" if chr(code).isupper() else "-"
     for code in range(128)
 }
-# The least that every rule below needs: `zk39Qx81LmPq04Tn55`; not `zk39Qx81.LmPq04Tn5`.
+# The minimum that every rule below requires: `zk39Qx81LmPq04Tn55`; not `zk39Qx81.LmPq04Tn5`.
 _CANDIDATE = re.compile(r"[A-Za-z0-9+/_-]{18}")
 # `acme_live_zk39Qx81LmPq04Tn55`; not `acme_live`.
 _FAMILY_TAIL = re.compile(r"[_-][A-Za-z0-9]{18}")
@@ -73,37 +73,39 @@ _PUBLIC = re.compile(
     + r"|(?<![A-Za-z0-9])(?:(?:srv)?toolu(?:_bdrk|_vrtx)?|call|msg|req|resp|chatcmpl|cmpl|rs|fc|run|thread|asst|item"
     r"|evt|event|gen|agent|task|step|batch|prompt|file)[_-][A-Za-z0-9]{8,64}(?![A-Za-z0-9])"
     r"|[sS][hH][aA]-?(?:1|224|256|384|512)[-:=][A-Za-z0-9+/=_-]{20,}|AAAA[BC]3NzaC1[A-Za-z0-9+/=_-]+|AAAAE2VjZHNh[A-Za-z0-9+/=_-]+"
-    # What IPFS and nix name their contents by.
+    # Content identifiers in IPFS and nix.
     r"|(?<![A-Za-z0-9])(?:Qm[1-9A-HJ-NP-Za-km-z]{44}|bafy[a-z2-7]{55})(?![A-Za-z0-9])|(?<=/nix/store/)[0-9a-z]{32}(?=-)"
-    # Objects of a payment service, an account on a chain, an application of Google.
+    # Object ids of a payment service, an account on a blockchain, a Google application.
     r"|(?<![A-Za-z0-9])(?:cus|price|prod|in|pi|ch|sub|si|il|pm|evt|acct|seti|plan|re|txn)_[A-Za-z0-9]{14,24}(?![A-Za-z0-9])"
     r"|(?<![A-Za-z0-9])bc1[a-z0-9]{25,60}(?![A-Za-z0-9])|[0-9]{8,14}-[a-z0-9]{32}(?=\.apps\.googleusercontent)"
-    # A pod of Kubernetes, an extension of Chrome.
+    # A Kubernetes pod, a Chrome extension.
     r"|(?<![A-Za-z0-9-])[a-z][a-z0-9-]{2,50}-[a-z0-9]{8,10}-[a-z0-9]{5}(?![A-Za-z0-9-])|(?<![A-Za-z])[a-p]{32}(?![A-Za-z])"
-    # A database of AWS, and a file named for the time it was made at.
+    # An AWS database, and a file named after its creation time.
     r"|(?<![A-Za-z0-9])db-[A-Z0-9]{26}(?![A-Za-z0-9])|[0-9]{4}-[0-9]{2}-[0-9]{2}T[0-9]{6}Z(?:-[0-9a-f]{7,12}(?![0-9A-Za-z]))?"
-    # A version of Go made from a commit, and what `git describe` says.
+    # A Go version built from a commit, and output of `git describe`.
     r"|(?<![0-9])[0-9]{14}-[0-9a-f]{12}(?![0-9A-Za-z])|(?<=-)[0-9]{1,5}-g[0-9a-f]{7,40}(?![0-9A-Za-z])"
 )
-# A trace of AWS, and a mangled C++ name: `1-5759e988-bd862e3fe1be46a994272793`, `_ZN4auth5tokenE`.
+# An AWS trace id, and a mangled C++ name: `1-5759e988-bd862e3fe1be46a994272793`, `_ZN4auth5tokenE`.
 _PUBLIC_WHOLE = re.compile(r"(?:Root=)?1-[0-9a-f]{8}-[0-9a-f]{24}|_Z[NLK][0-9A-Za-z_$.]++")
 
 
 def _pair_and_change_shares(value: str) -> tuple[float, float]:
-    """Return the share of letter pairs that words have, and the share of neighbors of different character class."""
+    """Return the share of letter pairs that occur in words, and the share of neighbors in different
+    character classes.
+    """
     lower = value.lower()
     letters = [pair for pair in map(str.__add__, lower, lower[1:]) if pair.isalpha()]
     common = len([pair for pair in letters if pair in _COMMON_PAIRS]) / len(letters) if len(letters) >= 4 else 0.0
-    # A capital before small letters starts a word, as in camelCase, and is no change.
+    # A capital before lower-case letters starts a word, as in camelCase, and does not count as a change.
     classes = value.translate(_CLASS_OF).replace("Ul", "l")
     changes = sum(map(classes.count, ("l0", "0l", "lU", "0U", "U0")))
     return common, changes / max(1, len(value) - 1)
 
 
 def share_of_changes(value: str) -> float:
-    """Return the share of neighbors of different class: small letters, capitals, digits, signs.
+    """Return the share of neighbors in different classes: lower-case letters, capitals, digits, signs.
 
-    A capital before a small letter belongs to its word and is no change.
+    A capital before a lower-case letter belongs to the same word and does not count as a change.
     """
     classes = value.translate(_CLASS_OF).replace("Ul", "l")
     return sum(map(str.__ne__, classes, classes[1:])) / max(1, len(value) - 1)
@@ -111,7 +113,7 @@ def share_of_changes(value: str) -> float:
 
 @lru_cache(maxsize=1 << 12)
 def looks_random(value: str) -> bool:
-    """Whether a string of key characters is rare: no words, no sequence, no single repeated character."""
+    """Return whether a string of key characters looks random: no words, no sequence, no single repeated character."""
     if "USER_" in value:
         value = PSEUDONYM.sub("USER", value)
     value = value[:_MAX_COMPARED_CHARS]
@@ -129,7 +131,7 @@ def looks_random(value: str) -> bool:
     if digits == 0:
         mixed = upper and lower and changes >= 0.15 and common < 0.45
         return len(value) >= 32 and (mixed or common < 0.36)
-    # A short string has few letter pairs, so there many changes outweigh common pairs.
+    # A short string has few letter pairs, so many changes outweigh common pairs.
     return common < (0.72 if changes >= 0.28 else 0.5) and changes >= 0.16
 
 
@@ -140,24 +142,24 @@ def _is_long_enough(piece: str) -> bool:
 
 
 def is_public_id(run: str) -> bool:
-    """Whether a whole run is a uuid or the id of a message or a call."""
+    """Return whether a whole run is a uuid or the id of a message or a call."""
     return _PUBLIC.fullmatch(run) is not None or _PUBLIC_WHOLE.fullmatch(run) is not None
 
 
 def _without_public_ids(run: str) -> str:
-    """Return the run with public ids blanked out."""
+    """Return the run with public ids masked by blanks."""
     return _blanked(_PUBLIC, run)
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    """Return the text with spaces where the pattern matches, so that positions do not change."""
+    """Mask the matches of the pattern by spaces, so that positions do not change."""
     return pattern.sub(lambda match: " " * len(match[0]), text)
 
 
 def _piece_spans(run: str, start: int, end: int) -> Iterator[Span]:
     """Yield the random parts of a piece.
 
-    Folders that are words separate the parts of a path; what is between them may contain slashes itself.
+    Folder names that are words separate the parts of a path; the text in between may contain slashes itself.
     """
     cursor, group = start, -1
     for part in [*run[start:end].split("/"), "word"]:
@@ -177,7 +179,7 @@ def _padding(run: str, end: int) -> int:
 
 
 def _is_wordy_path(piece: str) -> bool:
-    """Whether words make up half of a path. Base64 has a slash about every 64 characters and no words between."""
+    """Return whether at least half of a path consists of words. Base64 has few slashes and no words in between."""
     parts = [part for part in re.split(r"[/_-]", piece) if part]
     if len(parts) < 3 or len(piece) > 40 * len(parts):
         return False
@@ -186,7 +188,7 @@ def _is_wordy_path(piece: str) -> bool:
 
 
 def is_wordy(run: str) -> bool:
-    """Whether a run has short parts, half of them words, as paths and identifiers do. Random characters have none."""
+    """Return whether a run has short parts, half of them words, as paths and identifiers do. Random strings do not."""
     parts = _SEPARATORS.split(run)
     if len(max(parts, key=len)) >= 16:
         return False
@@ -195,14 +197,14 @@ def is_wordy(run: str) -> bool:
 
 
 def run_spans(run: str) -> Sequence[Span]:
-    """Return the random pieces of one run. Pure hex has a kind of its own, since the caller checks its context."""
+    """Return the random pieces of a run. Pure hex has a separate kind, since the caller checks its context."""
     if _CANDIDATE.search(run) is None:
         return ()
     masked = _without_public_ids(run)
     spans: list[Span] = []
     if _FAMILY_TAIL.search(masked):
         spans += [span for span in FAMILY_RULE.spans(masked) if _has_random_tail(run[span.start : span.end])]
-    # Hex by itself, not as part of a longer word.
+    # Hex that is not part of a longer word.
     for match in _STANDALONE_HEX.finditer(masked):
         if len(set(match[0])) >= 8 and _LETTER.search(match[0]):  # digits alone are a number
             spans.append(Span(match.start(), match.end(), HEX_KIND))
@@ -217,11 +219,11 @@ def _has_random_tail(value: str) -> bool:
     return looks_random(tail) or bool(re.fullmatch(r"[0-9a-f]{24,}", tail) and len(set(tail)) >= 8)
 
 
-# Vendor key formats, one per row: kind, triggers separated by `|`, pattern. The pattern is the description of what it
-# matches. The prefixes are public knowledge, written by hand from the vendors' own documentation. A prefix that no word
-# ends with needs no left boundary, so the key is found inside a path or an identifier, too. Marks: `*` before the
-# triggers: tried on runs of key characters only, because the prefix is too common to search the whole text for; `^`
-# before a trigger: at the start of a run; `?` after a kind: the match must have a digit.
+# Vendor key formats, one per row: kind, triggers separated by `|`, pattern. The pattern describes what it matches. The
+# prefixes are public knowledge, written by hand from the vendors' own documentation. A prefix that no word ends with
+# needs no left boundary, so that the key is also found inside a path or an identifier. Flags: `*` before the triggers:
+# tried only on runs of key characters, because the prefix is too common to search the whole text for; `^` before a
+# trigger: at the start of a run; `?` after a kind: the match must contain a digit.
 _VENDOR_TABLE = r"""
 ANTHROPIC_KEY sk-ant- sk-ant-[A-Za-z0-9_-]{16,}
 OPENROUTER_KEY sk-or- sk-or-[A-Za-z0-9_-]{16,}
@@ -338,7 +340,7 @@ TAILSCALE_KEY tskey- tskey-[A-Za-z0-9-]{16,}
 POSTHOG_KEY phc_|phx_|phs_ (?<![A-Za-z0-9])ph[cxs]_[A-Za-z0-9]{24,}
 API_KEY? *k- (?<![A-Za-z0-9])[sprt]k-[A-Za-z0-9_-]{18,}
 """
-# Vendors without a row: a short prefix that says what it is, then a long random tail.
+# Vendors without a row: a short descriptive prefix, then a long random tail.
 _FAMILY = (
     r"(?<![A-Za-z0-9])(?:[A-Za-z0-9]{1,12}[_-]){0,3}(?:live|test|prod|sk|rk|pk|pat|tok|token|secret|key|apikey|api|at|rt|oat|"
     r"svc|sess|access|refresh|bot|usr|sec|auth|pw|pwd|priv|fc|csk|jina|voyage|pa|fw|e2b|rnd|vc[pka]|cf[aut]*t|cio|ico|"
@@ -348,7 +350,9 @@ _FAMILY = (
 
 
 def _is_no_example(value: str) -> bool:
-    """Whether a key is not the one in documentation: one character over and over, or the word itself."""
+    """Return whether a key is real rather than an example from documentation: a repeated character, or the word
+    "example".
+    """
     return len(set(value[-12:])) > 1 and not value.endswith("EXAMPLE")
 
 
@@ -359,7 +363,7 @@ def _has_digit_and_more(value: str) -> bool:
 def _rule(row: str) -> tuple[bool, Rule]:
     kind, triggers, pattern = row.split(" ", 2)
     accept = _has_digit_and_more if kind.endswith("?") else _is_no_example
-    # Runs are joined by newlines before the search, so a newline precedes each.
+    # Runs are joined by newlines before the search, so a newline precedes each run.
     searched = tuple(triggers.lstrip("*").replace("^", "\n").split("|"))
     # The row of `GITHUB_TOKEN ghp_|gho_ gh[po]_[A-Za-z0-9]{20,}` is searched where `ghp_` or `gho_` occurs.
     rule = Rule(kind.rstrip("?"), re.compile(pattern), searched, 0, accept)
@@ -384,5 +388,5 @@ FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))
 
 
 def starts_like_a_key(text: str) -> bool:
-    """Whether a text begins like the keys of a vendor."""
+    """Return whether a text begins with the key prefix of a vendor."""
     return text.startswith(_PREFIXES) and any(rule.pattern.match(text) for rule in VENDOR_RULES)

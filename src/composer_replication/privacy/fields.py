@@ -1,4 +1,4 @@
-"""Read what the shape of a JSON object says about its fields: names, name/value pairs, random but public blobs."""
+"""Interpret the structure of JSON objects: field names, name/value pairs, and blobs that are random but public."""
 
 from __future__ import annotations
 
@@ -21,10 +21,10 @@ SCALARS = frozenset((int, float, bool, type(None)))  # types without text
 PAIR_VALUES = frozenset(
     ("value", "Value", "default", "plaintext", "data", "stringData", "secretValue", "ParameterValue")
 )
-# Fields whose meaning depends on their siblings, so each is read within its object.
+# Fields whose meaning depends on their siblings, so each field is read in the context of its object.
 _PAIR_NAME_FIELDS = ("name", "key", "Name", "Key", "ParameterKey")
 OPAQUE = frozenset(("data", "signature", "encrypted_content", "thoughtSignature"))
-# What a browser or a form names the element that it types into.
+# Keys by which a browser or a form identifies the element that receives the input.
 TARGETS = ("element", "selector", "locator", "prompt", "label", "question", "placeholder", "field")
 _TARGETS = frozenset(TARGETS)
 _MAX_LABEL_CHARS = 200
@@ -34,7 +34,7 @@ _SECRET_LABEL = re.compile(
     r"(?i)pass(?:word|wort|phrase|code|wd)|(?<![a-z])(?:pwd|secret|token|otp|pin|api[ _-]?key)(?![a-z])"
 )
 NEVER_PLAIN = PAIR_VALUES | OPAQUE | {*TARGETS}
-# Shorter ones are scanned, since they may hold a key.
+# Shorter texts are scanned, since they may contain a key.
 _MIN_BLOB_CHARS = 100
 # `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVo=`, also over several lines; not `ada@example.org`.
 _BLOB = re.compile(r"[A-Za-z0-9_-]++={0,2}+|(?:[A-Za-z0-9+/]{16,}+={0,2}+\s{0,2}+)++")
@@ -52,8 +52,10 @@ _MEDIA = ("image/", "audio/", "video/", "font/", "application/pdf")
 
 
 def pair_strength(value: Mapping[Any, Any]) -> Strength:
-    """Return how strongly a sibling field names the value, as in `{"name": "DB_PASSWORD", "value": ...}`."""
-    if value.get("kind") == "Secret" or value.get("sensitive") is True:  # Kubernetes; an output of Terraform
+    """Return how strongly a sibling field says that the value is a secret, as in `{"name": "DB_PASSWORD", "value":
+    ...}`.
+    """
+    if value.get("kind") == "Secret" or value.get("sensitive") is True:  # Kubernetes; a Terraform output
         return Strength.TOKEN
     if value.get("type") == "password" or value.get("inputType") == "password":
         return Strength.PASSWORD
@@ -65,7 +67,9 @@ def pair_strength(value: Mapping[Any, Any]) -> Strength:
 
 
 def opaque_field(value: Mapping[Any, Any]) -> str | None:
-    """Return the field of a block that holds an image or a provider's signature, random by nature; None without one."""
+    """Return the field in a block that holds an image or a provider's signature, which are random; None if there is
+    none.
+    """
     kind = value.get("type")
     if kind == "base64":
         return "data" if str(value.get("media_type", "")).startswith(_MEDIA) else None
@@ -77,14 +81,14 @@ def opaque_field(value: Mapping[Any, Any]) -> str | None:
 
 
 def is_blob(text: object) -> bool:
-    """Whether a field for a signature or an image holds one: a single run of base64, and no key of a vendor."""
+    """Return whether a field for a signature or an image holds one: a single base64 run that is not a vendor key."""
     if not isinstance(text, str) or len(text) < _MIN_BLOB_CHARS:
         return False
     return _BLOB.fullmatch(text) is not None and not starts_like_a_key(text)
 
 
 def typed_secret_field(value: Mapping[Any, Any]) -> str | None:
-    """Return the field that is typed into a password field: `text` of `{"element": "Password field", "text": ...}`."""
+    """Return the field typed into a password input: `text` in `{"element": "Password field", "text": ...}`."""
     for target in () if _TARGETS.isdisjoint(value) else TARGETS:
         label = value.get(target)
         if (
@@ -98,12 +102,12 @@ def typed_secret_field(value: Mapping[Any, Any]) -> str | None:
 
 
 def _is_typed(text: str) -> bool:
-    """Whether the text is a password: one word. Hints are typed into such fields, too."""
+    """Return whether the text is a password: a single word. Hints are typed into such fields, too."""
     return len(text) >= 4 and len(text.split()) == 1 and is_whole_secret(text, Strength.PASSWORD, "")
 
 
 def is_command_line(items: Sequence[Any]) -> bool:
-    """Whether a list is an argument vector that may hold a password, judged by its flags or its command."""
+    """Return whether a list is an argument vector that may contain a password, judging by its flags or its command."""
     if not 2 <= len(items) <= _MAX_ARGUMENTS or not isinstance(items[0], str):
         return False
     texts = [item for item in items if isinstance(item, str)]
@@ -114,14 +118,14 @@ def is_command_line(items: Sequence[Any]) -> bool:
 
 
 def is_named_pair(items: Sequence[Any]) -> bool:
-    """Whether a list is a header such as `["X-Api-Key", "..."]`: a name and a value that could not be a name."""
+    """Return whether a list is a header such as `["X-Api-Key", "..."]`: a name and a value that cannot be a name."""
     if len(items) != 2 or not isinstance(items[0], str) or not isinstance(items[1], str):
         return False
     return name_strength(items[0]) >= Strength.TOKEN and " " not in items[0] and is_strong(items[1])
 
 
 def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
-    """Return what the name of a field, the object above it and its sibling say together."""
+    """Return the combined strength of the name of a field, the enclosing object and the sibling field."""
     own_strength = name_strength(name)
     if name in PAIR_VALUES:
         return max(own_strength, pair, inherited if inherited >= Strength.TOKEN else Strength.NONE)
@@ -129,7 +133,7 @@ def field_strength(name: str, inherited: Strength, pair: Strength) -> Strength:
 
 
 def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
-    """Whether a string under a name of this strength is redacted as a whole."""
+    """Return whether a string under a name with this strength is redacted as a whole."""
     if strength == Strength.WEAK:
         return not PLACEHOLDER.search(text) and (
             is_random_value(text) or is_credential(name, text.strip()) or is_login(name, text.strip())
@@ -147,15 +151,15 @@ def is_whole_secret(text: str, strength: Strength, name: str) -> bool:
 
 
 def is_secret_number(value: object, key: str, strength: Strength) -> bool:
-    """Whether a JSON number is a PIN or an all-digit password."""
+    """Return whether a JSON number is a PIN or an all-digit password."""
     return strength >= Strength.TOKEN and type(value) is int and value > 999 and _NUMERIC_SECRET.search(key) is not None
 
 
 def holds_secret(item: Any, name: str, strength: Strength) -> bool:
-    """Whether a value under a name of this strength has to be walked field by field."""
+    """Return whether a value under a name with this strength has to be walked field by field."""
     if isinstance(item, str):
         return is_whole_secret(item, strength, name)
-    # Lists under a secret name are walked; their strings are secrets too.
+    # Lists under a secret name are walked; their strings are secrets, too.
     return is_secret_number(item, name, strength) or (
         strength >= Strength.TOKEN and isinstance(item, list | tuple | dict)
     )

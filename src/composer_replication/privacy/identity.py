@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence, Set
 
 from composer_replication.privacy.rules import PSEUDONYM, word_set
 
-# Users of images, runners and documentation are no persons.
+# User names in images, runners and documentation do not refer to people.
 _NOT_A_PERSON = word_set(
     "user users username name me you root runner ubuntu node vscode app shared public default all linuxbrew git www"
     " admin administrator guest nobody ec2-user codespace gitpod coder dev docker jenkins circleci vagrant pi x xxx"
@@ -18,7 +18,7 @@ _NOT_A_PERSON = word_set(
 )
 _USER_NAME = r"[A-Za-z0-9_][A-Za-z0-9_.@+-]*"
 _PATH_SEPARATOR = r"(?:/|\\{1,4}|%2[Ff]|%5[Cc])"
-# What an application has under `home/`, its front page: no person.
+# Folders below `home/` in the source code of an application, which are not user names.
 _APPLICATION_FOLDERS = (
     "(?:components?|pages?|views?|src|lib|styles?|assets|images?|img|css|js|hooks|utils?|api|tests?|templates?|static|index"
     "|layouts?|sections?|widgets?|screens?|models?|services?|controllers?|routes?|common|constants|types|features|modules)"
@@ -47,10 +47,12 @@ WORDS = tuple(word.lower().encode() for word, *_ in _HOME_PATTERNS)
 
 
 class Identity:
-    """Finds people in text. It holds no state: the caller numbers them, per conversation."""
+    """Finds people in text. It is stateless: the caller numbers them for each conversation."""
 
     def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str], *, people: bool = False) -> None:
-        """With `people`, e-mail addresses, phone numbers and names next to them become pseudonyms, too."""
+        """Initialize the patterns. With `people`, e-mail addresses, phone numbers and adjacent names also become
+        pseudonyms.
+        """
         self._people = people
         homes = {home.rstrip("/\\") for home in home_dirs if len(home.rstrip("/\\")) > 1}
         names = {name for name in user_names if len(name) >= 2 and name.upper() != "USER"}
@@ -59,12 +61,13 @@ class Identity:
         dashed_homes = {re.sub(r"[^A-Za-z0-9]", "-", home): home for home in self._homes}
         self._dashed_homes = sorted(dashed_homes, key=len, reverse=True)
         spelled = sorted(map(re.escape, names), key=len, reverse=True)
-        # In a dump, underscores and digits may touch a name; a letter makes another word: `backup_ada2`, not `adam`.
+        # In a dump, underscores and digits may touch a name; a letter makes it a different word: `backup_ada2`, not
+        # `adam`.
         self._names = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(spelled)})(?![A-Za-z0-9])") if spelled else None
         self._known_strings = tuple(names)
 
     def replace(self, text: str, pseudonym: Callable[[str], str], words: Set[bytes] | None = None) -> str:
-        """Return the text with every user as a pseudonym. `words`: which of `WORDS` occur, if the caller knows."""
+        """Replace every user by a pseudonym. `words` has the words in `WORDS` that occur, if the caller knows them."""
         for home in self._homes:
             if home in text:
                 text = re.sub(re.escape(home) + r"(?![A-Za-z0-9_])", lambda _, h=home: self._home(h, pseudonym), text)
@@ -82,7 +85,7 @@ class Identity:
         return _with_people_replaced(text, pseudonym) if self._people else text
 
     def touches(self, text: str, words: Set[bytes] | None = None) -> bool:
-        """Whether `replace` would change the text."""
+        """Return whether `replace` would change the text."""
         if self._homes or self._names is not None or self._people:
             return self.replace(text, lambda _: "", words) != text
         # A text repeats a few directories, so each name is checked once.
@@ -114,8 +117,8 @@ class Identity:
 _EMAIL = re.compile(r"@(?<=[\w%+-]@)[A-Za-z0-9-]{1,60}(?:\.[A-Za-z0-9-]{1,60}){1,5}")
 # The part before the @, read backward: `ada.b <` -> `ada.b`.
 _LOCAL_PART_REVERSED = re.compile(r"[A-Za-z0-9_.%+-]{1,64}")
-# Addresses of nobody, and versions: `git@github.com`, `noreply@example.dev`, `pkg@1.2.3`, `ada@example.org`; not
-# `ada@mail.dev`.
+# Addresses that belong to no person, and versions: `git@github.com`, `noreply@example.dev`, `pkg@1.2.3`,
+# `ada@example.org`; not `ada@mail.dev`.
 _NOBODYS_ADDRESS = re.compile(
     r"(?i)(?:git|noreply|no-reply|donotreply|user|users|you|your|name|me|info|root|admin|test|example|"
     r"foo|bar|email|someone)@"
@@ -133,7 +136,7 @@ _NAME_WORD = r"[^\W\d_][\w.'\u2019-]{0,30}"
 _FULL_NAME = rf"{_NAME_WORD}(?: {_NAME_WORD}){{1,3}}"
 # `Ada Lovelace <ada@mail.dev>` -> `Ada Lovelace`.
 _BEFORE_ADDRESS = re.compile(rf"(?P<name>{_FULL_NAME}) \\*[<(]\\*[\w.%+-]{{1,64}}@")
-# Lines where git, mail and package files keep a name: `Author: Ada Lovelace <` -> `Ada Lovelace`; not
+# Lines where git, mail and package files store a name: `Author: Ada Lovelace <` -> `Ada Lovelace`; not
 # `file: Ada Lovelace`.
 _NAME_LINE = re.compile(
     rf"(?im)^[ \t>+-]{{0,8}}(?:author|committer|commit|tagger|from|to|cc|signed-off-by|co-authored-by|r"
@@ -147,7 +150,9 @@ _NOT_A_NAME = re.compile(
 
 
 def _people_in(text: str) -> Iterator[str]:
-    """Yield every e-mail address, phone number and name in a text, longest first since names contain names."""
+    """Yield every e-mail address, phone number and name in a text, longest first since names may
+    contain other names.
+    """
     people = {*_addresses(text), *(match[0] for match in _PHONE.finditer(text) if _is_phone(match[0]))}
     for match in (*_BEFORE_ADDRESS.finditer(text), *_NAME_LINE.finditer(text)):
         name = match["name"].strip()
@@ -170,7 +175,7 @@ def _is_phone(number: str) -> bool:
 
 
 def _with_people_replaced(text: str, pseudonym: Callable[[str], str]) -> str:
-    """Return the text with other people as pseudonyms; the same object if there are none."""
+    """Replace other people by pseudonyms. Returns the same object if there are none."""
     for name in _people_in(text):
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _, person=name: pseudonym(person), text)
     return text

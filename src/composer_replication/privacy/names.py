@@ -1,7 +1,7 @@
-"""Tell which names announce a secret: of environment variables, JSON fields, flags and headers.
+"""Classify names in environment variables, JSON fields, flags and headers by how strongly they indicate a secret.
 
-The last part tells which words code and messages use. It needs `harmless_words.txt`, a list is_count in packages and in
-message catalogs of many languages by `scripts/harmless_words.py`.
+The last part recognizes common words in code and messages. It uses `harmless_words.txt`, a list counted in packages and
+in message catalogs in many languages by `scripts/harmless_words.py`.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from composer_replication.privacy.rules import is_strong, word_set
 
 
 class Strength(IntEnum):
-    """How much a name says about its value."""
+    """How strongly a name indicates that its value is a secret."""
 
     NONE = 0
     WEAK = 1  # `key`, `auth`, `session`: only a random-looking value counts
     TOKEN = 2  # `token`, `api_key`, `secret`: any value that is not code, prose or a placeholder
-    PASSWORD = 3  # `password`: short and wordy values too
+    PASSWORD = 3  # `password`: short and wordy values, too
 
 
-# The version of a file or a package, which names no value: `token-2.1`; not `token2`.
+# The version of a file or a package, which does not name a value: `token-2.1`; not `token2`.
 _VERSION_PART = re.compile(r"\d\.\d")
-# The words of `DBPassword2` -> `DB`, `DBPassword2` -> `Password`, `DBPassword2` -> `2`.
+# The words in `DBPassword2` -> `DB`, `DBPassword2` -> `Password`, `DBPassword2` -> `2`.
 _NAME_WORDS = re.compile(r"[A-Z]+(?=[A-Z][a-z])|[A-Z]?[a-z]+|[A-Z]+|\d+")
 _PASSWORDS = ("password", "passwd", "passphrase", "passcode", "pwd", "passwort", "contrasena", "senha", "motdepasse",
               "keypass", "storepass", "dbpass", "userpass", "rootpass", "adminpass", "smtppass", "remotepass",
@@ -54,7 +54,7 @@ _WEAK_LAST_WORDS = tuple(
         )
     )
 )
-# After `token` or `secret` these words make a count, a type, a file, a flag or the name of something.
+# After `token` or `secret`, these words indicate a count, a type, a file, a flag or the name of something.
 _HARMLESS_WORDS = word_set(
     "max min num count counts total limit limits usage used budget input output prompt completion cached cache"
     " creation read type types name names path file files dir length len size index idx per cost price rate width id"
@@ -65,19 +65,19 @@ _HARMLESS_WORDS = word_set(
     " error message status form"
 )
 
-# Tokens of a tokenizer, a page or a form.
+# Tokens in a tokenizer, a page or a form.
 _PUBLIC_TOKENS = word_set(
     "csrf xsrf public next page cancel bos eos unk pad sep cls mask image audio video start end first last task"
 )
 
-# Every name that says anything contains one of these. Most names have none and are done: `db_password`; not
-# `file_name`.
+# Every name that indicates a secret contains one of these. Most names have none and need no further check:
+# `db_password`; not `file_name`.
 _STEM_OF_SECRETS = re.compile(
     "pass|pwd|pw|psk|secret|token|key|cred|auth|jwt|bearer|conn|otp|cvv|cvc|pin|code|sess|senha|contrase|wachtwoord|wort"
     "|salasana|kodeord|phrase|mdp|wort|clave|parol|hasl|hesl|" + "|".join(_WEAK_LAST_WORDS)
 )
 
-# Words for a password in other languages: labels of forms, where a value could follow.
+# Words for "password" in other languages: labels in forms, where a value could follow.
 PASSWORD_WORDS = word_set(
     "kennwort wachtwoord wachtwoorden toegangscode wagwoord heslo hesla heslom salasana salasanan sal"
     "asanasi clave claves"
@@ -93,7 +93,7 @@ PASSWORD_WORDS = word_set(
 
 
 def _typing_slips(word: str, *, any_letter: bool = False) -> set[str]:
-    """Return mistyped forms of a word: letters swapped, doubled, left out or (`any_letter`) replaced."""
+    """Return misspelled forms of a word: letters swapped, doubled, omitted or (with `any_letter`) replaced."""
     parts = [(word[:at], word[at:]) for at in range(len(word))]
     slips = {head + tail[1:2] + tail[0] + tail[2:] for head, tail in parts} | {
         head + tail[0] + tail for head, tail in parts
@@ -104,7 +104,8 @@ def _typing_slips(word: str, *, any_letter: bool = False) -> set[str]:
     return slips - {word}
 
 
-# Mistyped word -> the word that was meant; no other word is as close. Of short words only some slips are unambiguous.
+# Misspelled word -> the intended word; no other word is as close. For short words only some misspellings are
+# unambiguous.
 CORRECTIONS: dict[str, str] = dict.fromkeys(_typing_slips("password", any_letter=True), "password") | {
     slip: word
     for word in ("passphrase", "passcode", "passwort", "passwd", "credentials", "credential", "secret")
@@ -122,7 +123,7 @@ CORRECTIONS = {
 _ANYWHERE = ("password", "passwd", "passphrase", "passcode", "secret", "apikey", "psk", "mdp", "passwort", "pwd")
 _CODES = frozenset(("pin", "mfacode", "otpcode", "onetimecode", "twofactorcode"))
 _WORDS_ENDING_IN_KEY = word_set("monkey turkey donkey hockey whiskey jockey mickey")
-# Keys of tables, maps and requests, which are no secrets.
+# Keys in tables, maps and requests, which are not secrets.
 _PLAIN_KEYS = word_set(
     "idempotency partition sort routing cache foreign primary dedup deduplication object index composite row"
 )
@@ -131,7 +132,7 @@ _SECRET_KEY_KINDS = word_set("api access secret private signing encryption maste
 
 @lru_cache(maxsize=8192)
 def name_strength(name: str) -> Strength:
-    """Return what a name says about its value. A key that holds a value or a placeholder itself is no name."""
+    """Return how strongly a name indicates a secret. A key that is itself a value or a placeholder is not a name."""
     if "<" in name or "=" in name or ": " in name or _VERSION_PART.search(name):
         return Strength.NONE
     words: list[str] = [word.lower() for word in _NAME_WORDS.findall(name)]
@@ -180,7 +181,7 @@ _COMMON_VALUES = word_set(
     " database internal external standard optional template testing security sessions absolute relative filesystem"
     " environment kubernetes terraform anything something nothing everything security-token access-token"
 )
-# Their values are no secrets and occur in every text.
+# Values of these variables are not secrets and occur in every text.
 _SHELL_VARIABLES = word_set(
     "HOME PWD OLDPWD SHELL LANG LANGUAGE TERM USER LOGNAME USERNAME PATH HOSTNAME EDITOR VISUAL PAGER DISPLAY TMPDIR TZ"
     " TEMP TMP SHLVL COLORTERM MAIL VIRTUAL_ENV CONDA_PREFIX MANPATH PYTHONPATH NODE_ENV USERPROFILE APPDATA COMSPEC"
@@ -194,9 +195,9 @@ _SECRET_VARIABLE = re.compile(
 
 # `enabled`; not `hunter2`.
 _SHORT_WORD = re.compile(r"[a-z]{1,11}")
-# An address without user or query: `https://host/path`; not `https://host/?q=1`.
+# An address without a user or a query: `https://host/path`; not `https://host/?q=1`.
 _ADDRESS = re.compile(r"https?://[^\0@?]*")
-# A key may begin with a slash, too. A path begins with a folder that systems have, or consists of words: `/usr/lib`,
+# A key may begin with a slash, too. A path begins with a common folder or consists of words: `/usr/lib`,
 # `~/x`, `/some/folder`; not `/zk39Qx81`.
 _PATH = re.compile(
     r"[~.]|[A-Z]:|/(?:usr|home|etc|var|opt|srv|tmp|run|root|mnt|media|dev|bin|sbin|lib|proc|sys|data|app|private|Users"
@@ -223,7 +224,7 @@ def secret_looking_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_searchable(name: str, value: str) -> bool:
-    """Whether a value may be searched for everywhere. `true`, `8080`, a folder or a locale would spoil every text."""
+    """Return whether a value is specific enough to be searched for. `true`, `8080`, a folder or a locale is not."""
     value = value.strip()
     secret = name_strength(name) >= Strength.TOKEN
     shortest = 6 if secret and is_strong(value) else 8
@@ -236,7 +237,7 @@ def is_searchable(name: str, value: str) -> bool:
         return False
     if value.startswith(("/", "~/", "./", "C:\\")) and " " not in value and not re.search(r"[A-Za-z0-9+]{24,}", value):
         return secret and not _PATH.match(value)
-    if _ADDRESS.fullmatch(value):  # an address that grants access has a key as one of its parts
+    if _ADDRESS.fullmatch(value):  # an address that grants access contains a key
         return (secret or _SECRET_VARIABLE.search(name) is not None) and any(map(_is_key_part, value.split("/")[3:]))
     return not (value.isdigit() and len(value) < 10) and (secret or not _SHORT_WORD.fullmatch(value))
 
@@ -245,11 +246,11 @@ def _is_key_part(part: str) -> bool:
     return len(part) >= 8 and part.isascii() and is_strong(part)
 
 
-# Words of code and messages. A value next to a secret's name counts as a secret unless it consists of these words.
+# Words in code and messages. A value next to a secret's name counts as a secret unless it consists of these words.
 
 # `db-größe2` -> `größe`.
 _LETTERS = re.compile(r"[^\W\d_]+")
-# Where the words of a camel-case name meet: `readFile`, `HTTPServer`; not `readfile`.
+# Boundaries between words in a camel-case name: `readFile`, `HTTPServer`; not `readfile`.
 _WORD_SEAM = re.compile(r"(?<=[a-zß-öø-ÿ])(?=[A-ZÀ-ÖØ-Þ])|(?<=[A-ZÀ-ÖØ-Þ])(?=[A-ZÀ-ÖØ-Þ][a-zß-öø-ÿ])")
 # `пароль`; not `größe`.
 _NON_LATIN = re.compile(r"[^\W\d_a-zA-ZªºÀ-ɏḀ-ỹ]")
@@ -260,7 +261,7 @@ _MIN_JUMBLE_CHARS, _MIN_JUMBLE_SEAMS = 11, 3
 
 
 def stem(word: str) -> str:
-    """Return a word without its last letter, by which most of its forms differ."""
+    """Return a word without its last letter, since most inflected forms differ only there."""
     return word[:-1] if len(word) >= _MIN_STEMMED_CHARS else word
 
 
@@ -271,20 +272,20 @@ def _stems() -> frozenset[str]:
 
 
 def is_word(word: str) -> bool:
-    """Whether packages or message catalogs have a word or another form of it."""
+    """Return whether packages or message catalogs contain a word or another form of it."""
     stems, lower = _stems(), word.lower()
     return stem(lower) in stems or any(lower.endswith(end) and stem(lower[: -len(end)]) in stems for end in _ENDINGS)
 
 
 @lru_cache(maxsize=1 << 12)
 def is_uncommon(value: str) -> bool:
-    """Whether a value has a word, in Latin letters, that neither code nor messages have."""
+    """Return whether a value has a word, in Latin letters, that occurs neither in code nor in messages."""
     if len(value) < _MIN_CHARS or _NON_LATIN.search(value):
         return False
     cut = [_WORD_SEAM.split(letters) for letters in _LETTERS.findall(value)]
     parts = [part for word in cut for part in word]
     if any(len(part) >= _MIN_WORD_CHARS and not is_word(part) for part in parts):
         return True
-    # Capitals all over: no name in code changes case so often, with so few letters between.
+    # Frequent capitals: no name in code changes case so often, with so few letters in between.
     length = sum(map(len, parts))
     return length >= _MIN_JUMBLE_CHARS and len(parts) - len(cut) >= _MIN_JUMBLE_SEAMS and length < 3 * len(parts) + 2

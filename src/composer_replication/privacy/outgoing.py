@@ -1,8 +1,9 @@
 """Check text for secrets right before it leaves the machine, in requests to teachers and in exports.
 
-`crf ingest` redacts secrets, but outgoing text may still hold one: the run was made by older rules or elsewhere, a
-variable was set since, a state was written by hand, or a teacher wrote it. So outgoing bytes are parsed and scanned
-again with the rules of `privacy`. A find reports the location, the kind and an id of the text, never the value.
+`crf ingest` redacts secrets, but outgoing text may still contain some: the run may have been made with older rules or
+on another machine, a variable may have been set since, or a person or a teacher may have written the text. Therefore
+outgoing bytes are parsed and scanned again with the rules in `privacy`. A find reports the location, the kind and an id
+of the text, never the value.
 """
 
 from __future__ import annotations
@@ -29,7 +30,7 @@ _ID_BYTES = 6
 
 @dataclass(frozen=True)
 class Find:
-    """A text that may hold a secret: its location, and the number of secrets by kind."""
+    """A text that may contain a secret: its location, and the number of secrets by kind."""
 
     location: str
     kinds: Mapping[str, int]
@@ -37,9 +38,10 @@ class Find:
 
     @property
     def id(self) -> str:
-        """The id that `--allow` takes.
+        """The id to pass to `--allow`.
 
-        It covers the whole text, and it is slow to compute because a text may be little more than a password.
+        The id covers the whole text. It is slow to compute, so that a text that is little more than a password cannot
+        be guessed.
         """
         return _slow_hash(self.digest)
 
@@ -48,16 +50,16 @@ class Find:
 
 
 class LastGate:
-    """Scans outgoing text. Texts are cached by digest, so that one in every state is scanned once.
+    """Scans outgoing text. Results are cached by digest, so that a text shared by all states is scanned once.
 
-    `environment` supplies known values, as at ingest; `allowed` are ids of texts that somebody has reviewed.
+    `environment` supplies known values, as during ingest; `allowed` has the ids of texts that somebody has reviewed.
     """
 
     is_open = False
 
     def __init__(self, environment: Mapping[str, str], *, allowed: Iterable[str] = ()) -> None:
         values = secret_looking_environment(environment)
-        # Ids are random by nature, so the entropy layer must not judge them.
+        # Ids are random by design, so they are scanned without the entropy rules.
         self._texts, self._ids = Scrubber(env_values=values), Scrubber(env_values=values, entropy=False)
         self._allowed = frozenset(allowed)
         self._kinds_by_digest: dict[bytes, Mapping[str, int]] = {}
@@ -66,7 +68,7 @@ class LastGate:
         return f"{type(self).__name__}()"
 
     def in_request(self, body: bytes, location: str) -> list[Find]:
-        """Return the finds in the bytes of a request to a chat-completions endpoint."""
+        """Return the finds in the body of a request to a chat-completions endpoint."""
         if self.is_open:
             return []
         data: Any = orjson.loads(body)
@@ -81,9 +83,9 @@ class LastGate:
         ]
 
     def look(self, part: Any, location: str, *, is_text: bool = True) -> Find | None:
-        """Return the find in one part of an outgoing document, given as plain JSON data; None if it is clean.
+        """Return the find in a part of an outgoing document, passed as plain JSON data, or None if it is clean.
 
-        `is_text=False` is for values that a person typed into a setting, where a random word is a name.
+        `is_text=False` is for setting values typed by a person, where a random word is usually a name.
         """
         if self.is_open:
             return None
@@ -102,7 +104,9 @@ class LastGate:
         try:
             view = _view_of(part)
             kinds = self._kinds_in(view, is_text)
-            if not kinds and view.joined:  # a secret may cross the pieces; joined words look random, but are no find
+            if (
+                not kinds and view.joined
+            ):  # a secret may cross the pieces; joined words may look random and do not count
                 names = self._ids.scope()
                 for text in view.joined:
                     names.text(text)
@@ -124,7 +128,7 @@ class LastGate:
 
 @lru_cache(maxsize=4096)
 def _slow_hash(digest: bytes) -> str:
-    # scrypt makes it costly to guess a short text from its id, which is printed and may end up in a log.
+    # scrypt makes it expensive to guess a short text from its id, which is printed and may end up in a log.
     return hashlib.scrypt(digest, salt=b"composer_replication find", n=2**14, r=8, p=1, dklen=_ID_BYTES).hex()
 
 
@@ -132,12 +136,12 @@ def _listed(kinds: Mapping[str, int]) -> str:
     return ", ".join(f"{kind} x{number}" for kind, number in sorted(kinds.items()))
 
 
-# Parts are scanned as data, not as text, because names say what fields hold. But data hides some things, which the view
-# below undoes: ids are random by nature; arguments are text that is itself data, where a name may occur twice; the
-# texts of a message may be one text in pieces; a schema names a field here and shows its values there; and very deep
-# nesting cannot be walked at all.
+# Parts are scanned as data, not as text, because field names help to interpret values. But data hides some secrets, so
+# the view below prepares it: ids are random by design and scanned separately; arguments are text that contains data,
+# where a key may occur twice; the text parts of a message may be one text in pieces; a schema holds the name of a field
+# and its example values in different places; and values nested too deeply are flattened.
 
-# Ids are random, and most are harmless: only rules for a kind of key scan them, as at ingest.
+# Ids are random, and most are harmless: only rules for a specific kind of key scan them, as during ingest.
 _IDS = frozenset(
     (
         *("id", "parent_id", "state_id", "tool_call_id", "source_call_id", "call_id", "turn_id", "session_id"),
@@ -146,14 +150,14 @@ _IDS = frozenset(
 )
 
 
-_FIELDS_OF_TOOLS = frozenset(("arguments", "parameters"))  # their fields are the tool's own, whatever they are called
+_FIELDS_OF_TOOLS = frozenset(("arguments", "parameters"))  # their fields belong to the tool, whatever their names are
 _EXAMPLE_KEYWORDS = frozenset(("enum", "const", "examples", "example", "default"))
 _NUMBERS = (int, float)
 
 
 @dataclass
 class _OutgoingView:
-    """A part without ids and numbers, its ids, texts that it holds in pieces, and values that a schema shows."""
+    """A part without ids and numbers, its ids, texts that were split into pieces, and example values from schemas."""
 
     value: Any = None
     ids: list[str] = field(default_factory=list[str])
@@ -162,7 +166,7 @@ class _OutgoingView:
 
 
 def _view_of(part: Any) -> _OutgoingView:
-    """Return the view of a part. Raises RecursionError if it is nested too deeply; `_flat_text` handles those."""
+    """Return the view of a part. Raises RecursionError if it is nested too deeply; use `_flat_text` instead."""
     view = _OutgoingView()
     view.value = _without_ids(part, view)
     return view
@@ -177,7 +181,7 @@ def bytes_of(part: Any) -> bytes:
 
 
 def _flat_text(part: Any) -> str:
-    """Return all names and values of a part, one per line, however deeply they are nested."""
+    """Return all names and values in a part, one per line, at any nesting depth."""
     lines, pending = list[str](), [("", part)]
     while pending:
         name, value = pending.pop()
@@ -194,7 +198,7 @@ def _without_ids(value: Any, view: _OutgoingView) -> Any:
     if isinstance(value, list):
         items = cast("list[Any]", value)
         texts = [text for block in items if isinstance(block, dict) and isinstance(text := block.get("text"), str)]
-        # A secret may be cut between the text blocks of one message.
+        # A secret may be split between the text blocks of a message.
         if len(texts) > 1:
             view.joined.append("".join(texts))
         return [_without_ids(child, view) for child in items]
@@ -220,14 +224,14 @@ def _is_numbers(value: Any) -> bool:
 
 
 def arguments_as_data(arguments: Any) -> Any:
-    """Return arguments written as JSON text as data, and anything else unchanged.
+    """Parse arguments that are JSON text; return anything else unchanged.
 
-    A name that occurs twice has both values.
+    For a repeated key, all values are kept.
     """
     if not isinstance(arguments, str):
         return arguments
     try:
-        # orjson is the strict parser (json would take NaN), and json has the hook that sees repeated names.
+        # orjson is the strict parser (json would accept NaN), and json has the hook that sees repeated keys.
         orjson.loads(arguments)
         return json.loads(arguments, object_pairs_hook=_with_all_values)
     except (orjson.JSONDecodeError, ValueError, RecursionError):
@@ -245,7 +249,7 @@ def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _example_values(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield, for each property of a JSON schema that shows values, its name with them."""
+    """Yield the name and the example values of each property in a JSON schema that has example values."""
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
             yield from _example_values(inner_schema)
@@ -261,7 +265,9 @@ def _example_values(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _values_in(schema: Any) -> Iterator[Any]:
-    """Yield the values that a property's schema shows, in alternatives and items too, but not in inner properties."""
+    """Yield the example values of a property, including those in alternatives and items, but not in
+    inner properties.
+    """
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
             yield from _values_in(inner_schema)
@@ -290,9 +296,9 @@ def gate_of(
     allowed: Iterable[str] = (),
     gate: LastGate | None = None,
 ) -> LastGate:
-    """Return the gate for what is made from a run. One ingested with `--no-scrub` needs the flag again.
+    """Return the gate for data made from a run. A run ingested with `--no-scrub` requires the flag again.
 
-    A `gate` is used as it is, but lets nothing of such a run through unless it is an open one.
+    A given `gate` is used unchanged, but for such a run it must be an open gate.
     """
     if no_scrub or (gate is not None and gate.is_open):
         return gate or OpenGate()
@@ -306,7 +312,7 @@ def gate_of(
 
 
 def refusal(what: str, finds: Sequence[Find]) -> InputError:
-    """Return the error for refused text: every kind, the first locations, and what to do about them."""
+    """Return the error for rejected text: every kind, the first locations, and how to proceed."""
     kinds: Counter[str] = Counter()
     for find in finds:
         kinds.update(find.kinds)
@@ -328,7 +334,7 @@ _JSON_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![\w.-])-?\d++(?![\w.])')
 
 
 def rewritten(text: str, data: Any, clean: Any) -> str:
-    """Return JSON text in which the strings and numbers that differ between `data` and `clean` are replaced."""
+    """Replace the strings and numbers in a JSON text that differ between `data` and `clean`."""
     changes = dict(_changes(data, clean))
 
     def replaced(match: re.Match[str]) -> str:

@@ -1,7 +1,7 @@
-"""Decide whether a value could be a secret, and not a placeholder, a variable, code, a path or prose.
+"""Decide whether a value could be a secret rather than a placeholder, a variable, code, a path or prose.
 
-The tests differ in what they may assume: `is_plausible` judges a value after a secret's name, `is_bare_password` and
-`is_unknown` judge words in running text, `is_shaped` and `is_unfamiliar` judge words that no name introduces.
+The tests make different assumptions: `is_plausible` judges a value after a secret's name, `is_bare_password` and
+`is_unknown` judge words in running text, and `is_shaped` and `is_unfamiliar` judge words without an introducing name.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from composer_replication.privacy.rules import (
     is_strong,
 )
 
-# Parts that only placeholders, templates and references to a vault have: `${DB_PASSWORD}`, `<your password>`,
+# Substrings that only occur in placeholders, templates and vault references: `${DB_PASSWORD}`, `<your password>`,
 # `op://vault/db/password`, `secrets.DB_PASSWORD`; not `hunter2`.
 _PLACEHOLDER_PART = re.compile(
     r"(?i)[$%]\(|[$%#]\{"
@@ -52,17 +52,17 @@ _PLACEHOLDER_WHOLE = re.compile(
     r"void|dummy|mock|foo|bar|todo|n/?a|yes|no|on|off|auto|inherit|self|this|key|value|type|name|field"
     r"|label"
     r"|env|(?:n?var)?char(?:[(\[ ][^\n\0]*)?|todo[^\n\0]*"
-    r"|[A-Za-z]+:|[a-z_]{2,12}:(?:password|passwd|secret|token|key)"  # `kw:password`, a name among others
+    r"|[A-Za-z]+:|[a-z_]{2,12}:(?:password|passwd|secret|token|key)"  # `kw:password`, one of several names
     r"|missing|invalid|valid|expired|access|refresh|session|header|cookie"
 )
 #
-_MAX_PLAUSIBLE_CHARS = 400  # the rest of a long value does not change the verdict
-_MAX_COMPARED_CHARS = 200  # of a value, when it is compared with placeholders
+_MAX_PLAUSIBLE_CHARS = 400  # the rest of a long value does not change the result
+_MAX_COMPARED_CHARS = 200  # of a value that is compared with placeholders
 # `${TOKEN}`, `$TOKEN`, `%TOKEN%`, `****`, `<token>`; not `hunter2`.
 _REFERENCE = re.compile(
     r"\$\{|\{\{|\$\(|^\$[A-Za-z_]\w*$|^%[A-Z_]+%$|\*{3,}|^<[^\0>]*>$|process\.env|os\.environ|getenv\("
 )
-# Words that sentences have and passphrases rarely do: `Enter the password`; not `volcano galaxy tuna`.
+# Words that are common in sentences and rare in passphrases: `Enter the password`; not `volcano galaxy tuna`.
 _PROSE = re.compile(
     r"(?i)\b(?:is|are|the|a|an|must|should|required|your|for|to|of|and|or|not|with|please|enter|cannot|can|be|in)\b"
 )
@@ -77,19 +77,19 @@ _BEFORE_CODE_BRACKET = re.compile(r"(?:\A|[A-Za-z_]\w*|[\])}(\[{=,:+|&!<>*/ -])\
 _MAX_GENERATED_CHARS = 128
 # A generated password; most generators make 16 characters or more: `k[9}Q(w-T,2xB`; not `hunter2`.
 _GENERATED = re.compile(r"(?=[^\0a-z]*[a-z])(?=[^\0A-Z]*[A-Z])[!-~]{12,128}")
-# 99% of 2,000 passwords of each generator have more; tests/unit/scrub/test_scrub_data_lines.py samples them.
+# 99% of 2,000 passwords from each generator have more; tests/unit/scrub/test_scrub_data_lines.py samples them.
 _MIN_CHANGES = 0.33
 # `k9word-Q` -> `word`.
 _FOUR_LETTERS = re.compile(r"[A-Za-z]{4,}")
-# Of a regular expression: `[^\\w0-9A-F]`, `[a-z]+`; not `[x]`.
+# Part of a regular expression: `[^\\w0-9A-F]`, `[a-z]+`; not `[x]`.
 _CHARACTER_CLASS = re.compile(r"\[\^?[^\0\s\[\]]{0,40}(?:0-9|a-[a-z]|A-[A-Z])")
-# The words of `readFile` -> `read`, `readFile` -> `File`.
+# The words in `readFile` -> `read`, `readFile` -> `File`.
 _CAMEL = re.compile(r"[A-Z][a-z]{3,}|[a-z]{4,}|[A-Z]{4,}")
-# A template or the name of a variable in one: `{{.Env.POSTHOG_API_KEY}}`, `${X}`.
+# A template or the name of a variable in a template: `{{.Env.POSTHOG_API_KEY}}`, `${X}`.
 _TEMPLATE = re.compile(r"\A(?:\{\{|[$%#]\{|[$%]\()|[A-Z]{3,}_[A-Z]{3,}")
 _OPENER_OF = {")": "(", "]": "[", "}": "{"}
 _BRACKET_SIGNS = frozenset("([{")
-# What a lock file has after a name: `npm:^2.14.0`, `workspace:*`, `>=1.2`; not `hunter2`.
+# What follows a package name in a lock file: `npm:^2.14.0`, `workspace:*`, `>=1.2`; not `hunter2`.
 _DEPENDENCY = re.compile(
     r"(?:[a-z]{2,12}:)?[\^~<>=v ]*\d++(?:\.\d++)++[\w.+-]*+|(?:workspace|file|link|portal|patch):[^\0\s]*+"
 )
@@ -113,13 +113,13 @@ _DOTTED_NAME = re.compile(r"(?:[A-Za-z_]++\.){2,}+[A-Za-z_]++")
 _FOLDERS = re.compile(r"(?:[\w.-]++/)+[\w.-]*+|[a-z]++\[:[a-z]++\]")
 # `AB12-CD34-EF56-GH78`; not `ABCD-EFGH`.
 _LICENCE = re.compile(r"(?=[A-Z-]*\d)(?:[A-Z0-9]{4,8}-){3,7}[A-Z0-9]{4,8}")
-# The name of a cache entry by the hash of its content: `cache-key-0123456789abcdef0123456789abcdef`.
+# The name of a cache entry with the hash of its content: `cache-key-0123456789abcdef0123456789abcdef`.
 _HASHED_NAME = re.compile(r"(?:[A-Za-z][A-Za-z0-9_.]{0,20}+-)++[0-9a-f]{32,64}")
 # A fingerprint: `1f:8b:08:00:3c:7d:e2:51`.
 _PAIRS_OF_HEX = re.compile(r"(?:[0-9A-Fa-f]{2}:){7,}[0-9A-Fa-f]{2}")
-# What occurs next to a secret's name but is none: an algorithm, an address, a date, a version, a path, a pattern.
-# `sha256`, `hmac-512`, `ada@example.org`, `2024-05-01`, `v1.2.3`, `src/auth`, `us-east-1`, `CVE-2024-1234`; not
-# `hunter2`.
+# Text that occurs next to a secret's name but is not secret: an algorithm, an address, a date, a version, a path, a
+# pattern. `sha256`, `hmac-512`, `ada@example.org`, `2024-05-01`, `v1.2.3`, `src/auth`, `us-east-1`, `CVE-2024-1234`;
+# not `hunter2`.
 _NO_SECRET = re.compile(
     r"(?i)pbkdf2[a-z0-9_-]*+|(?:rsa|hmac|ecdsa|scram|pbkdf2|hkdf|aes|sha|oauth|utf|base|curve|tls|http|ipv|bcrypt|argon|gpt|claude|qwen"
     r"|llama)[_-]?v?\d{1,4}(?:[_./-]?[a-z0-9]{1,24}+){0,5}+"
@@ -135,7 +135,7 @@ _NO_SECRET = re.compile(
     r"|\d{1,2}:\d[\w.+~-]*+|(?-i:[A-Z]{2,5}\d?(?:[-+/][A-Z]{2,5}\d?)++)|(?:sha-?\d{1,3}|md5):[^\0]*+|issue-?\d++|line-?\d++|#\d++|[A-Za-z_]{1,20}#[A-Za-z_]{1,20}|&\w++;?|\d{1,4}[a-z]{1,3}|[a-z]"
     r"{1,3}\d{1,4}|\d++(?:st|nd|rd|th|px|ms|kb|mb|gb)"
 )
-# Names in code and numbered words, which calls take as arguments, too: `access_token`, `userName2`, `db-1`; not
+# Names in code and numbered words, which are also passed to calls: `access_token`, `userName2`, `db-1`; not
 # `hunter-2x`.
 _CODE_WORD = re.compile(
     r"(?:[a-z]++[_.-])*+[a-z]++\d{0,2}|(?:[A-Z]++_)*+[A-Z]++\d?|(?:[a-z]++[_-])++\d{1,2}|[a-z]++(?:[A-Z][a-z]++)*+\d?"
@@ -144,7 +144,7 @@ _CODE_WORD = re.compile(
 
 
 def is_generated(value: str) -> bool:
-    """Whether a password generator made a value: letters, digits and signs alternate, without words or code."""
+    """Return whether a password generator made a value: letters, digits and signs alternate, without words or code."""
     return len(value) <= _MAX_GENERATED_CHARS and _is_generated(value)
 
 
@@ -160,7 +160,7 @@ def _is_generated(value: str) -> bool:
 
 
 def is_random_value(value: str) -> bool:
-    """Whether a value under a weak name (`key`, `auth`) looks like a key."""
+    """Return whether a value under a weak name (`key`, `auth`) looks like a key."""
     core = value.strip("\"'")
     if _LICENCE.fullmatch(core):
         return True
@@ -170,17 +170,19 @@ def is_random_value(value: str) -> bool:
 
 
 def is_identifier(value: str) -> bool:
-    """Whether a bare word is a name in code, which digits do not turn into a secret."""
+    """Return whether a bare word is a name in code. Digits do not turn such a name into a secret."""
     return _IDENTIFIER.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
 def is_no_secret(value: str) -> bool:
-    """Whether a word is an algorithm, an address, a date, a version, a path or a pattern."""
+    """Return whether a word is an algorithm, an address, a date, a version, a path or a pattern."""
     return _NO_SECRET.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
 def is_bare_password(value: str) -> bool:
-    """Whether a word next to a secret's name in running text is the secret, and no word, address or date."""
+    """Return whether a word next to a secret's name in running text is the secret rather than a
+    word, address or date.
+    """
     return is_generated(value) or (
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
@@ -203,13 +205,13 @@ _LOWER_PHRASE = re.compile(r"[a-z]{3,12}(?:[-._][a-z]{3,12}){2,6}")
 _PHRASE_CUT = re.compile(r"[-._ ]")
 # `volcano galaxy tuna`; not `volcano galaxy`.
 _LOWER_WORDS = re.compile(r"[a-z]{3,12}(?: [a-z]{3,12}){2,7}")
-SENTENCE_END = "!*#$%&@?"  # after a digit it belongs to the password
+SENTENCE_END = "!*#$%&@?"  # after a digit these signs belong to the password
 
 
 def is_stated_password(value: str) -> bool:
-    """Whether a word is the secret where a sign or a word for "is" introduces it.
+    """Return whether a word introduced by a sign or a word for "is" is the secret.
 
-    Then words followed by a number count, too: `SummerRain2024`.
+    In this position, words followed by a number count, too: `SummerRain2024`.
     """
     return is_bare_password(value) or (
         _WORDS_AND_NUMBER.fullmatch(value) is not None and is_plausible(value, Strength.PASSWORD, True)
@@ -217,17 +219,17 @@ def is_stated_password(value: str) -> bool:
 
 
 def talks_about_secrets(value: str) -> bool:
-    """Whether several words are a label or a message about a secret and not a passphrase."""
+    """Return whether several words are a label or a message about a secret rather than a passphrase."""
     return _PROSE.search(value) is not None or any(
         name_strength(word) > Strength.NONE or word.lower() in PASSWORD_WORDS for word in value.split()
     )
 
 
 def is_passphrase(value: str) -> bool:
-    """Whether a value is three or more small words with the same sign or a blank between them."""
+    """Return whether a value is three or more lower-case words joined by the same sign or blanks."""
     if len(value) < 14 or not (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)):
         return False
-    if any(name_strength(word) for word in _PHRASE_CUT.split(value)):  # members of code, and words about passwords
+    if any(name_strength(word) for word in _PHRASE_CUT.split(value)):  # members in code, and words about passwords
         return False
     return "." not in value or is_uncommon(value)
 
@@ -240,12 +242,12 @@ _SETTING = re.compile(
 
 
 def _is_setting(value: str) -> bool:
-    """Whether a word is a setting with its value, or the name of a variable."""
+    """Return whether a word is a setting with its value, or the name of a variable."""
     return _SETTING.fullmatch(value) is not None
 
 
 def is_unknown(value: str) -> bool:
-    """Whether a value has an unknown word and is no name in code, file or address."""
+    """Return whether a value has an unknown word and is not a name in code, a file or an address."""
     return (
         is_uncommon(value)
         and not value.startswith(_NO_PASSWORD_STARTS)
@@ -258,12 +260,12 @@ def is_unknown(value: str) -> bool:
 
 
 def is_answer(value: str) -> bool:
-    """Whether one word is the reply to a request for a password: an unknown word or a passphrase."""
+    """Return whether a word is the reply to a request for a password: an unknown word or a passphrase."""
     return is_stated_password(value) or is_unknown(value) or is_passphrase(value)
 
 
 def is_odd(value: str) -> bool:
-    """Whether no sentence has such a word: a sign or a capital in it, or a number at its end."""
+    """Return whether a word is unusual in a sentence: with a sign or a capital inside, or a number at the end."""
     return _ODD_SPELLING.search(value) is not None
 
 
@@ -275,14 +277,16 @@ _BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
 
 def strip_sentence_end(value: str, trailing: str) -> str:
-    """Return the value without the end of its sentence. A sign directly after a digit stays: `hunter2!`."""
+    """Return the value without the punctuation after its sentence. A sign directly after a digit is
+    kept: `hunter2!`.
+    """
     bare = value.rstrip(trailing)
     rest = value[len(bare) :]
     return bare + rest[0] if rest[:1] and rest[0] in SENTENCE_END and any(map(str.isdigit, bare)) else bare
 
 
 def is_literal_secret(value: str) -> bool:
-    """Whether a literal that code passes next to a secret's name is the secret: no word, address or pattern."""
+    """Return whether a literal in code next to a secret's name is the secret rather than a word, address or pattern."""
     if " " in value or _NO_SECRET.fullmatch(value, 0, _MAX_COMPARED_CHARS):
         return False
     if not is_strong(value):
@@ -293,13 +297,13 @@ def is_literal_secret(value: str) -> bool:
 
 
 def is_path(value: str) -> bool:
-    """Whether a value consists of folders: a path, an address without its scheme, or a pattern in brackets."""
+    """Return whether a value consists of folders: a path, an address without its scheme, or a pattern in brackets."""
     return _FOLDERS.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
 @lru_cache(maxsize=1 << 12)
 def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
-    """Whether a value could be a secret. `literal`: it is known to be text and not code."""
+    """Return whether a value could be a secret. `literal` means that it is known to be text rather than code."""
     if is_generated(value):  # such a value may contain `<`, `${` or `...` by chance
         return PLACEHOLDER.search(value) is None
     if (
@@ -319,7 +323,7 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
         _DEPENDENCY.fullmatch(value) or _ELISION.fullmatch(value) or _FILE.fullmatch(value) or _AT_PATH.fullmatch(value)
     ):
         return False
-    # A word of another language.
+    # A word in another language.
     if not has_digit(value) and not value.isascii() and not (literal and is_uncommon(value)):
         return False
     if not value.isascii() and not _EUROPEAN_LETTER.search(value):
@@ -350,9 +354,9 @@ def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
 
 
 def _has_brackets_of_code(value: str) -> bool:
-    """Whether a value has brackets, and all of them belong to code: `get(x1)`, `rows[0`, but not `k[9}Q(` or `x)2`.
+    """Return whether all brackets in a value belong to code: `get(x1)`, `rows[0`, but not `k[9}Q(` or `x)2`.
 
-    A bracket that is still open at the end counts as code, since a bare value ends before the bracket that closes it.
+    A bracket still open at the end counts as code, since a bare value ends before its closing bracket.
     """
     opened: list[str] = []
     for index, sign in enumerate(value):
@@ -366,7 +370,7 @@ def _has_brackets_of_code(value: str) -> bool:
 
 
 def _is_phrase(value: str) -> bool:
-    """Whether several words are a secret and not a label: with digits or signs, or small words only."""
+    """Return whether several words are a secret rather than a label: with digits or signs, or lower-case words only."""
     if _PROSE.search(value) or value[-1] in ".:?":
         return False
     return (
@@ -378,22 +382,24 @@ def _is_phrase(value: str) -> bool:
 
 
 def _has_scattered_digits(value: str) -> bool:
-    """Whether a bare identifier with digits is a password and no name: Xk39fQ2z, but not step2 or sha256."""
+    """Return whether a bare identifier with digits is a password rather than a name: Xk39fQ2z, but
+    not step2 or sha256.
+    """
     plain = "." not in value and "_" not in value
     return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
 
 
 def is_reference(value: str) -> bool:
-    """Whether a value only refers to a secret: a variable, a template or a mask."""
+    """Return whether a value only refers to a secret: a variable, a template or a mask."""
     return _REFERENCE.search(value) is not None
 
 
-# The name of what identifies a session or signs a request. It is as good as a password, and often plain hex:
+# Names of session ids and request signatures. Their values are as good as a password, and often plain hex:
 # `session_id`, `X-Signature`, `sid`; not `session`.
 _HANDLE = re.compile(r"(?i)(?:sess(?:ion)?[_-]?id|signature|\bsig|_sig|sid)$")
 # `0123456789abcdef0123`; not `0123abcd`.
 _HEX_HANDLE = re.compile(r"[0-9a-fA-F]{20,}")
-# The content of this header logs in even without a scheme and without looking random: `Proxy-Authorization`; not
+# The value of this header grants access even without a scheme and without looking random: `Proxy-Authorization`; not
 # `authorize`.
 _CREDENTIAL_HEADER = re.compile(r"(?i)(?:^|[_-])authorization$")
 # `Bearer a1b2c3` -> `Bearer `.
@@ -409,25 +415,27 @@ _MAX_PHRASE_WORDS = 8
 
 
 def names_a_handle(name: str) -> bool:
-    """Whether a name is that of a session or a signature."""
+    """Return whether a name refers to a session or a signature."""
     return _HANDLE.search(name) is not None
 
 
 def is_handle(name: str, value: str) -> bool:
-    """Whether a value is plain hex under the name of a session or signature. Hex looks less random than it is."""
+    """Return whether a value is plain hex under the name of a session or signature. Hex looks less
+    random than it is.
+    """
     return names_a_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
 
 
 def is_credential(name: str, value: str) -> bool:
-    """Whether a value is the content of an `Authorization` header."""
+    """Return whether a value is the content of an `Authorization` header."""
     bare = value[scheme.end() :] if (scheme := _SCHEME.match(value)) else value
     return _CREDENTIAL_HEADER.search(name) is not None and len(bare) >= 8 and " " not in bare and is_strong(bare)
 
 
 def is_login(name: str, value: str) -> bool:
-    """Whether a value is a password under a variable for logins, such as `REDISCLI_AUTH` or `LDAP_BIND_CRED`.
+    """Return whether a value is a password under a variable for logins, such as `REDISCLI_AUTH` or `LDAP_BIND_CRED`.
 
-    A user and a password (`ada:hunter2`) count under any name for a login.
+    A user and a password (`ada:hunter2`) count under any name that refers to a login.
     """
     words = _LOGIN_NAME.search(name) if name.lower().endswith(_LOGIN_SUFFIXES) else None
     if words is None:
@@ -439,12 +447,12 @@ def is_login(name: str, value: str) -> bool:
 
 
 def is_directory(name: str, value: str) -> bool:
-    """Whether `pwd` is a working directory here, as in a shell, and not a password, as in a form."""
+    """Return whether `pwd` means the working directory, as in a shell, rather than a password, as in a form."""
     return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
 
 
 def is_phrase_of(name: str, value: str) -> bool:
-    """Whether several words are a passphrase: under a variable in capitals, or a name that ends in "phrase"."""
+    """Return whether several words are a passphrase: under a variable in capitals, or a name that ends in "phrase"."""
     if (
         not 1 < len(value.split()) <= _MAX_PHRASE_WORDS
         or not value.replace(" ", "").isalpha()
@@ -454,7 +462,7 @@ def is_phrase_of(name: str, value: str) -> bool:
     return (name.isupper() and not talks_about_secrets(value)) or (name.lower().endswith("phrase") and value.islower())
 
 
-# Shapes of passwords that people and generators make, as opposed to names in code, versions, dates and files.
+# Shapes of passwords made by people and generators, as opposed to names in code, versions, dates and files.
 
 # `!`, `?`; not `.`.
 _SIGNS = re.compile(r"[!#$%^&*?~+]")
@@ -483,7 +491,7 @@ _MIN_RANDOM_CHARS = 12
 
 
 def is_shaped(value: str) -> bool:
-    """Whether a word next to a word for passwords is one by its looks alone."""
+    """Return whether a word near a word for passwords is a password by its shape alone."""
     if not _LOWER.search(value) or not _DIGIT.search(value) or is_public_id(value) or is_identifier(value.rstrip("$")):
         return False
     if _NO_SHAPED_PASSWORD.search(value) or _is_setting(value) or is_no_secret(value):
@@ -503,7 +511,9 @@ def is_shaped(value: str) -> bool:
 
 
 def is_unfamiliar(value: str) -> bool:
-    """Whether a word has a part that neither code nor messages have, a capital, and a number or a sign."""
+    """Return whether a word has a part that occurs neither in code nor in messages, a capital, and
+    a number or a sign.
+    """
     if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _CODE_OR_VERSION.search(value):
         return False
     if _NO_SHAPED_PASSWORD.search(value) or is_no_secret(value) or is_public_id(value):
@@ -515,9 +525,9 @@ def is_unfamiliar(value: str) -> bool:
 
 
 def unknown_word_spans(text: str, flat: bytes) -> Iterator[Span]:
-    """Yield unknown words with a number and signs between them: passwords that need no name.
+    """Yield unknown words with a number and signs in between: passwords that are recognized without a name.
 
-    `flat` is the text, one byte per character. It is searched as classes of characters: letters, digits, signs.
+    `flat` is the text with one byte per character. It is searched as character classes: letters, digits, signs.
     """
     for match in _UNKNOWN_WORD.finditer(b" " + flat.translate(_CLASS_TABLE)):
         start, end = match.start(), match.end() - 1
@@ -546,13 +556,13 @@ _MIN_WORD_CHARS, _MAX_WORD_CHARS = 8, 40
 _NOT_BEFORE, _NOT_AFTER = frozenset("/\\@%"), frozenset("/\\([@=")
 _TRAILING = ".,;:!?)*_\"'`"
 _SIGN_CHARACTERS = "_.!#$%^&*?~+-"
-# One byte per class: `-` a sign, `0` a digit, `l` a small letter, `U` a capital, a blank anything else.
+# One byte per class: `-` a sign, `0` a digit, `l` a lower-case letter, `U` a capital, a blank anything else.
 _CLASS_TABLE = bytes(
     ord("-") if chr(code) in _SIGN_CHARACTERS else ord("0") if 48 <= code <= 57 else ord("l") if chr(code).islower()
     else ord("U") if chr(code).isupper() else 32
     for code in range(256)
 )  # fmt: skip
-# A word with a capital, then words and numbers with signs between them; at least one number and one sign. The class
-# string of "Zamek#Sasha.232" is ` Ullll-Ullll-000 `. A plain word has none: not ` Ullll `. Possessive: a shorter piece
-# of a word ends nowhere, either.
+# A word with a capital, then words and numbers with signs in between; at least one number and one sign. The class
+# string for "Zamek#Sasha.232" is ` Ullll-Ullll-000 `. A plain word does not match: not ` Ullll `. Possessive: a shorter
+# part of a word cannot match either.
 _UNKNOWN_WORD = re.compile(rb" Ul++(?=[U0-])(?=[Ul0]*+-)(?=[Ul-]*+0)(?:-?(?:0{1,4}(?!0)l{0,2}|U{0,3}l*))++(?![Ul0-])")

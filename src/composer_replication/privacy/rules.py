@@ -1,7 +1,8 @@
-"""Define what a rule is, and the rules for secrets with a structure: PEM, JWT, authorization headers, URL credentials.
+"""Define the rule interface, and the rules for secrets with a structure: PEM, JWT, authorization headers, URL
+credentials.
 
-A rule runs only where one of its trigger substrings occurs, which keeps clean text fast. `WordFilter` finds the
-triggers of a text in one pass.
+A rule runs only if one of its trigger substrings occurs, which keeps scans of clean text fast. `WordFilter` finds the
+triggers in a text in one pass.
 """
 
 from __future__ import annotations
@@ -18,7 +19,7 @@ from composer_replication.optional import require
 
 
 class Span(NamedTuple):
-    """A secret in a text, by position and kind."""
+    """The position and kind of a secret in a text."""
 
     start: int
     end: int
@@ -38,8 +39,8 @@ PSEUDONYM = re.compile(r"USER_\d+")
 class Rule:
     """A pattern for one kind of secret.
 
-    `triggers` are substrings of which one must occur before the pattern is tried (none: always tried); `group` is what
-    is redacted; `accept` may reject a match. A subclass may find its spans in another way.
+    The pattern is tried if one of the substrings in `triggers` occurs (always if there are none). `group` is redacted,
+    and `accept` may reject a match. A subclass may find its spans in a different way.
     """
 
     kind: str
@@ -49,7 +50,7 @@ class Rule:
     accept: Callable[[str], bool] | None = None
 
     def triggered(self, text: str) -> bool:
-        """Whether a trigger occurs in the text."""
+        """Return whether a trigger occurs in the text."""
         return not self.triggers or any(trigger in text for trigger in self.triggers)
 
     def spans(self, text: str) -> Iterator[Span]:
@@ -61,12 +62,13 @@ class Rule:
 
 
 def word_set(words: str) -> frozenset[str]:
-    """Return the words of a line of text, which keeps long lists readable."""
+    """Split a line of words into a set, which keeps long lists readable."""
     return frozenset(words.split())
 
 
 def has_digit(value: str) -> bool:
-    """Whether a value has a digit, as random keys of twenty characters and more do and compound words mostly do not.
+    """Return whether a value has a digit, as most random keys with twenty or more characters do and most compound words
+    do not.
 
     The number of a pseudonym does not count: a replacement must not turn clean text into a secret.
     """
@@ -76,7 +78,7 @@ def has_digit(value: str) -> bool:
 
 
 def is_strong(value: str) -> bool:
-    """Whether a bare word could be a password: letters with digits or symbols, and no code or path."""
+    """Return whether a bare word could be a password: letters with digits or symbols, but no code or path."""
     if len(value) < 6 or not _BRACKETS.isdisjoint(value) or value.startswith(("/", "./", "~/", "http")):
         return False
     if value.isdigit():
@@ -93,7 +95,7 @@ def _is_basic_login(value: str) -> bool:
 
 
 def _is_bearer_token(value: str) -> bool:
-    # A pseudonym and the name it replaces differ in length, so the length of a path must not matter.
+    # A pseudonym may be longer or shorter than the name it replaces, so the length of a path must not matter.
     long = len(value) >= 24 and "home" not in value and "Users" not in value
     return len(value) >= 8 and (has_digit(value) or long) and not value.startswith(("$", "{"))
 
@@ -119,7 +121,7 @@ def _is_url_token(value: str) -> bool:
     return len(value) >= 16 and has_digit(value) and not value.startswith("$")
 
 
-# Attributes that a server sets, and what every page stores: no login.
+# Cookie attributes set by servers, and common cookies unrelated to logins.
 _COOKIE_ATTRIBUTES = word_set(
     "path domain expires max-age samesite version secure httponly priority lang theme locale consent"
 )
@@ -137,8 +139,8 @@ def _is_cookie(value: str) -> bool:
 
 
 _UUID = r"[0-9a-fA-F]{8}-(?:[0-9a-fA-F]{4}-){3}[0-9a-fA-F]{12}"
-# Ids of sessions may be uuids, as public ids are. One counts under the name that certain servers give their cookie
-# (`JSESSIONID=`), or directly after the word cookie under any name with a session in it (`cookies.set("auth.sid", `).
+# Session ids may be uuids, which are otherwise public. They count under the cookie names of certain servers
+# (`JSESSIONID=`), or directly after the word cookie under any name for a session (`cookies.set("auth.sid", `).
 _VALUE_OF_COOKIE = (
     r"\\*[\"']?(?:\s{0,3}[=:,]\s{0,40}|\s{1,2})\\*[\"']?(?:value\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?)?(" + _UUID + ")"
 )
@@ -153,13 +155,14 @@ _NEAR_WORD_COOKIE = (
 )
 
 _PEM_KEY = r"-----BEGIN (?:[A-Z0-9]+ ){0,4}PRIVATE KEY(?: BLOCK)?-----"
-# Without an end (a truncated file) the key extends over all following lines of base64, numbered or escaped ones, too.
+# Without an end marker (a truncated file), the key extends over all following base64 lines, including numbered or
+# escaped lines.
 _PEM_LINES = (
     r"(?:[^\S\n]|\\[nrt]|\n|[0-9]{1,6}[→:|\t]|[A-Za-z0-9+/=]{16,}"
     r"|[A-Z][A-Za-z-]{2,20}: [^\0\n\\]{1,80}|[A-Za-z0-9+/]{1,15}=*(?=\s|\\|$))*+"
 )
 _PEM = _PEM_KEY + r"(?:(?:[^\0-]|-(?!----)){0,40000}+-----END [A-Z0-9 ]{3,40}-----|" + _PEM_LINES + ")"
-# The first bytes of a private key without its header: PKCS#8 of RSA, PKCS#1, EC, Ed25519 and encrypted keys.
+# The first bytes of a private key without its header: PKCS#8 for RSA, PKCS#1, EC, Ed25519 and encrypted keys.
 BARE_KEY = (
     r"(?<![A-Za-z0-9+/])(?:MI[A-Za-z0-9+/]{3,5}(?:IBADANBgkqhkiG9w0BAQEFAAS|IBAAK[BC]|BOBgkqhkiG9w0BBQ0"
     r"|AgEAM[BH][A-Z]GByqGSM49|AgEBBD)"
@@ -174,7 +177,7 @@ _BASE64_LINE = re.compile(
     r"(?:\r?\n|\\n)[ \t>|]{0,20}(?:\d{1,6}[→:|\t])?[ \t]{0,20}\Z"
 )
 _MAX_KEY_LINES = 200
-# Private numbers as `openssl -text` prints them: `privateExponent:` and lines of `7c:1f:ae:`.
+# Private numbers as `openssl -text` prints them: `privateExponent:` and lines like `7c:1f:ae:`.
 _PRIVATE_NUMBER = (
     r"(?:rivateExponent|rime[12]|xponent[12]|oefficient|priv):[ \t]*(?:\r?\n|\\n)"
     r"((?:[ \t]*+(?:\d{1,6}+[→|\t][ \t]*+)?+(?:[0-9a-f]{2}:){3,}+(?:[0-9a-f]{2})?+(?:\r?\n|\\n)?+){1,80}+)"
@@ -190,7 +193,7 @@ _COOKIE = (
     r"2?\\*[\"']?\s?[:=]\s?\\*[\"']?"
     r"([A-Za-z0-9_.$-]{1,60}=[^\0\s\"'\\;<>]{1,4000}(?:;\s?[A-Za-z0-9_.$-]{1,60}=[^\0\s\"'\\;<>]{0,4000}){0,40})"
 )
-# Every pattern starts with a literal, in the spellings that occur, which makes the search fast.
+# Every pattern starts with a literal, in all common capitalizations, which makes the search fast.
 _PHRASE_WORDS = (
     ("mnemonic", "nemonic"),
     ("mnemonic", "NEMONIC"),
@@ -198,7 +201,7 @@ _PHRASE_WORDS = (
     ("phrase", "HRASE"),
     ("seed", "eed(?: words?)?"),
     ("seed", "EED(?:_WORDS)?"),
-    ("words", "words(?= ?[:=])"),  # many lines have this word before ordinary ones
+    ("words", "words(?= ?[:=])"),  # many lines have this word before ordinary words
     ("bip", "BIP-?39(?: (?:seed|words?|phrase))?"),
 )
 # A phrase may be wrapped, even inside a word.
@@ -207,8 +210,8 @@ _PHRASE = (
     r"[^\0a-z\n]{1,12}(?:is|are)?[^\0a-z\n]{0,6}"
     rf"((?:[a-z]{{3,8}} {{1,4}}+|{_PHRASE_BREAK}){{11,24}}[a-z]{{1,8}})"
 )
-# Triggers are looked up among the lower-cased words of a text, so they consist of letters. The comment above a rule
-# shows what it finds, as in `Bearer zk39Qx81`.
+# Triggers are looked up among the lower-cased words in a text, so they consist of letters. The comment above a rule
+# shows an example, such as `Bearer zk39Qx81`.
 STRUCTURE_RULES: tuple[Rule, ...] = (
     # `-----BEGIN RSA PRIVATE KEY-----` to its end, or as far as lines of base64 follow.
     Rule("PRIVATE_KEY", re.compile(_PEM), ("private",)),
@@ -251,8 +254,8 @@ STRUCTURE_RULES: tuple[Rule, ...] = (
     *(Rule("SEED_PHRASE", re.compile(word + _PHRASE), (trigger,), 1) for trigger, word in _PHRASE_WORDS),
 )
 _SCHEME_SIGNS = ("://", ":\\/\\/", "%3A%2F%2F")
-# One pattern per spelling of the sign, so that every search starts with a literal: `postgres://ada:hunter2@db` has
-# "hunter2" as its password, `https://zk39Qx81LmPq04Tn@host` a token.
+# One pattern per spelling of the separator, so that every search starts with a literal: the password in
+# `postgres://ada:hunter2@db` is "hunter2", and `https://zk39Qx81LmPq04Tn@host` contains a token.
 URL_RULES: tuple[Rule, ...] = tuple(
     Rule(kind, re.compile(re.escape(sign) + pattern), (sign,), 1, accept)
     for sign in _SCHEME_SIGNS[:2]
@@ -277,7 +280,7 @@ def _headless_keys(text: str) -> Iterator[Span]:
 
 
 def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield everything with a structure of its own. `active`: the triggers that occur."""
+    """Yield every secret with a recognizable structure. `active` has the triggers that occur."""
     if here := active & _STRUCTURE_TRIGGERS:
         for rule in dict.fromkeys([rule for trigger, rule in _BY_TRIGGER if trigger in here]):
             yield from rule.spans(text)
@@ -290,33 +293,35 @@ def structure_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
 
 
 _CACHE_SIZE = 1 << 17
-# Small letters stay, capitals become small, and everything else separates words. Triggers are letters only, or letters
-# and the end of a word.
+# Lower-case letters stay, capitals are lower-cased, and all other characters separate words. Triggers consist of
+# letters, optionally followed by the end of a word.
 _LETTERS_ONLY = bytes(code if 97 <= code <= 122 else code + 32 if 65 <= code <= 90 else 32 for code in range(256))
-_ESCAPE_LETTERS = frozenset((b"n", b"r", b"t"))  # an escape of JSON may be glued to the word after it: `\nPASSWORD`
-_MAX_WORD_CHARS = 64  # longer ones are no words and would only fill the cache
+_ESCAPE_LETTERS = frozenset((b"n", b"r", b"t"))  # a JSON escape may precede a word without a blank: `\nPASSWORD`
+_MAX_WORD_CHARS = 64  # longer strings are not words and would only fill the cache
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return a pattern for any of many words that reads each character once, unlike an alternation of all words."""
+    """Return a pattern that matches any of many words and reads each character once, unlike an alternation."""
     by_first: dict[str, list[str]] = {}
     for word in words:
         by_first.setdefault(word[:1], []).append(word[1:])
-    if not by_first or "" in by_first:  # a word ends here, so longer ones need not be matched
+    if not by_first or "" in by_first:  # a word ends here, so longer words need not be matched
         return ""
     branches = [re.escape(first) + any_of(rest) for first, rest in sorted(by_first.items())]
     return branches[0] if len(branches) == 1 else f"(?:{'|'.join(branches)})"
 
 
 class WordFilter:
-    """Finds the trigger words of a text in one pass.
+    """Finds the trigger words in a text in one pass.
 
-    A text is cut into words. Sessions repeat their words, so almost all are cached; only new ones are searched. The
-    cache holds words of letters only, never a whole secret with digits.
+    A text is split into words. Sessions repeat their words, so almost all results are cached and only new words are
+    searched. The cache holds only words of letters, never a whole secret with digits.
     """
 
     def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
-        """`triggers` may occur anywhere in a word; `whole` are whole words, of which there may be many."""
+        """Compile the triggers. `triggers` may occur anywhere in a word; `whole` has whole words, possibly a large
+        number.
+        """
         self._triggers = tuple(dict.fromkeys(triggers))
         # `pa(?:ss|t)` for the words pass and pat; `(?!)` matches nothing.
         self._any = re.compile(any_of(trigger.decode() for trigger in self._triggers).encode() or b"(?!)")
@@ -325,7 +330,7 @@ class WordFilter:
         self._triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
 
     def active(self, flat: bytes) -> set[bytes]:
-        """Return the triggers that occur in a text, given as one byte per character."""
+        """Return the triggers that occur in a text with one byte per character."""
         triggers_by_word = self._triggers_by_word
         words = set(flat.translate(_LETTERS_ONLY).split()) - self._words_without_trigger
         cached_words = triggers_by_word.keys() & words  # set operations, since texts have millions of such words
@@ -333,7 +338,7 @@ class WordFilter:
         return triggers | self._learn(list(words - cached_words)) if len(cached_words) < len(words) else triggers
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
-        """Search all new words at once, and one by one only those with a trigger."""
+        """Search all new words at once, and individually only if one of them contains a trigger."""
         joined = b" " + b" ".join(words) + b" "
         triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
         end = 0
@@ -356,18 +361,18 @@ class WordFilter:
         return set(chain.from_iterable(triggers_by_word.values()))
 
 
-# Matches nothing, since the scanner of kingfisher finds the spans: not `password`.
+# Matches nothing, since the kingfisher scanner finds the spans: not `password`.
 _NEVER = re.compile(r"(?!)")
 
 
 @dataclass(frozen=True)
 class _KingfisherRule(Rule):
-    """All rules of kingfisher as one. It runs offline and in process."""
+    """All kingfisher rules as a single rule. They run offline and in process."""
 
     scanner: Any = field(default=None, repr=False)
 
     def spans(self, text: str) -> Iterator[Span]:
-        # Its offsets count bytes of its own decoding of the input, so the value is searched for.
+        # Offsets count bytes in kingfisher's own decoding of the input, so the value is searched for instead.
         for finding in self.scanner.scan(text):
             value = finding.secret
             if len(value) < 6 or PLACEHOLDER.search(value):
@@ -379,7 +384,7 @@ class _KingfisherRule(Rule):
 
 
 def kingfisher_rule(*, confidence: str = "medium") -> Rule:
-    """Return a rule for `Scrubber(extra_rules=[...])` with kingfisher's catalog of rules. Needs `kingfisher_sdk`."""
+    """Return a rule for `Scrubber(extra_rules=[...])` with the kingfisher rule catalog. Requires `kingfisher_sdk`."""
     sdk = require("kingfisher_sdk", extra="privacy")
     scanner = sdk.Scanner(sdk.Rules(confidence=confidence))
     return _KingfisherRule("KINGFISHER", _NEVER, scanner=scanner)

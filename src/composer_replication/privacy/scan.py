@@ -1,7 +1,7 @@
-"""Find the secrets in one text by running all layers over it. Nothing here knows of placeholders or conversations.
+"""Find the secrets in a text by applying all layers. This module knows nothing about placeholders or conversations.
 
-Layers are tried from cheap to costly. Trigger words decide which rules run at all; random strings and decoded text are
-looked at once, and runs of key characters without a secret are remembered.
+Layers are tried from cheap to expensive. Trigger words decide which rules run; random strings and decoded text are
+scanned once, and runs of key characters without a secret are cached.
 """
 
 from __future__ import annotations
@@ -49,14 +49,14 @@ _DECODED_LOGIN = re.compile(r"[\w.@+-]{1,64}:([^\0\s:]{6,100})")
 
 
 class Scanner:
-    """Finds the spans of secrets in a text. Remembers clean runs of key characters, which sessions repeat."""
+    """Finds the spans of secrets in a text. Clean runs of key characters are cached, since sessions repeat them."""
 
     def __init__(self, values: Mapping[str, str], extra_rules: Sequence[Rule], *, use_entropy: bool) -> None:
         self._exact = _ExactValues(values.values())
         self._extra = tuple(extra_rules)
         self._entropy = use_entropy
         self.clean_runs = _CleanRunCache()
-        # A session repeats its ids and hashes, so what depends on the run alone is cached.
+        # A session repeats its ids and hashes, so results that depend only on the run are cached.
         self._is_wordy_run = lru_cache(maxsize=_CACHED_RUNS)(_is_wordy_run)
         self._is_suspect = lru_cache(maxsize=_CACHED_RUNS)(_is_suspect)
         self._random_in = lru_cache(maxsize=_CACHED_RUNS)(entropy.run_spans)
@@ -77,21 +77,22 @@ class Scanner:
         self.words = WordFilter(triggers, whole)
 
     def holds_env_value(self, run: str) -> bool:
-        """Whether a value from the environment occurs in a run of key characters."""
+        """Return whether a value from the environment occurs in a run of key characters."""
         return self._exact.in_run(run)
 
     @property
     def scans_one_by_one(self) -> bool:
-        """Whether strings must be scanned one by one: rules of the caller might match across their borders."""
+        """Whether strings must be scanned one by one: custom rules might match across their borders."""
         return bool(self._extra)
 
     def spans(self, text: str, key: str = "", depth: int = 0, words: set[bytes] | None = None) -> list[Span]:
         """Return the spans of secrets in order, without overlaps.
 
-        `key` is the field that holds the text; its name may say that hex is a hash. `depth` counts nested encodings.
-        `words` are trigger words around the text; those that occur in it are added, for callers that scan more of it.
+        `key` is the field that holds the text; its name may indicate that hex is a hash. `depth` counts nested
+        encodings. `words` has trigger words from the surrounding text; the words that occur in this text are added to
+        it.
         """
-        # One byte per character, so that positions in `flat` and `text` agree.
+        # One byte per character, so that positions in `flat` and `text` are equal.
         flat = text.encode("latin-1", "replace")
         runs = self.clean_runs.unknown_runs(text, flat)
         odd = [(start, run) for start, run in runs if not self._is_wordy_run(run)] if runs else runs
@@ -118,11 +119,12 @@ class Scanner:
                 spans += rule.spans(text)
         if suspects:
             spans += self._in_suspects(text, suspects, key, depth, spans)
-        # Decoded text is short-lived: it is neither remembered nor joined over lines.
+        # Decoded text is transient: it is neither cached nor joined over lines.
         if depth == 0:
             if runs:
-                # A suspect is clean or not by what surrounds it, and may be one half of a secret that a line end
-                # breaks. Remembering it made the result depend on which texts a worker had read before.
+                # Whether a suspect is clean depends on the text around it, and it may be half of a secret that is
+                # interrupted by a line end. If it were cached, the result would depend on the texts that a worker has
+                # scanned before.
                 self.clean_runs.remember(runs, spans, triggers, {run for _, run in suspects})
             spans += self._spans_over_lines(text, active, suspects, unfinished, key)
             for stream in streams(text, flat):
@@ -139,7 +141,7 @@ class Scanner:
         unfinished: tuple[list[int], list[int]],
         key: str,
     ) -> list[Span]:
-        """Return the values that line ends interrupt."""
+        """Return the values interrupted by line ends."""
         spans: list[Span] = []
         if "\n" not in text and "\\n" not in text:
             return spans
@@ -149,7 +151,7 @@ class Scanner:
         return spans
 
     def _in_suspects(self, text: str, suspects: Runs, key: str, depth: int, known_spans: list[Span]) -> list[Span]:
-        """Return the secrets inside runs that are no words; `known_spans` cover what is redacted already."""
+        """Return the secrets inside suspicious runs; `known_spans` are already redacted."""
         around, spans = Surroundings(text, key), list[Span]()
         earlier = known_spans[:64]
         for start, run in suspects:
@@ -173,7 +175,7 @@ class Scanner:
         return spans
 
     def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span]:
-        """Return the secrets inside one run."""
+        """Return the secrets inside a single run."""
         spans, readable = [], []
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
@@ -206,7 +208,7 @@ class Scanner:
             for span in self.spans(piece.text, key, depth + 1):
                 value = piece.text[span.start : span.end]
                 at = text.find(value, piece.start, piece.end)
-                if at >= 0:  # only the name of the secret needed encoding
+                if at >= 0:  # only the name of the secret required encoding
                     yield Span(at, at + len(value), span.kind)
                 else:
                     yield Span(piece.start, piece.end, "ENCODED_SECRET")
@@ -215,7 +217,7 @@ class Scanner:
 def _spans_by_name(
     text: str, lower: bytes, active: Set[bytes], unfinished: tuple[list[int], list[int]]
 ) -> Iterator[Span]:
-    """Yield what names, options, headings and lists announce. `active`: the trigger words that occur."""
+    """Yield the secrets identified by names, options, headings and lists. `active` has the trigger words that occur."""
     yield from keyword_spans(text, lower, active, unfinished[0])
     yield from command_lines.option_spans(text, lower, active, unfinished[1])
     yield from tables.slot_spans(text, active)
@@ -227,7 +229,7 @@ def _spans_by_name(
 
 
 def _resolve_overlaps(text: str, candidates: list[Span]) -> list[Span]:
-    """Return the final spans: none in encrypted blocks, no overlaps, and with other copies of the same values."""
+    """Return the final spans: outside encrypted blocks, without overlaps, and with repetitions of the same values."""
     if blocks := encodings.encrypted_blocks(text):
         candidates = [span for span in candidates if not any(begin <= span.start < end for begin, end in blocks)]
     spans = merge_overlaps(text, candidates)
@@ -242,7 +244,7 @@ def _vendor_triggers(runs: Runs) -> _Triggers:
 
 
 def _blanked(text: str, spans: list[Span]) -> str:
-    """Return the text with blanks in place of these spans."""
+    """Return the text with these spans masked by blanks."""
     for span in spans if len(spans) <= 64 else ():
         text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
     return text
@@ -253,9 +255,9 @@ def _shifted(span: Span, by: int) -> Span:
 
 
 def merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
-    """Return spans in which overlapping ones are joined; existing placeholders are dropped.
+    """Merge overlapping spans and drop existing placeholders.
 
-    A joined span has the kind of its first part, or of the earlier layer where both cover the same text.
+    A merged span has the kind of its first part, or of the earlier layer if both cover the same text.
     """
     order = {id(span): index for index, span in enumerate(spans)}
     merged: list[Span] = []
@@ -275,7 +277,7 @@ def merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
 
 
 def add_repeats(text: str, spans: list[Span]) -> list[Span]:
-    """Return the spans with those of every other copy of the same values in the text."""
+    """Add the spans of all other occurrences of the same values in the text."""
     if len(spans) > 64:  # a dump of secrets: one search per value would be quadratic
         return spans
     extra: list[Span] = []
@@ -288,20 +290,21 @@ def add_repeats(text: str, spans: list[Span]) -> list[Span]:
     return merge_overlaps(text, spans + extra) if len(extra) > len(spans) else spans
 
 
-# Runs of key characters, in which any unnamed key must be. Most are words, and sessions repeat the rest.
+# Runs of key characters, which contain every key without a name. Most are words, and sessions repeat the others.
 Runs = list[tuple[int, str]]
 """Start and text of each run."""
 _MIN_RUN = 16
 _MIN_DISTINCT = 5  # different characters: an underline has fewer, a key or an encoding never
 _CACHE_SIZE = 1 << 16
 _CACHED_LENGTH = 160
-# One byte per character: key characters become `a`, all others a space. Searching these bytes is faster than the text.
+# One byte per character: key characters become `a`, all others a space. Searching these bytes is faster than searching
+# the text.
 _RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
 # `aaaaaaaaaaaaaaaa`: 16 key characters or more, after the translation above.
 _RUN = re.compile(b"a" * _MIN_RUN + b"a*")
-# What a JSON escape adds to the front of a run: `u003dzk39` -> `u003d`, `nzk39` -> `n`.
+# Characters that a JSON escape adds to the front of a run: `u003dzk39` -> `u003d`, `nzk39` -> `n`.
 _ESCAPE_HEAD = re.compile(r"u[0-9a-fA-F]{4}|[nrt]")
-# Words and small numbers between separators, as in most paths and names; a random key cannot be cut so:
+# Words and small numbers between separators, as in most paths and names; random keys do not match:
 # `src/auth/tokenStore-2`, `release-2024-05`; not `zk39Qx81LmPq04Tn`.
 _WORDY = re.compile(
     r"(?:[./_=~$+-]*+(?:[A-Z]?[a-z]{2,20}+(?:[A-Z][a-z]{2,20}+)*+|[a-z]|[A-Z]{1,10}+|[0-9]{1,6}+)(?=[./_=~$+-]|$))++[./_=~$+-]*+"
@@ -311,17 +314,17 @@ _BITLOCKER_KEY = re.compile(r"(?:\d{6}-){7}\d{6}")
 
 
 def _is_wordy_run(run: str) -> bool:
-    """Whether a run consists of words and small numbers."""
+    """Return whether a run consists of words and small numbers."""
     return _WORDY.fullmatch(run) is not None and not _BITLOCKER_KEY.fullmatch(run)
 
 
 def _is_suspect(run: str) -> bool:
-    """Whether a run may be a key or encode one: neither wordy nor a public id."""
+    """Return whether a run may be a key or encode a key: it is neither wordy nor a public id."""
     return len(set(run)) >= _MIN_DISTINCT and not entropy.is_wordy(run) and not entropy.is_public_id(run)
 
 
 class _CleanRunCache:
-    """The runs without a secret, so that what a session repeats is looked at once. Bounded."""
+    """A bounded cache of runs without a secret, so that repeated runs are scanned once."""
 
     def __init__(self) -> None:
         self._clean: set[str] = set()
@@ -340,7 +343,7 @@ class _CleanRunCache:
         return runs
 
     def remember(self, runs: Runs, spans: list[Span], triggers: Sequence[tuple[str, Rule]], depends: set[str]) -> None:
-        """Store the runs that are clean whatever surrounds them."""
+        """Store the runs that are clean regardless of the surrounding text."""
         if len(spans) > 64:  # a dump of secrets: too many comparisons
             return
         if len(self._clean) >= _CACHE_SIZE:
@@ -362,19 +365,19 @@ def _between_colors(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Spa
 KIND = "ENV_SECRET"
 # `zk39otter` -> `otter`.
 _LETTERS = re.compile(r"[A-Za-z]{2,}")
-_MAX_JSON_LEVELS = 3  # JSON may hold JSON as text
+_MAX_JSON_LEVELS = 3  # JSON may contain JSON as text
 _MIN_LINE_CHARS = 16
-# What may come between two characters of a value that is printed over several lines.
+# What may come between two characters of a value printed over several lines.
 _LINE_END = r"(?:[\\`]{0,2}(?:\r?\n|\\n)[ \t]{0,60}(?:[+>|-][ \t]{0,60})?)?"
 # `zk39/Qx81+Lm==`; not `two words`.
 _KEY_RUN = re.compile(r"[A-Za-z0-9+/_=-]+")
 
 
 class _ExactValues:
-    """Values known from the environment, plain and in the escapes of JSON, URLs, shells and HTML.
+    """Known values from the environment, plain and in the escapes used by JSON, URLs, shells and HTML.
 
-    The trigger of a spelling is its longest piece of letters. It is looked up among the words of a text, as all
-    triggers are, so that a text without it is never searched for the value.
+    The trigger for a spelling is its longest sequence of letters. It is looked up among the words in a text, like all
+    triggers, so that a text without it is never searched for the value.
     """
 
     def __init__(self, values: Iterable[str]) -> None:
@@ -384,7 +387,8 @@ class _ExactValues:
             trigger = max(_LETTERS.findall(value), key=len, default="").lower().encode()
             self._forms[trigger] = (*self._forms.get(trigger, ()), *_spellings(value))
         longest_first = sorted({form for forms in self._forms.values() for form in forms}, key=len, reverse=True)
-        # Longest first: of `a&b` the form `a&amp;b` must win over a shorter one that is its beginning.
+        # Longest first: for `a&b`, the spelling `a&amp;b` must have priority over shorter spellings that are its
+        # prefix.
         self._pattern = re.compile("|".join(map(re.escape, longest_first))) if longest_first else None
         self._line_end_patterns = tuple(
             (_halves(value), _across_line_ends(value)) for value in dict.fromkeys(map(str.strip, plain))
@@ -397,9 +401,9 @@ class _ExactValues:
         return self._pattern is not None
 
     def spans(self, text: str, active: Set[bytes]) -> list[Span]:
-        """Return the spans of known values, also of those that line ends interrupt.
+        """Return the spans of known values, including values interrupted by line ends.
 
-        `active`: the triggers that occur. A value without letters has none and is always searched for.
+        `active` has the triggers that occur. A value without letters has no trigger and is always searched for.
         """
         patterns = [pattern for halves, pattern in self._line_end_patterns if not active.isdisjoint(halves)]
         likely = [forms for trigger, forms in self._forms.items() if not trigger or trigger in active]
@@ -408,12 +412,12 @@ class _ExactValues:
         return [Span(*match.span(), KIND) for pattern in patterns for match in pattern.finditer(text)]
 
     def in_run(self, run: str) -> bool:
-        """Whether a known value occurs in a run of base64."""
+        """Return whether a known value occurs in a base64 run."""
         return any(form in run for form in self._runs)
 
 
 def _value_and_lines(value: str) -> Iterator[str]:
-    """Yield a value, and the long lines of a multi-line one: diffs and listings put a mark before each line."""
+    """Yield a value, and the long lines of a multi-line value, since diffs and listings add a prefix to each line."""
     if value:
         yield value
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
@@ -421,7 +425,7 @@ def _value_and_lines(value: str) -> Iterator[str]:
 
 
 def _halves(value: str) -> tuple[bytes, ...]:
-    """Return the longest piece of letters in each half of a value. Of an interrupted value one half is intact."""
+    """Return the longest sequence of letters in each half of a value: if a value is interrupted, one half is intact."""
     middle = len(value) // 2
     pieces = [max(_LETTERS.findall(half), key=len, default="") for half in (value[:middle], value[middle:])]
     return tuple(piece.lower().encode() for piece in pieces if piece)
@@ -441,7 +445,7 @@ def _spellings(value: str) -> tuple[str, ...]:
             for _ in range(_MAX_JSON_LEVELS):
                 escaped = json.dumps(escaped, ensure_ascii=ascii_only)[1:-1]
                 forms += [escaped, escaped.replace("/", "\\/")]
-    if "'" in value:  # how a quote is written inside quotes in a shell
+    if "'" in value:  # the spelling of a quote inside quotes in a shell
         forms += [value.replace("'", "'\\''"), value.replace("'", "'\"'\"'")]
     html_form = html.escape(value, quote=False)
     forms += [

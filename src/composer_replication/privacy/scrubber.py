@@ -1,7 +1,7 @@
 """Replace secrets in text and records by placeholders, before anything is written or sent.
 
-`Scrubber` holds the rules. `Scope` numbers the placeholders of one session with its subagents, so that parallel and
-serial runs give the same output. Neither shows a value in its repr, and a placeholder reveals nothing but the kind.
+`Scrubber` holds the rules. `Scope` numbers the placeholders in one session with its subagents, so that parallel and
+serial runs give the same output. Neither shows a value in its repr, and a placeholder reveals only the kind.
 """
 
 from __future__ import annotations
@@ -37,16 +37,16 @@ from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.surroundings import names_a_hash
 
 _MIN_SECRET_CHARS = 6
-_MIN_ANSWER_CHARS = 8  # a shorter one may be part of a word
+_MIN_ANSWER_CHARS = 8  # a shorter answer may be part of a word
 _MAX_ANSWERS = 64  # per scope: a dump of secrets is not an answer
 # A replacement can join two pieces that match together; more than a few rounds would be a bug.
 _MAX_ROUNDS = 4
-# Separates strings that are scanned together: no pattern crosses a NUL or takes one for a blank.
+# Separates strings that are scanned together: no pattern crosses a NUL or treats it as a blank.
 _BORDER = "\n\0\n"
 
 
 class Scrubber:
-    """The rules of a run. One scrubber serves any number of scopes."""
+    """The rules for a run. One scrubber serves any number of scopes."""
 
     def __init__(
         self,
@@ -58,7 +58,7 @@ class Scrubber:
         entropy: bool = True,
         people: bool = False,
     ) -> None:
-        # Callers may pass a whole environment: values that occur in every text are not searched for.
+        # Callers may pass a whole environment, so values that occur in every text are excluded from the search.
         values = {name: value for name, value in (env_values or {}).items() if is_searchable(name, value)}
         self._scanner = Scanner(values, extra_rules, use_entropy=entropy)
         self._scanner_without_entropy = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
@@ -69,7 +69,7 @@ class Scrubber:
         )
 
     def scope(self) -> Scope:
-        """Return a new numbering, for one session and its subagents."""
+        """Return a new numbering for one session and its subagents."""
         return Scope(self._scanner, self._scanner_without_entropy, self._identity, self._clean_strings)
 
     def __repr__(self) -> str:
@@ -77,11 +77,11 @@ class Scrubber:
 
 
 class Scope:
-    """The placeholders of one session with its subagents, numbered in order of first appearance."""
+    """The placeholders in one session with its subagents, numbered by first appearance."""
 
     def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: CleanStrings) -> None:
         self._scanner = scanner
-        self._scanner_without_entropy = unblurred  # for fields that are random by nature
+        self._scanner_without_entropy = unblurred  # for fields that are random by design
         self._identity = identity
         self._clean_strings = seen
         self._paragraphs = Paragraphs()
@@ -101,20 +101,21 @@ class Scope:
     def reserve(self, value: Any) -> None:
         """Reserve the numbers of all placeholders in a text or JSON-like value, such as `<KIND_3>` or `USER_1`.
 
-        A text reserves its own when it is scrubbed, which is too late for the texts before it. So a caller that keeps
-        rows scrubbed earlier, or reads logs that may hold placeholders, passes all of them here first.
+        A text reserves its own numbers when it is scrubbed, which is too late for the texts before it. Therefore a
+        caller that keeps previously scrubbed rows, or reads logs that may contain placeholders, must pass all of them
+        here first.
         """
         self._numbering.reserve_all(value)
 
     def text(self, text: str) -> str:
-        """Return the text with every secret as a placeholder; the same object if it has none."""
+        """Replace every secret in the text by a placeholder. Returns the same object if there is none."""
         return self._text(text, "")
 
     def answer(self, text: str, spans: Callable[[str], Iterable[Span]]) -> str:
-        """Return the scrubbed text of a message or a result, in which `spans` finds what an earlier message asked for.
+        """Scrub the text of a message or result in which `spans` finds the answer to an earlier question.
 
-        Such a value is replaced in all later messages, results and values of this scope, too, because nothing there
-        says what it is.
+        The answer is also replaced in all later messages, results and values in this scope, where nothing else
+        identifies it as a secret.
         """
         text = self.text(self._without_answers(text))
         answers = sorted(spans(text))
@@ -123,9 +124,9 @@ class Scope:
         return self.text(self._replaced(text, answers)) if answers else text
 
     def value(self, value: Any) -> Any:
-        """Return a JSON-like value with every string scrubbed; the same object if nothing was found.
+        """Scrub every string in a JSON-like value. Returns the same object if nothing was found.
 
-        Most strings of a record are short and clean, so the new ones are scanned together, as one text. Only when that
+        Most strings in a record are short and clean, so new strings are scanned together, as one text. Only if that
         finds something are they scanned one by one.
         """
         value = self._without_answers(value)
@@ -135,17 +136,19 @@ class Scope:
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
 
     def _remember(self, answer: str, kind: str) -> None:
-        """Replace this answer in all later texts, unless it may occur elsewhere by chance, as dates and codes do."""
+        """Replace this answer in all later texts, unless it may occur elsewhere by chance, like dates and codes."""
         is_rare = len(answer) >= _MIN_ANSWER_CHARS and is_strong(answer) and not answer.replace("-", "").isdigit()
         if is_rare and answer not in self._answers and len(self._answers) < _MAX_ANSWERS:
             self._answers[answer] = kind
-            # The first alternative that matches wins, so longer answers come first.
+            # The first matching alternative wins, so longer answers come first.
             longest_first = sorted(map(re.escape, self._answers), key=len, reverse=True)
-            # With "otter-4821" stored it matches in `is otter-4821.` but not in `otter-4821x`.
+            # With "otter-4821" stored, the pattern matches in `is otter-4821.` but not in `otter-4821x`.
             self._any_answer = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(longest_first)})(?![-_.+]?[A-Za-z0-9])")
 
     def _without_answers(self, value: Any) -> Any:
-        """Replace the answers of earlier messages in every string of a JSON-like value; the same object without any."""
+        """Replace answers to earlier questions in every string of a JSON-like value. Returns the same object if there
+        are none.
+        """
         # Most sessions never ask for a secret.
         if self._any_answer is None:
             return value
@@ -171,8 +174,8 @@ class Scope:
         return value
 
     def _all_clean(self, unseen: Collection[str]) -> bool:
-        """Scan strings together and remember the clean ones. Returns False when the record has to be walked."""
-        # Rules of the caller may match across the border between two strings.
+        """Scan strings together and cache clean ones. Returns False if the record has to be walked."""
+        # Custom rules may match across the border between two strings.
         if self._scanner.scans_one_by_one:
             return False
         words: set[bytes] = set()
@@ -217,9 +220,9 @@ class Scope:
         return result
 
     def _with_pseudonyms(self, text: str, text_key: CacheKey) -> str:
-        """Replace people in a text that has no secrets.
+        """Replace people in a text without secrets.
 
-        Every record has the working directory, so results of short texts are cached with their count.
+        Every record contains the working directory, so results for short texts are cached with their counts.
         """
         if (cached := self._texts_with_people.get(text_key)) is not None:
             if cached[1]:
@@ -277,7 +280,7 @@ class Scope:
         return items if isinstance(value, list) else tuple(items)
 
     def _command_line(self, items: list[str]) -> list[str]:
-        """Scan arguments as one line, and redact each without crossing the border to the next."""
+        """Scan arguments as one line, and redact each argument without crossing the border to the next."""
         self.reserve(items)
         spans, result, offset = self._scanner.spans(" ".join(items)), [], 0
         for item in items:
@@ -302,7 +305,7 @@ class Scope:
             if key == typed and typed:
                 new = self._numbering.placeholder("PASSWORD", item)
             elif key not in plain_keys:
-                # Keys are names and stay, unless one is a path or a secret itself (as in a map of files by path).
+                # Keys are names and stay, unless they are paths or secrets (as in a map of files by path).
                 if isinstance(key, str) and (name := self._text(key, "")) != key:
                     names[key] = name
                 new = self._named_field(value, key, item, strength)
@@ -318,14 +321,14 @@ class Scope:
         return {names.get(key, key): items.get(key, item) for key, item in value.items()}
 
     def _named_field(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
-        """Walk a field whose name may say something about its content."""
+        """Walk a field whose name may provide information about its content."""
         if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
             return item if is_blob(item) and not self._scanner.holds_env_value(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
         return self._walk(item, name, field_strength(name, strength, pair_strength(value)))
 
     def _opaque(self, text: str) -> str:
-        """Scrub a field for random data that holds something else."""
+        """Scrub a field that should hold random data but holds something else."""
         self._numbering.reserve(text)
         return self._identity.replace(self._secrets(text, "", self._scanner_without_entropy), self._numbering.pseudonym)
 
@@ -340,26 +343,26 @@ class Scope:
         return self._numbering.placeholder(kind, text)
 
 
-# Looked up once, since `Gatherer` runs on every field of every record.
+# Looked up once, since `Gatherer` runs on every field in every record.
 _NO_STRENGTH = Strength.NONE
 _LISTS = (list, tuple)
 
 
 class Gatherer:
-    """A pass over a record that collects what to scan.
+    """A pass over a record that collects the strings to scan.
 
-    `unseen` are the strings not known to be clean; `special` tells whether some field needs more than a scan of its
+    `unseen` has the strings not known to be clean; `special` says whether some field requires more than a scan of its
     text.
     """
 
     def __init__(self, clean_strings: CleanStrings, holds_env_value: Callable[[str], bool]) -> None:
         self._clean_strings, self._holds_env_value = clean_strings, holds_env_value
         self._nodes: list[tuple[Any, Strength]] = []
-        self.unseen: dict[str, None] = {}  # an ordered set: records hold a result twice
+        self.unseen: dict[str, None] = {}  # an ordered set, since records contain results twice
         self.special = False
 
     def add(self, value: Any) -> None:
-        """Collect the strings of a value and all values below it."""
+        """Collect the strings in a value and all nested values."""
         nodes = self._nodes
         nodes.append((value, _NO_STRENGTH))
         for node, strength in nodes:  # the loop appends to the list
@@ -372,7 +375,7 @@ class Gatherer:
                 nodes += [(item, strength) for item in node if item.__class__ not in SCALARS]
 
     def _dict(self, node: dict[Any, Any], strength: Strength) -> None:
-        # The innermost loop of a scrub: no method is called for the plain names and clean strings of most fields.
+        # The innermost loop of scrubbing: for most fields, with plain names and clean strings, no method is called.
         clean_strings = self._clean_strings
         clean, plain_keys, shortest = clean_strings.clean, clean_strings.plain_keys, clean_strings.shortest
         for key, item in node.items():
@@ -396,7 +399,7 @@ class Gatherer:
         return is_blob(item) and not self._holds_env_value(item)
 
     def _named_field(self, key: str, item: Any, strength: Strength) -> None:
-        """Collect a field whose name may say something, or is new."""
+        """Collect a field whose name may provide information about its content, or is new."""
         self._text(key)
         clean_strings = self._clean_strings
         if (
@@ -423,52 +426,52 @@ class Gatherer:
             self.unseen[text] = None
 
 
-# Caches of strings without secrets. They are bounded and never hold a secret.
+# Caches for strings without secrets. They are bounded and never hold a secret.
 
 CacheKey = str | tuple[int, int]
 _CACHE_SIZE = 1 << 16
 CACHED_LENGTH = 256
 _PARAGRAPHS_IN_A_ROW = 3  # the paragraph and its two neighbors
 _MIN_PAGE_CHARS = 600
-# The number before a line of a file, as agents show it: `\n  12→def` -> `\n  12→`.
+# The line number in files as agents show them: `\n  12→def` -> `\n  12→`.
 _LINE_NUMBER = re.compile(r"\n *\d+→")
-# Neighboring repeated paragraphs, a byte 1 for each: `\x01\x01`.
+# Neighboring repeated paragraphs, each represented by a byte 1: `\x01\x01`.
 _REPEATED = re.compile(b"\x01+")
 _NO_WORDS: frozenset[bytes] = frozenset()
-# Public ids and times: they are new in every record, so caching them would be useless.
+# Public ids and times: they are different in every record, so caching them would be useless.
 # `123e4567-e89b-12d3-a456-426614174000`, `toolu_01AbCdEfGhIjKlMnOpQrStUv`, `2026-11-19T21:09:08.123Z`; not `hunter2`.
 _TRIVIAL = re.compile(
     r"[0-9a-f]{8}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{4}-[0-9a-f]{12}|(?:toolu|msg|req|call)_[A-Za-z0-9]{20,30}"
     r"|\d{4}-\d\d-\d\dT\d\d:\d\d:\d\d(?:\.\d+)?Z?"
 )
-is_id = _TRIVIAL.fullmatch  # looked up once, since it runs on every id of every record
+is_id = _TRIVIAL.fullmatch  # looked up once, since it runs on every id in every record
 
 
 def cache_key(text: str) -> CacheKey:
-    """Return the key of a text in a cache. Long texts go by hash: logs repeat whole files, and caches stay small."""
+    """Return the cache key for a text. Long texts are hashed: logs repeat whole files, and caches must stay small."""
     return text if len(text) <= CACHED_LENGTH else (hash(text), len(text))
 
 
 def _is_trivial(text: str) -> bool:
-    """Whether a text is only an id or a time."""
+    """Return whether a text is only an id or a time."""
     return 19 < len(text) < 37 and is_id(text) is not None
 
 
 class CleanStrings:
-    """The strings known to hold no secret. Bounded."""
+    """A bounded cache of strings known to contain no secret."""
 
     def __init__(self, shortest: int) -> None:
-        self.shortest = shortest  # shorter strings cannot hold a secret or a name
+        self.shortest = shortest  # shorter strings cannot contain a secret or a name
         self.clean: set[CacheKey] = set()  # neither a secret nor a name
         self.people: set[CacheKey] = set()  # no secret, but a home directory or a user name
-        self.plain_keys: set[str] = set()  # clean field names that say nothing about their value
+        self.plain_keys: set[str] = set()  # clean field names that do not affect the interpretation of their values
 
     def add(self, text: str, *, people: bool) -> None:
-        """Remember a text without secrets."""
+        """Cache a text without secrets."""
         self.add_all((text,), people=people)
 
     def add_all(self, texts: Iterable[str], *, people: bool) -> None:
-        """Remember texts without secrets."""
+        """Cache texts without secrets."""
         chosen = self.people if people else self.clean
         if len(chosen) >= _CACHE_SIZE:
             chosen.clear()
@@ -479,20 +482,20 @@ class CleanStrings:
 class Paragraphs:
     """The paragraphs that a session repeats: a file is read, shown after an edit, and read again with a line changed.
 
-    A paragraph counts as repeated when it and its two neighbors were together in a text without secrets. That text is
-    written unchanged, so scanning the paragraph again could not protect anything. Stored as hashes, bounded, per
-    session.
+    A paragraph counts as repeated if it and its two neighbors occurred together in a text without secrets. That text is
+    written unchanged, so scanning the paragraph again would not protect anything. Paragraphs are stored as hashes, for
+    one session, and their number is bounded.
     """
 
     def __init__(self) -> None:
-        self._words_by_paragraph: dict[int, frozenset[bytes]] = {}  # by hash, with its neighbors
+        self._words_by_paragraph: dict[int, frozenset[bytes]] = {}  # by the hash of the paragraph with its neighbors
         self._latest: list[int] = []
 
     def unrepeated(self, texts: Iterable[str], border: str, words: set[bytes]) -> list[str]:
         """Return the texts without line numbers, and with `border` in place of repeated paragraphs.
 
-        The trigger words of what is left out are added to `words`. The first copy of a repetition within the texts
-        stays.
+        The trigger words in the omitted paragraphs are added to `words`. The first copy of a repetition within the
+        texts is kept.
         """
         if len(self._words_by_paragraph) >= _CACHE_SIZE:
             self._words_by_paragraph.clear()
@@ -500,7 +503,7 @@ class Paragraphs:
         return [self._unrepeated_rest(text, border, words) if len(text) >= _MIN_PAGE_CHARS else text for text in texts]
 
     def remember(self, words: Set[bytes]) -> None:
-        """Record that the last texts were clean and had these trigger words."""
+        """Record that the last texts were clean and contained these trigger words."""
         self._words_by_paragraph.update(dict.fromkeys(self._latest, frozenset(words)))
 
     def forget(self) -> None:
@@ -536,7 +539,7 @@ NAME_KIND = "USER"  # the kind of pseudonyms; all other kinds are secrets
 
 
 class _Numbering:
-    """Placeholders in order of first appearance, numbered above those that the texts already have."""
+    """Placeholders numbered by first appearance, above the numbers that the texts already contain."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}  # replacements by kind
@@ -545,7 +548,7 @@ class _Numbering:
         self._highest: dict[str, int] = {}
 
     def placeholder(self, kind: str, value: str) -> str:
-        """Return the placeholder of a secret, and count one replacement."""
+        """Return the placeholder for a secret, and count one replacement."""
         self.count(kind)
         placeholder = self._placeholders.get(value)
         if placeholder is None:
@@ -553,14 +556,13 @@ class _Numbering:
         return placeholder
 
     def pseudonym(self, name: str) -> str:
-        """Return the pseudonym of a person, and count one replacement."""
+        """Return the pseudonym for a person, and count one replacement."""
         self.count(NAME_KIND)
         if name not in self._users:
             self._users[name] = f"{NAME_KIND}_{self._next(NAME_KIND)}"
         return self._users[name]
 
     def count(self, kind: str, times: int = 1) -> None:
-        """Count replacements."""
         self.counts[kind] = self.counts.get(kind, 0) + times
 
     def _next(self, kind: str) -> int:
@@ -568,7 +570,7 @@ class _Numbering:
         return number
 
     def reserve(self, text: str) -> bool:
-        """Reserve the numbers of placeholders in a text, such as `<KIND_3>`; return False if it has none."""
+        """Reserve the numbers of placeholders in a text, such as `<KIND_3>`. Returns False if it has none."""
         pseudonyms = list(_numbers_in_use(text))
         for kind, number in pseudonyms:
             if number > self._highest.get(kind, 0):
@@ -576,7 +578,7 @@ class _Numbering:
         return bool(pseudonyms)
 
     def reserve_all(self, value: Any) -> None:
-        """Reserve those of every string of a JSON-like value, keys included."""
+        """Reserve the numbers of placeholders in every string of a JSON-like value, including keys."""
         nodes = [value]
         for node in nodes:  # the loop appends to the list
             if isinstance(node, str):
@@ -595,12 +597,12 @@ def _numbers_in_use(text: str) -> Iterable[tuple[str, int]]:
 
 
 def _holds_number(text: str) -> bool:
-    """Whether a text already has placeholders or pseudonyms."""
+    """Return whether a text already has placeholders or pseudonyms."""
     return next(iter(_numbers_in_use(text)), None) is not None
 
 
 def _unique_names(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
-    """Return new names of keys that differ from each other and from the unchanged keys, so that no value is lost."""
+    """Return new names for keys that differ from each other and from unchanged keys, so that no value is lost."""
     used_names = {key for key in keys if key not in names}
     result: dict[Any, str] = {}
     for key, name in names.items():
@@ -614,7 +616,7 @@ def _unique_names(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
 
 @dataclass(frozen=True)
 class ScrubReport:
-    """Replacements by kind, without any value. Kinds are sorted, so that equal work gives equal reports."""
+    """Replacements by kind, without any values. Kinds are sorted, so that equal input gives equal reports."""
 
     counts: Mapping[str, int] = field(default_factory=lambda: MappingProxyType({}))
 
@@ -626,5 +628,5 @@ class ScrubReport:
         return dict(self.counts)
 
     def __reduce__(self) -> tuple[type[ScrubReport], tuple[dict[str, int]]]:
-        # A mapping proxy cannot be pickled, but reports are returned from worker processes.
+        # A mapping proxy cannot be pickled, but worker processes return reports.
         return (ScrubReport, (dict(self.counts),))

@@ -1,4 +1,4 @@
-"""Find secrets that people state in sentences, in many languages, and codes and words that a heading announces.
+"""Find secrets that people state in sentences, in many languages, and codes and words announced by a heading.
 
 There are three parts: words for password, code, token and key with a value after or before them, such as
 `Das Passwort lautet ...` or `use ... as the password`; words shaped like passwords near such a word; and lists of
@@ -31,9 +31,9 @@ from composer_replication.privacy.rules import (
 )
 from composer_replication.privacy.values import find_spoken_value
 
-# Words in ASCII, besides those for a password. `assignments.py` handles `pass`, `token` and `key`.
+# ASCII words, other than words for passwords. `assignments.py` handles `pass`, `token` and `key`.
 _LOGIN_WORDS_ASCII = word_set("code codes log sign logged login creds credentials wifi")
-# Words with letters beyond ASCII, which are searched for only in texts that have such letters.
+# Words with letters beyond ASCII. Only texts with such letters are searched for them.
 _NON_ASCII_FORMS = (
     "пароль пароля паролем паролю пароли парола паролата лозинка лозинку токен токена ключ ключа гасло құпиясөз",
     "密码 密碼 口令 密钥 密鑰 令牌 パスワード 暗証番号 合言葉 トークン 비밀번호 비번 암호 패스워드 토큰",
@@ -46,7 +46,7 @@ _NON_ASCII_FORMS = (
     "پاس_ورڈ پاسورڈ پسورد باسورد الباسورد پټنوم تێپەڕەوشە ססמה ססמא הססמה סיסמתך",
     "संकेतशब्द પાસવર્ડ ਪਾਸਵਰਡ ಪಾಸ್‌ವರ್ಡ್ ಗುಪ್ತಪದ പാസ്‌വേഡ് രഹസ്യവാക്ക് పాస్‌వర్డ్ මුරපදය የይለፍ_ቃል የይለፍቃል",
 )
-# Each form as it is and with a capital; an underscore in the list is a blank of the word.
+# Each form in lower case and capitalized; an underscore in the list is a blank in the word.
 _NON_ASCII_WORDS = tuple(
     dict.fromkeys(
         form.replace("_", " ")
@@ -57,7 +57,7 @@ _NON_ASCII_WORDS = tuple(
 )
 # Any of the words above: `пароль`, `Hasło`, `密码`; not `password`.
 _NON_ASCII_WORD = re.compile(any_of(_NON_ASCII_WORDS))
-# Of words with a single letter of their own: the longest piece in plain letters, such as "contrase" of contraseña.
+# For words with a single non-ASCII letter, the longest ASCII part, such as "contrase" in contraseña.
 _ASCII_PIECES = frozenset(
     max(re.findall("[a-z]+", word), key=len).encode() for word in _NON_ASCII_WORDS if re.search("[a-z]{2}", word)
 )
@@ -66,7 +66,7 @@ _ASCII_PIECES = frozenset(
 _WORD_END = re.compile(r"[^\W\d_]{0,8}(?=[\s:=\"'\uff1a\uff1d])|[^\0-\x7f是为為はがを는은이가にの改]{0,12}")
 # `passwort_db=x` -> `_db`, `.admin-key: x` -> `.admin-key`.
 _REST_OF_NAME = re.compile(r"(?:[_.-][A-Za-z]\w{0,20}){1,3}(?=\s?[:=])")
-# Up to five words may separate a word for a password from the sign or the word for "is" before its value.
+# Up to five words may separate a word for passwords from the sign or the word for "is" before its value.
 _FILLER = r"(?:[^\0\s\d\"`«「“<>=\uff1a]{1,24}[ \t]{1,2})"
 # `Passwort für den Server: hunter2` -> `hunter2`, `密码是hunter2` -> `hunter2`.
 _AFTER_WORD = re.compile(
@@ -75,7 +75,7 @@ _AFTER_WORD = re.compile(
     r"[ \t]{0,3}"
     r"(?:[^\W\d_]{1,8}:?[ \t]{1,2})?[\"'`«「“„*(]{0,4}[ \t]?(?P<value>[!-;=?-~]{4,100})"
 )
-# Verbs for using or setting something, in the languages of the words for a password.
+# Verbs for using or setting something, in the languages of the words for passwords.
 _VERB = (
     r"use|using|take|try|set|type|enter|pick|choose|put|nimm|nehmen|verwende|benutze|utilise|utilisez|prends|mets|usa|usar|use"
     r"|utiliza|pon|usare|metti|gebruik|neem|użyj|weź|ustaw|použij|použi|zadaj|koristi|uporabi|folosește|foloseste|pune|använd"
@@ -87,7 +87,7 @@ _AS = (
     r"as|als|comme|como|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|kui|mint|làm|как|як|като|ως|作为|作為|ك|בתור|을\(를\)"
     r"|를|을"
 )
-# With a verb a plain word counts, too. The text before the word for a password: `use "zanzibarr" as the ` ->
+# With a verb a plain word counts, too. The text before the word for passwords: `use "zanzibarr" as the ` ->
 # `zanzibarr`.
 _USED_AS = re.compile(
     rf"(?:\b(?:{_VERB})\s{{0,2}}[\"'`«「“]?(?P<value>[A-Za-z][!-&(-~]{{7,60}}?)[\"'`»」”]?\s{{0,2}}(?:{_AS})"
@@ -99,7 +99,7 @@ _USED_AS = re.compile(
 _AS_USED = re.compile(
     r"(?:\s?olarak\s|(?:には|に|は)\s?)[\"'`「]?(?P<value>[A-Za-z][!-~]{7,60}?)[\"'`」]?\s?(?:kullan|を使)", re.I
 )
-# The text before the word for a password: `hunter2 is the ` -> `hunter2`, `hunter2 als ` -> `hunter2`.
+# The text before the word for passwords: `hunter2 is the ` -> `hunter2`, `hunter2 als ` -> `hunter2`.
 _VALUE_THEN_WORD = re.compile(
     r"(?:^|[\s\"'`«「“(*])(?P<value>[!-&(-;=?-_a-~]{6,100}?)[\"'`»」”)*]{0,4}\s{0,2}"
     r"(?:\b(?:as|als|como|comme|come|jako|kao|kot|som|sebagai|olarak|ca|kuin|mint|is|was|ist|es|est|wi"
@@ -114,13 +114,13 @@ _LINK = re.compile(
 # ` as `, ` als `; not ` is `.
 _LINK_AS = re.compile(rf"[ 」](?:{_AS})|ك")
 _MAX_LINK_CHARS = 70
-_MIN_LEAD_CHARS = 10  # a value and one more word
+_MIN_LEAD_CHARS = 10  # a value and another word
 _MAX_LEAD_CHARS = 90
-_MAX_MESSAGE_CHARS = 10_000  # codes are searched for in shorter texts only
-# UTF-8 bytes that begin no letter: ASCII, continuation bytes, and the first bytes of signs and emoji.
+_MAX_MESSAGE_CHARS = 10_000  # codes are searched for only in shorter texts
+# UTF-8 bytes that do not begin a letter: ASCII, continuation bytes, and the first bytes of signs and emoji.
 _NON_LETTER_BYTES = bytes(range(0xC2)) + b"\xc2\xe2\xef\xf0\xf3"
 _TRAILING = ".,;:!?)*_\"'`»」”、。\uff0cです입니다"
-# Other things have codes, too, so the word before "code" decides: `your backup `, `2FA `; not `exit `.
+# Not all codes are secret, so the word before "code" decides: `your backup `, `2FA `; not `exit `.
 _CODE = re.compile(
     r"(?i:(?:recovery|backup|verification|confirmation|security|unlock|access|login|auth\w{0,12}|2fa|m"
     r"fa|otp|one-time|pairing"
@@ -135,7 +135,7 @@ _CODE_VALUES = (
     r"(?P<value>(?:[A-Za-z0-9]{3,10}+-)*+(?=[A-Za-z-]*\d)[A-Za-z0-9]{4,12}+(?:[ ,;\n-]{1,3}+(?=[a-z-]*"
     r"+\d)[A-Za-z0-9]{4,12}+(?![\w.])){0,20}+)"
 )
-# The rest after the first letter of "login" and its like: `: ada / hunter2`, ` with ada and hunter2`.
+# The text after the first letter of "login" and similar words: `: ada / hunter2`, ` with ada and hunter2`.
 _LOGIN = (
     r"(?i:(?: to [^\0\s]{1,60}+)?(?: [a-z]{1,12}){0,4}?(?: are| is| with| as| using|:)?[ :(]{1,2}(?:user(?:name)? )?)"
     r"[\"'`*]{0,2}(?P<user>[\w.@+-]{1,60})[\"'`*]{0,2}\s?(?:[:/,|]|and\b|with\b)\s{0,2}(?:pass(?:word)"
@@ -143,7 +143,7 @@ _LOGIN = (
 )
 _ASCII_WORDS = frozenset(word.encode() for word in PASSWORD_WORDS | _LOGIN_WORDS_ASCII)
 
-# Words before `as USER with VALUE`, in the languages of the words for a password.
+# Words before `as USER with VALUE`, in the languages of the words for passwords.
 _CONNECTING = frozenset(
     b"connect connecting connected logged login authenticating authenticated bind bound angemeldet verbunden"
     b" verbinde anmelden collegato collegata connesso conectado conectada entra entrar entre ingresa accede connexion"
@@ -182,11 +182,11 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def has_non_ascii_word(text: str) -> bool:
-    """Whether a text has a word for a secret in letters that English does not have."""
+    """Return whether a text has a word for a secret with letters beyond ASCII."""
     return not text.isascii() and _NON_ASCII_WORD.search(text) is not None
 
 
-# Common words. Each is searched with all that must follow it: a pattern that starts with a literal is fast.
+# Common words are searched together with what must follow them: a pattern that starts with a literal is fast.
 _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
     word: word[1:]
     for word in sorted(
@@ -195,27 +195,27 @@ _LOGIN_WORDS = {"log": "og in", "sign": "ign in", "logged": "ogged in"} | {
         )
     )
 }
-# `login: ada / hunter2` -> `hunter2`, with "ogin" as what the pattern begins with.
+# `login: ada / hunter2` -> `hunter2`, for a pattern that begins with "ogin".
 _LOGIN_BY_WORD = {word.encode(): re.compile(stem + _LOGIN) for word, stem in _LOGIN_WORDS.items()}
 # After "code": ` is 482913` -> `482913`, `s: ab12-cd34, ef56-gh78` -> `ab12-cd34, ef56-gh78`.
 _CODE_AFTER = re.compile(_CODE_VALUES)
 
 
 def _may_have_words(lower: bytes, active: Set[bytes]) -> bool:
-    """Whether a word with letters of its own may occur, by the text as one byte per character.
+    """Return whether a non-ASCII word may occur, judging by the text with one byte per character.
 
-    Latin letters with accents survive that encoding; all others become question marks.
+    Accented Latin letters survive this encoding; all others become question marks.
     """
     return not lower.isascii() or b"??" in lower or not active.isdisjoint(_ASCII_PIECES)
 
 
 def _has_letters(text: str) -> bool:
-    """Whether a text has letters beyond ASCII: most texts have only arrows, dashes, frames and emoji."""
+    """Return whether a text has letters beyond ASCII: most texts have only arrows, dashes, frames and emoji."""
     return bool(text.encode("utf-8", "replace").translate(None, _NON_LETTER_BYTES))
 
 
 def _word_positions(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
-    """Yield where a word stands by itself and is no part of a name or a longer word."""
+    """Yield the positions where a word is not part of a name or a longer word."""
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
@@ -283,7 +283,7 @@ def _value_after_word(text: str, end: int) -> Span | None:
 
 
 def value_before(text: str, start: int) -> Span | None:
-    """Return the value before a word for it that starts at `start`: `use ... as the password`, or None."""
+    """Return the value before the word for passwords at `start`, as in `use ... as the password`, or None."""
     begin = max(0, start - _MAX_LEAD_CHARS)
     lead = text[max(begin, text.rfind("\n", begin, start) + 1) : start]
     begin = start - len(lead)
@@ -307,12 +307,13 @@ def value_before(text: str, start: int) -> Span | None:
     return Span(at, at + len(value), "PASSWORD") if is_secret else None
 
 
-# Shapes: passwords on the line of a word for one, or on the three lines below it, with anything in between.
+# Shapes: passwords on the same line as a word for passwords, or on the three lines below it.
 #
-# Every program and language puts something else there. So only the shape of the value counts: words with a number and
-# signs among them, unknown words or random characters; never a name of code, a path, a version, a date or an address.
+# Every program and language has a different text in between, so only the shape of the value counts: words with a number
+# and signs among them, unknown words or random characters; never a name in code, a path, a version, a date or an
+# address.
 
-# Parts of the words for a password.
+# Parts of the words for passwords.
 _STEMS = (
     b"pass",
     b"pwd",
@@ -332,11 +333,12 @@ _STEMS = (
 _PASSWORD_STEMS = frozenset((b"pass", b"pwd", b"pw", b"psk", b"login", b"assword"))
 NEARBY_WHOLE_WORDS = frozenset((b"login", b"pw", b"assword", b"vpn", b"benutzer", b"keystore"))
 _STEM_TRIGGERS = frozenset(form for word in _STEMS for form in (word, word + b" "))
-# Words that only begin like one for a password: `passage`, `secretary`, `author`; not `password`, not `authorization`.
+# Words that only begin like a word for passwords: `passage`, `secretary`, `author`; not `password`, not
+# `authorization`.
 _OTHER_WORD = re.compile(rb"pass[abd-oq-vxz]|secretar|credit|credib|author(?!iz)|pw[a-ce-z]")
-# Python's statement, alone on its line, and other words: `\n    pass\n`, `bypass`, `compass`; not `the pass`.
+# The Python statement, alone on its line, and other words: `\n    pass\n`, `bypass`, `compass`; not `the pass`.
 _NO_PASSWORD = re.compile(rb"\n[ \t]*pass\n\Z|(?:by|com|sur|tres|com)pass.?\Z")
-# Letters, digits and the signs that passwords have.
+# Letters, digits and the signs that occur in passwords.
 _SIGNS = r"\w.!@#$%^&*?~+-"
 # A word with a digit or a sign in it: `use hunter2 now` -> `hunter2`, `Zamek.232` -> `Zamek.232`; not `password`.
 _TOKEN = re.compile(rf"(?<![{_SIGNS}])[^\W\d_]*+[\d_.!@#$%^&*?~+-][{_SIGNS}]*+")
@@ -357,7 +359,7 @@ _Window = tuple[int, int, bool]  # from, to, and whether the word means password
 
 
 def nearby_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every password-shaped word near a word for a password."""
+    """Yield every password-shaped word near a word for passwords."""
     if active.isdisjoint(_STEM_TRIGGERS):
         return
     done = 0
@@ -369,7 +371,7 @@ def nearby_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def shaped_spans_near(text: str, at: int, end: int) -> Iterator[Span]:
-    """Yield the password-shaped words near a word for a password that spans `at` to `end`."""
+    """Yield the password-shaped words near a word for passwords that spans `at` to `end`."""
     yield from _shaped(text, *_window(text, at, end), True)
 
 
@@ -421,12 +423,12 @@ def _shaped(text: str, begin: int, end: int, wordy: bool) -> Iterator[Span]:
 
 @lru_cache(maxsize=1 << 12)
 def _looks_like_password(value: str, wordy: bool) -> bool:
-    """Whether a word is a password by its looks. Cached, since a session repeats its words."""
+    """Return whether a word looks like a password. Cached, since sessions repeat their words."""
     return is_shaped(value) or (wordy and is_unfamiliar(value))
 
 
-# Lists: recovery codes, seed words and passphrases look like ordinary words and groups, so a heading or a name has to
-# announce them.
+# Lists: recovery codes, seed words and passphrases look like ordinary words and groups, so they count only after a
+# heading or a name.
 
 TRIGGERS = (b"codes", b"phrase", b"mnemonic", b"authenticator", b"words", b"codici")
 # `Backup codes:`, `Write these words down`, `Your seed phrase`; not `exit codes`.
@@ -457,7 +459,7 @@ _MAX_LISTED_LINES, _MAX_LISTED_LINE_CHARS = 26, 240
 # `volcano`.
 _SEED_WORD = re.compile(_SEED)
 _PHRASE_TRIGGERS = frozenset((b"phrase", b"mnemonic", b"words"))
-# Seed words as a list of strings, at least twelve:
+# At least twelve seed words as a list of strings:
 # ` = ['one', 'two', 'six', 'ten', 'sun', 'sky', 'sea', 'oak', 'ash', 'elm', 'fir', 'fig']`.
 _SEED_STRINGS = re.compile(
     r"\w{0,12}\s{0,3}[:=]\s{0,3}[\[({]\s{0,9}"
@@ -469,15 +471,15 @@ _PASSPHRASE_REST = re.compile(
     r"[^\0\n:=]{0,80}(?:'[^\0\n']{0,80}')?\s?[:=][ \t]{1,4}[\"']?"
     r"(?P<value>[^\W\d_]{2,14}(?: [^\W\d_]{2,14}){2,9})[\"']?[ \t\r]*(?![^\0\n])"
 )
-# Twelve words or more, each with its number, as a wallet shows them once:
+# Twelve or more numbered words, as wallets show them once:
 # `1. one 2. two 3. six 4. ten 5. sun 6. sky 7. sea 8. oak 9. ash 10. elm 11. fir 12. fig`.
 _NUMBERED_SEED = re.compile(
     r"1[.)](?<![\d.]1[.)])[ \t]{1,3}(?P<value>[a-z]{3,8}+(?:\s{1,4}\d{1,2}[.)][ \t]{1,3}[a-z]{3,8}+){11,23})"
     r"(?![ \t]*[a-zA-Z,])"
 )
-# `the words are volcano galaxy tuna ...`: a sentence as long has one of the words that join others.
+# `the words are volcano galaxy tuna ...`: a sentence of this length contains a function word.
 _STOP_WORD = r"(?:the|and|for|that|with|this|from|are|was|not|you|have|will|can|all|but|has|had|its|our|out|who)\b"
-# Twelve words or more, none of which joins others. A sentence of that length has one, such as "the":
+# Twelve or more words without a function word. A sentence of this length contains one, such as "the":
 # `volcano galaxy tuna lemon orbit camel velvet ladder pepper island carbon mirror`; not
 # `open the page and read all of the notes that you have in it`.
 _SEED_RUN = re.compile(
@@ -487,7 +489,7 @@ _SEED_REACH = 400
 
 
 def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every code and word under a line that announces them. `active`: the triggers that occur."""
+    """Yield every code and word under a line that announces them. `active` has the triggers that occur."""
     if (
         ("12. " in text or "12) " in text)
         and (match := _NUMBERED_SEED.search(text))
@@ -513,7 +515,7 @@ def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _under_heading(text: str, at: int, end: int) -> Iterator[Span]:
-    """Yield the spans of the lines under a heading. Returns the position to continue from."""
+    """Yield the spans in the lines under a heading. Returns the position to continue from."""
     newline = text.find("\n", end, end + _MAX_LISTED_LINE_CHARS)
     line = text.rfind("\n", max(0, at - _MAX_LISTED_LINE_CHARS), at) + 1
     if newline < 0 or not _HEADING.search(text, line, newline):

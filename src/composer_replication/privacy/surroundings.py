@@ -1,4 +1,4 @@
-"""Decide from the text around a random string whether it is public: a hash, a signature, an image or an id."""
+"""Decide from the text around a random string whether the string is public: a hash, a signature, an image or an id."""
 
 from __future__ import annotations
 
@@ -12,7 +12,8 @@ from composer_replication.privacy.rules import Span, word_set
 
 # `0123456789abcdef0123456789abcdef`; not `0123456789abcdef`.
 _LONG_HEX = re.compile(r"(?:0x)?[0-9a-fA-F]{32,}")
-# Words that make hex a hash or an id, lower-cased: `commit `, `sha256:`, `using rsa key `, `user_id=`; not `key: `.
+# Words that identify hex as a hash or an id, lower-cased: `commit `, `sha256:`, `using rsa key `, `user_id=`; not `key:
+# `.
 _HASH_WORDS = re.compile(
     r"using [a-z]{3,6} key |"
     r"commit|\bsha|sha\d|hash|md5|digest|checksum|integrity|etag|fingerprint|revision|\brev\b|\bref\b|\bpatch\b|\btree\b|parent|blob|object"
@@ -20,7 +21,7 @@ _HASH_WORDS = re.compile(
     r"|\btx|block|address|\bpin(?:ned)?\b|snapshot|uses:|cherry|rebase|checkout|\breset\s|\bmain\b|\bmaster\b"
     r"|origin|branch|#diff-|\bpack\b|hexpm|plaintext|ciphertext|\bid[^\w\0]*$|(?<!key)_id[^\w\0]*$"
 )
-# A folder drawn with lines: `├─ `, `│ `.
+# A folder in a tree drawn with lines: `├─ `, `│ `.
 _TREE_BRANCH = re.compile(r"[\u2500-\u257f] ?(?:\[[^\0\n\]]{1,12}\])?\s{0,4}\Z")
 # `api`, `my_token`; not `commit`.
 _SECRET_WORDS = re.compile(r"key|token|secret|passw|passphrase|api|auth|cred|private|bearer|login|license|wallet")
@@ -33,49 +34,49 @@ _PUBLIC_SITE = re.compile(
 )
 # `app.js?v=`, `gist.github.com/ada/`; not `?token=`.
 _URL_HASH = re.compile(r"[?&](?:s|v|h|ver|gist|etag|ixid|rev|t)=$|gist\.github[^\s\0]*/$")
-# Part of a path, a file name or an option, which is public when it is as long as a digest: `cache/`, `--rev=`; not
+# Part of a path, a file name or an option. Hex after it is public if it is as long as a digest: `cache/`, `--rev=`; not
 # `x `.
 _NAME_SEPARATOR = re.compile(r"[/=_-]$")
 # A pinned action: `actions/checkout@`; not `ada@`.
 _PINNED = re.compile(r"[\w.-]/[\w./-]+@\Z")
 # A vendor's prefix of hex keys: `key = bkua_` -> `bkua`. Files and ids have prefixes, too: see the next set.
 _KEY_PREFIX = re.compile(r"(?:^|[\s\"'`=:,(])([a-z]{2,6})[_-]\Z")
-# Prefixes of files and ids, which are public.
+# Public prefixes of files and ids.
 _NAME_PREFIXES = word_set(
     "file img blob tmp id ref obj page node item log data run job task user index main app chunk asset v web"
 )
 _DIGEST_LENGTHS = (32, 40, 56, 64, 96, 128)
 _DIGEST_LENGTHS_64 = (22, 27, 38, 43, 64, 86)  # the same digests in base64 without padding
-# What MySQL stores of a password: `*6BB4837EB74329105EE4568DDA7DC67ED2CA2AD9`.
+# MySQL's password hash: `*6BB4837EB74329105EE4568DDA7DC67ED2CA2AD9`.
 _MYSQL_HASH = re.compile(r"\*[0-9A-F]{40}")
-_ACCOUNT_CHARS = 42  # an address of a blockchain: 0x and 40 digits
-# A hash in base64, as lock files have it (go.sum, NuGet, Nix): `h1:`, `integrity: "`; not `rehashed`.
+_ACCOUNT_CHARS = 42  # a blockchain address: 0x and 40 digits
+# A hash in base64, as in lock files (go.sum, NuGet, Nix): `h1:`, `integrity: "`; not `rehashed`.
 _HASH_NAME = re.compile(r"(?<![A-Za-z])h1:$|(?i:hash|checksum|digest|integrity|sha-?\d{1,3})[^\w\0]{1,5}$")
-# The hash of a password is not public: `password_hash`; not `file hash`.
+# Password hashes are not public: `password_hash`; not `file hash`.
 _PASSWORD_HASH = re.compile(r"(?i)pass|pwd|secret|salt|token|user")
 # The first bytes of an image, a document or a font, in base64: `iVBORw0KGgo`; not `QUJD`.
 _MEDIA = re.compile(r"iVBORw0KGgo|/9j/[24]|R0lGOD[dl]h|UklGR|JVBERi0|PHN2Zy|AAABAAE|d09GM|AAAA[A-Z]GZ0eX")
-# Headers and fields that hold random public values: the signature of a thinking block in a log that was itself printed,
-# a page's CSRF token (useless without the session, which is redacted): `ETag: "`, `"signature": "`; not `"secret": "`.
+# Headers and fields with random public values: the signature of a thinking block in a log that was itself printed, a
+# page's CSRF token (useless without the session, which is redacted): `ETag: "`, `"signature": "`; not `"secret": "`.
 _SIGNATURE_FIELD = re.compile(
     r"(?i:etag|x-amz-id-2|x-amz-cf-id|x-amz-version-id|x-goog-generation|x-guploader-uploadid)\\*[\"']?\s?[:=]\s?(?:W/)?\\*[\"']?$|csrf-token\\*\"\s?content=\\*\"$|[sS]ignature\\*\"\s?:\s?\\*\"$"
 )
-# A public key by its name, a host of known_hosts, and the signature of a mail: `public_key = "`, `|1|`, `v=DKIM1; p=`;
-# not `private_key = "`.
+# A public key identified by its name, a host in known_hosts, and a mail signature: `public_key = "`, `|1|`,
+# `v=DKIM1; p=`; not `private_key = "`.
 _PUBLIC_NAME = re.compile(
     r"(?i)v=DKIM1[^\0]{0,30}p=\Z|(?:public[ _-]?key|\bpeer|\bhostid|versionid|\bserial(?=[=:])|x-amz-id-2)"
     r"\\*[\"']?\s{0,3}[:=]\s{0,3}\\*[\"']?\Z|\|1\|(?:[A-Za-z0-9+/]{27}=\|)?/?\Z"
 )
-# A field of a JSON web key: `"n": "`; not `"k": "`.
+# A public field in a JSON web key: `"n": "`; not `"k": "`.
 _MODULUS = re.compile(r"[\"'](?:n|x|y|x5c|x5t|kid)\\*[\"']\s?:\s?\[?\\*[\"']$")
 # What follows a digest in listings: `  src/app.js`, ` refs/heads/main`, `.js.map`; not ` is`.
 _HASHED_FILE = re.compile(
     r"\s+\*?[./\w-]+\.\w+|\s+\d+\s+[\w.+-]+/[\w./+-]+|\s+refs/|\s+HEAD|\s+-$|\.(?:js|css|map|json|png|pack|idx|lock)\b"
     r"|\s+(?:Mon|Tue|Wed|Thu|Fri|Sat|Sun) [A-Z][a-z]{2} "
 )
-# A file or a version directly before a digest, as in lock files: `app.js  `, `1.2.3", "`; not `app `.
+# A file name or a version directly before a digest, as in lock files: `app.js  `, `1.2.3", "`; not `app `.
 _FILE_BEFORE = re.compile(r"\.[a-z][a-z0-9]{0,5}(?:[\"']?\s?[:,=]\s?[\"']?|[ \t#]+)$|\d\.\d[\w.+-]*[\"'],?\s[\"']$")
-# As sha256sum writes it: `  app.js`, ` *app.js`; not ` x`.
+# The output format of sha256sum: `  app.js`, ` *app.js`; not ` x`.
 _LISTED_FILE = re.compile(r" [ *][\w./]")
 _TRANSACTION_CHARS = 66  # `0x` and 64 digits
 # A package after a digest, as in the URLs of PyPI: `/six-1.16.0-py3.whl`; not `/six`.
@@ -84,12 +85,12 @@ _PACKAGE_AFTER = re.compile(r"/[\w.+-]+\.(?:whl|tar|zip|tgz|gz|bz2|json|jar|nupk
 _HASH_HEADING = re.compile(r"(?im)^[^\n\0]{0,40}\b(?:checksums?|hashes|digests)\b[^\w\n\0]{0,6}$")
 # `openssl rand -hex 32`; not `sha256`.
 _GENERATOR_WORD = re.compile(r"rand|generat|hex\b|uuid")
-# The subject of a commit, after its hash: ` Fix the tests`, ` (HEAD -> main) Fix`; not `: x`.
+# The subject of a commit after its hash: ` Fix the tests`, ` (HEAD -> main) Fix`; not `: x`.
 _LOG_LINE = re.compile(r" (?:\([^()\n\0]{1,80}\) )?[A-Za-z]")
 _LINE_ENDS = frozenset(("", "\n", "\r", "\0"))
 # `api_key="`, `token: `; not `keys are`.
 _KEY_WORDS = re.compile(r"(?:key|token|secret|password|auth|bearer)[^\w\0]*$")
-# Base64 in lines of one width, two at least, with a shorter last one.
+# At least two base64 lines of the same width, with a shorter last line.
 # `QUJDREVGR0hJSktMTU5PUFFSU1RVVldYWVphYmNkZWZnaGlqa2xtbm9wcXJz\nd3h5eg==`.
 _FILE_LINES = re.compile(
     r"[ \t]*+(?:(?:[A-Za-z0-9+/]{76}\r?\n[ \t]*+)++|(?:[A-Za-z0-9+/]{64}\r?\n[ \t]*+)++"
@@ -106,18 +107,18 @@ def _is_media(text: str, start: int, run_start: int) -> bool:
 
 
 def _names_hash(lead: str) -> bool:
-    # The word in a pseudonym (USER_1) must not count as that of a user.
+    # The word in a pseudonym (USER_1) must not count as the word "user".
     return _HASH_NAME.search(lead) is not None and _PASSWORD_HASH.search(lead.replace("USER_", "")) is None
 
 
 def _is_sequence(digits: str) -> bool:
-    """Whether bytes only count up or down, as the keys of test vectors do."""
+    """Return whether bytes only count up or down, like keys in test vectors."""
     pairs = [int(digits[at : at + 2], 16) for at in range(digits[:2].lower() == "0x" and 2, len(digits) - 1, 2)]
     return len({(second - first) % 256 for first, second in pairwise(pairs)}) == 1
 
 
 class Surroundings:
-    """The text around random strings. Caches what all strings of one text share."""
+    """The text around random strings. Results shared by all strings in a text are cached."""
 
     def __init__(self, text: str, key: str) -> None:
         self._text, self._key = text, key
@@ -125,7 +126,7 @@ class Surroundings:
         self._file_bounds = (0, 0)
 
     def is_public(self, span: Span, run_start: int) -> bool:
-        """Whether the string is a hash, a signature, a certificate or an image by its context."""
+        """Return whether the string is a hash, a signature, a certificate or an image by its context."""
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE_FIELD.search(lead) or self._in_public_block(span.start):
             return True
@@ -137,8 +138,8 @@ class Surroundings:
             return True
         if span.kind == KIND and (_is_media(self._text, span.start, run_start) or self._in_file(span.start)):
             return True
-        # A hash in base64 has a certain length and follows a sign; after the mere word for one other things come, too.
-        # After a blank it has to be padded as well, because keys may have the same length.
+        # A hash in base64 has a fixed length and follows a sign; the word "hash" alone may precede other values.
+        # After a blank it must also have padding, because keys may have the same length.
         if span.kind == KIND and not lead.rstrip(" \t")[-1:].isalnum() and _names_hash(lead):
             whole = _BASE64_RUN.match(self._text, run_start)
             if whole is None or (lead[-1:].isspace() and not self._text.startswith("=", whole.end())):
@@ -149,7 +150,7 @@ class Surroundings:
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
     def _in_file(self, position: int) -> bool:
-        """Whether a line of base64 is one of several of the same width: a file, unless something names it as a key."""
+        """Return whether a base64 line is one of several with the same width: a file, unless it is named as a key."""
         text = self._text
         if self._file_bounds[0] <= position < self._file_bounds[1]:
             return True
@@ -167,7 +168,7 @@ class Surroundings:
         return self._text[max(0, position - length) : position].rpartition("\0")[2]
 
     def _is_hash(self, span: Span) -> bool:
-        """Whether the words before a hex run, or its field name, say that it is a hash or an id."""
+        """Return whether the words before a hex run, or its field name, identify it as a hash or an id."""
         text = self._text
         before = f"{self._key} {self._before(span.start, 64)}".lower()
         line = before[before.rfind("\n", 0, len(before) - 1) + 1 :] if "\n" in before[:-1] else before
@@ -178,7 +179,7 @@ class Surroundings:
             return True
         if span.end - span.start == _TRANSACTION_CHARS and text.startswith("0x", span.start):
             return _SECRET_WORDS.search(before) is None
-        if _MYSQL_HASH.fullmatch(line[-1:] + text[span.start : span.end]):  # MySQL's hash of a password
+        if _MYSQL_HASH.fullmatch(line[-1:] + text[span.start : span.end]):  # MySQL's password hash
             return False
         if digest and _PINNED.search(line):
             return True
@@ -201,7 +202,7 @@ class Surroundings:
             return True
         if _PACKAGE_AFTER.match(text, span.end):
             return True
-        # A digest alone on its line, or the name of a commit, unless something before it says that it is a key.
+        # A digest alone on its line, or a commit hash, unless something before it identifies it as a key.
         length = span.end - span.start
         alone = length == 64 and text[span.end : span.end + 1] in _LINE_ENDS and line[-1:] in ("", " ")
         if (length == 40 or (alone and not _GENERATOR_WORD.search(before))) and not _SECRET_WORDS.search(before):
@@ -209,13 +210,15 @@ class Surroundings:
         return digest and self._under_heading(span)
 
     def _under_heading(self, span: Span) -> bool:
-        """Whether a line such as `CHECKSUMS:` or `hashes = [` precedes, without an empty line between."""
+        """Return whether a line such as `CHECKSUMS:` or `hashes = [` precedes, without an empty line in between."""
         before = self._before(span.start, 800)
         block = before[before.rfind("\n\n") + 1 :]
         return _HASH_HEADING.search(block) is not None
 
     def _in_listing(self, span: Span) -> bool:
-        """Whether the text has five or more hex strings of this length, as lock files and checksum lists do."""
+        """Return whether the text has five or more hex strings with this length, as lock files and
+        checksum lists do.
+        """
         text, length = self._text, span.end - span.start
         begin = text.rfind("\0", 0, span.start) + 1
         if length not in (32, 40, 64, 128) or _KEY_WORDS.search(text[max(begin, span.start - 16) : span.start].lower()):
@@ -228,7 +231,7 @@ class Surroundings:
         return self._hex_lengths[begin][length] >= 5
 
     def _in_public_block(self, position: int) -> bool:
-        """Whether the position is inside a certificate, a public key or a signature block."""
+        """Return whether the position is inside a certificate, a public key or a signature block."""
         text = self._text
         begin = text.rfind("-----BEGIN ", max(0, position - 12000), position)
         end = text.find("-----END ", position, position + 12000)
@@ -240,11 +243,11 @@ class Surroundings:
 
 
 def names_a_secret(lead: str) -> bool:
-    """Whether the last line before a string says that it is a secret."""
+    """Return whether the last line before a string names it as a secret."""
     return _SECRET_WORDS.search(lead[lead.rfind("\n") + 1 :].lower()) is not None
 
 
 @lru_cache(maxsize=4096)
 def names_a_hash(key: str) -> bool:
-    """Whether a field of this name holds hashes or ids."""
+    """Return whether a field with this name holds hashes or ids."""
     return _HASH_WORDS.search(key.lower()) is not None or key.endswith(("Id", "ID"))

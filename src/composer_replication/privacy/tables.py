@@ -1,9 +1,9 @@
 """Find secrets under a heading and in known slots.
 
-The first half reads tables: CSV, tab-separated, Markdown and aligned ones, and the columns of an SQL INSERT or COPY.
-Every line is read once, either as a heading because it has a key word, or as a row of the table above it.
+The first half reads tables: CSV, tab-separated, Markdown and aligned tables, and the columns in SQL INSERT or COPY
+statements. Every line is read once, either as a heading because it has a key word, or as a row of the table above it.
 
-The second half reads `places.txt`: slots that hold nothing but a secret, such as lines of known files and arguments of
+The second half reads `places.txt`: slots that contain only a secret, such as lines in known files and arguments of
 known calls.
 """
 
@@ -33,28 +33,28 @@ from composer_replication.privacy.rules import (
 
 INSERT, COPY = b"insert", b"copy"
 _WORDS = (b"pass", b"pwd", b"secret", b"token", b"key", b"senha", b"contrase")
-# Common in other lines, too: they count only in CSV or above a ruler.
+# Words that are common in other lines, too: they count only in CSV or above a ruler.
 _COMMON_WORDS = frozenset((b"token", b"key"))
 _MAX_HEADING_CHARS = 400
 _MAX_ROW_CHARS = 4000
 _MAX_COLUMNS = 40
-# A cell of a heading: ` **DB password** ` -> `DB password`; not `x = 1`.
+# A cell in a heading: ` **DB password** ` -> `DB password`; not `x = 1`.
 _HEADING = re.compile(r"[ \t]*\\*[\"'`*]{0,3}([A-Za-z][\w .-]{0,40})\\*[\"'`*]{0,3}[ \t\r]*")
-# Signs that no heading has: `f(x)`, `a=b`; not `User, Password`.
+# Signs that do not occur in headings: `f(x)`, `a=b`; not `User, Password`.
 _NO_HEADING = re.compile(r"[(){}\[\]=<>:/$@#%+?!&^~]")
 # `|---|:---:|`, `+----+`; not `| a |`.
 _RULER = re.compile(r"[\s|:+\u2500-\u257f-]+")
 _RULER_STARTS = frozenset("|-+ \u251c\u2502\u2560")
-# Cells separated by two blanks or more: `user name   password` -> `user name`.
+# Cells separated by at least two blanks: `user name   password` -> `user name`.
 _ALIGNED = re.compile(r"[^\0\s](?:[^\0\s]| (?! ))*+")
 # `Username`, `e-mail`; not `password`.
 _OWNER_HEADING = re.compile(r"(?i)user(?:name)?|login|e-?mail|account|host|server|service|name|benutzer|usuario|system")
 _NO_CELL = word_set("yes no true false none null required optional string text hidden varchar never always")
 # `0123456789ab`; not `012345678901`.
 _HEX_KEY = re.compile(r"(?=[a-f]*\d)(?=\d*[a-f])[0-9a-f]{12,64}")
-_CELL_PADDING = " \t\r\"'`*"  # around the value of a cell
+_CELL_PADDING = " \t\r\"'`*"  # around the value in a cell
 _BARS = ("|", "\u2502")
-# A cell up to the next separator: of `ada,"a ""quoted"" cell, with a comma",x` the second one is in quotes.
+# A cell up to the next separator: in `ada,"a ""quoted"" cell, with a comma",x` the second cell is in quotes.
 _CELLS = {
     sign: re.compile(
         rf'(?:\A|(?<={sign}))([ ]?"(?:[^\0"]|"")*+"(?=[ \r]*(?:{sign}|\Z))|[^\0{sign}]*+)(?={sign}|[ \r]*\Z)'
@@ -72,11 +72,13 @@ _SQL_VALUE = r"(?:\\*'((?:[^\0'\\\n]|''|\\[^\0'\n]){0,400}+)\\*'|[^\0'(),]{0,200
 _ARGUMENT = re.compile(_SQL_VALUE)
 # `, ('bob', 'x')` -> `, `.
 _NEXT_ROW = re.compile(r"\s{0,9},\s{0,9}(?=\()")
-_Columns = Sequence[tuple[int, Strength, bool]]  # index, strength of the name, whether another column names the owner
+_Columns = Sequence[
+    tuple[int, Strength, bool]
+]  # index, strength of the name, whether another column identifies the owner
 
 
 def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every secret under a heading. `lower` is the text, one byte per character, lower-cased."""
+    """Yield every secret under a heading. `lower` is the lower-cased text with one byte per character."""
     for word in _WORDS:
         if word in active:
             yield from _tables(text, lower, word)
@@ -113,9 +115,9 @@ def _separator(heading: str) -> str:
 
 
 def _cut(row: str, sign: str, heading: str) -> list[str]:
-    """Return the cells of a row, cut at bars or separators or under aligned headings.
+    """Split a row into cells at bars or separators, or under aligned headings.
 
-    A value may hold a bar itself, so bars count only where the heading has them.
+    A value may contain a bar, so bars count only where the heading has them.
     """
     if sign in _BARS:
         bars = [index for index, character in enumerate(heading) if character == sign]
@@ -129,7 +131,7 @@ def _cut(row: str, sign: str, heading: str) -> list[str]:
 
 
 def _secret_columns(heading: str, sign: str) -> _Columns:
-    """Return the columns that hold secrets; none when the line is no heading but code or prose."""
+    """Return the columns that hold secrets. There are none if the line is code or prose instead of a heading."""
     if _NO_HEADING.search(heading):  # most lines with a key word are code
         return ()
     cells = _cut(heading, sign, heading)
@@ -149,7 +151,7 @@ def _secret_columns(heading: str, sign: str) -> _Columns:
 
 
 def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> tuple[list[Span], int]:
-    """Return the secrets of the rows that have as many cells as the heading, and where the table ends."""
+    """Return the secrets in rows with as many cells as the heading, and the end of the table."""
     width = len(_cut(heading, sign, heading))
     spans: list[Span] = []
     while begin < len(text):
@@ -176,7 +178,9 @@ def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Ite
 
 
 def _is_secret_cell(value: str, strength: Strength, has_owner: bool) -> bool:
-    """Whether a cell holds a secret. `has_owner`: another column says whose it is, so a plain word counts as well."""
+    """Return whether a cell holds a secret. With `has_owner`, another column identifies the owner, so plain words
+    count.
+    """
     if is_generated(value) or (strength == Strength.PASSWORD and is_passphrase(value)):
         return PLACEHOLDER.search(value) is None
     if " " in value or not is_plausible(value, strength, True):
@@ -209,7 +213,7 @@ def _inserts(text: str, lower: bytes) -> Iterator[Span]:
 
 
 def _arguments(text: str, position: int, columns: dict[int, Strength]) -> tuple[list[Span], int]:
-    """Return the secrets of one row in brackets, and where it ends."""
+    """Return the secrets in one bracketed row, and the end of the row."""
     spans: list[Span] = []
     for index in range(_MAX_COLUMNS):
         position += len(text[position : position + 9]) - len(text[position : position + 9].lstrip())
@@ -230,13 +234,13 @@ def _kind(strength: Strength) -> str:
     return "PASSWORD" if strength == Strength.PASSWORD else "SECRET"
 
 
-# A row of `places.txt` is: words, flag, pattern.
+# A row in `places.txt` has the form: words, flag, pattern.
 #
-# Words: whole words of which one must occur, or `*` for the words that the pattern begins with, in `<...|...>`. After
-# `&` follow more groups of words, or of signs with `_` for a blank, of which one each must occur.
-# Flag: `-` none; `s` only a value that no known word could be; `r` and `d` anything with a digit; `p` several words.
+# Words: whole words of which one must occur, or `*` for the words at the beginning of the pattern, in `<...|...>`. More
+# groups may follow after `&`: words, or signs with `_` for a blank, and one from each group must occur.
+# Flag: `-` none; `s` only a value that cannot be a known word; `r` and `d` anything with a digit; `p` several words.
 # Pattern: `@V` is the value, in quotes or bare.
-# A row that begins with a number lists calls; the number is the index of the argument that is the secret.
+# A row that begins with a number lists calls; the number is the index of the secret argument.
 
 _SLOT_VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
 _LITERAL_ARGUMENT = (
@@ -252,15 +256,17 @@ _NO_SLOT_VALUE = re.compile(
     r"\$\{?\w+\}?$|\$\(|\{|<|%s|\*{3}|your|pass(?:word)?$|PASSWORD$|redacted|-\w|\.{3}|env:|file:"
 )
 _TOO_FEW_WORDS = 2
-# What a pattern begins with, up to what may be repeated: `Key Content[ \t]` -> `Key Content`.
+# The beginning of a pattern, up to the first repetition: `Key Content[ \t]` -> `Key Content`.
 _LITERAL_START = re.compile(r"[\w =:-]+(?![?*+{])")
-# Calls that take other strings, too: there only strong values count.
+# Calls that accept other strings, too, so only strong values count.
 _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "login_user", "FTP"))
 
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Gate:
-    """The words and signs that a text needs for any slot of a row: one word of each group, and one of the signs."""
+    """The words and signs that a text must contain for any slot of a row: one word from each group, and one of the
+    signs.
+    """
 
     also: tuple[frozenset[bytes], ...]
     signs: tuple[str, ...]
@@ -274,7 +280,7 @@ class _Gate:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Slot:
-    """A slot for a secret: one row of `places.txt`, or one of its alternative beginnings."""
+    """A slot for a secret: a row in `places.txt`, or one of its alternative beginnings."""
 
     flags: str
     needs: frozenset[bytes]  # words that must all occur
@@ -304,9 +310,9 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
         gate = _Gate(also, signs) if also or signs else _NO_GATE
         heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
         for head in heads.split("|"):
-            # The lookbehind keeps `password` from matching inside a longer word, such as `dbpassword`.
+            # The lookbehind prevents `password` from matching inside a longer word, such as `dbpassword`.
             whole = f"{head}(?<![A-Za-z0-9]{head})" if head[:1].isalnum() else head
-            # The row of `<rocommunity|...>` finds the value of `rocommunity hunter2`.
+            # The row with `<rocommunity|...>` finds the value in `rocommunity hunter2`.
             compiled = re.compile((whole + rest).replace("@V", _SLOT_VALUE))
             here = _words_of(head) if first == ["*"] else list(map(str.encode, first))
             needs = frozenset(here) if first == ["*"] else frozenset()
@@ -319,7 +325,7 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
         for name in names:
             last = re.split(r"\W+", name)[-1]
             call = r"\(\s{0,40}(?:\d{1,6}[→\t]\s{0,40})?"
-            # The second argument of `login_user("ada", "hunter2")` for a row "1 login_user".
+            # The second argument in `login_user("ada", "hunter2")` for a row "1 login_user".
             compiled = re.compile(re.escape(name) + call + _EARLIER_ARGUMENT * int(index) + _LITERAL_ARGUMENT)
             here = _words_of(name)
             add(here[:1], _Slot("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled))
@@ -327,7 +333,7 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
 
 
 def _words_of(head: str) -> list[bytes]:
-    """Return the words of a literal, longest first. A text that has the literal has all of them."""
+    """Return the words in a literal, longest first. A text that contains the literal contains all of them."""
     words = sorted(set(re.findall("[a-z]+", head.lower())), key=lambda word: (-len(word), word))
     return [word.encode() for word in words]
 
@@ -344,7 +350,7 @@ GATE_WORDS: frozenset[bytes] = frozenset(
 
 
 def slot_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every secret in a slot. `active`: the whole words that occur."""
+    """Yield every secret in a slot. `active` has the whole words that occur."""
     here = sorted(active & WHOLE_WORDS)
     likely = [
         slot
@@ -355,7 +361,7 @@ def slot_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     heads = {head for head in {slot.head for slot in likely} if head in text}
     if not heads:
         return
-    passed = {_NO_GATE: True}  # slots of a row share one gate, whose signs are searched for once
+    passed = {_NO_GATE: True}  # slots from the same row share a gate, whose signs are searched for once
     for slot in dict.fromkeys(likely):
         if slot.head not in heads:
             continue

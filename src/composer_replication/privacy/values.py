@@ -1,6 +1,6 @@
 """Find the value that belongs to a secret's name.
 
-It may be quoted or bare, in a table cell or a tag, after a type annotation, in a call, or in a sentence.
+The value may be quoted or bare, in a table cell or a tag, after a type annotation, in a call, or in a sentence.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ from composer_replication.privacy.rules import (
     word_set,
 )
 
-WIDE_SIGNS = "\uff1a\uff1d"  # the full-width colon and equals sign of Chinese text
+WIDE_SIGNS = "\uff1a\uff1d"  # the full-width colon and equals sign in Chinese text
 # Between name and value: a closing quote or bracket, then a sign. `"password": "hunter2"` -> `": `, `PASS := x1` ->
 # ` := `, and the YAML block of `password: |\n  hunter2` -> `: |\n  `.
 _SIGN = re.compile(
@@ -48,17 +48,17 @@ _SIGN = re.compile(
     r"(?:!(?:!?[a-z]+)?[ \t]+|&\w{1,20}[ \t]+)?(?:[|>][+-]?[ \t]*(?:\\n|\n)[ \t]*(?:\d{1,6}[→\t][ \t]*)?)?"
     r"(?:\[-|\{\+)?(?:(?:str|bytes|f|b|r|u|Some|String::from|new String)(?=\\*[\"'(])\(?)?"
 )
-# The default for an empty variable: `os.getenv("TOKEN") or "hunter2"` -> `") or `, `token || 'hunter2'` -> ` || `.
+# The fallback for an empty variable: `os.getenv("TOKEN") or "hunter2"` -> `") or `, `token || 'hunter2'` -> ` || `.
 _FALLBACK = re.compile(
     r"(?P<close>(?:[:?] ?)?\\*[\"'`]?[\])]{0,2})\s{0,3}(?P<sign>\|\||\?\?|\?:|or\b)\s{0,3}(?=\\*[\"'`])"
 )
 # The end of an opening tag: `<password>hunter2</password>` -> `>`.
 _TAG = re.compile(r"(?P<close>)(?P<sign>>)(?=[^\0<>\s@:\"'`])")
-# The sibling field of `{"name": "DB_PASSWORD", "value": "hunter2"}` -> `", "value": `.
+# The sibling field in `{"name": "DB_PASSWORD", "value": "hunter2"}` -> `", "value": `.
 _VALUE_FIELD = re.compile(
     r"(?P<close>\\*[\"'`]?)(?P<sign>(?::\s?\{)?[\s,;]{0,6}(?:\\n|\n)?(?:\s{0,8}\d{1,6}[→\t])?[\s-]*\\*[\"']?(?:value|Value|default)\\*[\"']?\s?[:=]\s*)"
 )
-# A cell of a Markdown table: `| password | hunter2 |` -> ` | `.
+# A cell in a Markdown table: `| password | hunter2 |` -> ` | `.
 _CELL = re.compile(r"(?P<close>\*{0,2}`?)[ \t]{0,40}(?P<sign>\|)[ \t]{0,40}(?=[^\0\s|])")
 # Nothing but a blank: `requirepass hunter2` -> ` `; not ` -v`, which is another option.
 _SPACE = re.compile(r"(?P<close>\\*[\"'`]?\]?)(?P<sign>[ \t]+(?:\d{1,2}[ \t]+)?|\\t)(?=[^\0\s=:\-&|>(){}\[\],;])")
@@ -68,12 +68,12 @@ _NAME = re.compile(r"(?:[A-Za-z]{1,16}+[_-])++[A-Za-z]{1,16}+")
 _WORD_OF_CODE = re.compile(r"[A-Za-z_.]+")
 # What a test runner prints after "PASS:": `TestLogin/empty`, `auth::rejects-bad-login`; not `hunter2`.
 _TEST_NAME = re.compile(r"[Tt]est\w*+(?:[/.:]+[\w-]++)*+|\w++(?:(?:/|::)[\w.-]++)++")
-# Where a value in a URL ends: `a1b2c3&page=2` -> `&`.
+# The end of a value in a URL: `a1b2c3&page=2` -> `&`.
 _ADDRESS_PART = re.compile(r"[?&;#]")
-# A variable of psql: `PASSWORD :'reporting_pw'` -> ` :'reporting_pw'`.
+# A psql variable: `PASSWORD :'reporting_pw'` -> ` :'reporting_pw'`.
 _PSQL_VARIABLE = re.compile(r"\s+:'\w+'")
 _TEMPLATE_LEAD = 80
-# What precedes a name that is itself a value: `type="`.
+# The text before a name that is itself a value: `type="`.
 _IS_VALUE = re.compile(r"=\\*[\"']?\Z")
 # A literal passed on after a name: `("password", "hunter2")` -> `", `, `getByLabel('Password').fill('hunter2')` ->
 # `').fill(`, PHP's own notation `s:8:"password";s:7:"hunter2";` -> `";s:7:`, and the answer to a prompt in expect,
@@ -120,7 +120,7 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
     """Return the literal after a type or in a call.
 
-    A call gets other strings, too, so there it must look like a secret by itself.
+    Calls also receive other strings, so there the literal must look like a secret by itself.
     """
     span = _value_at(text, start, match, strength)
     around = text[match.end("sign") : match.end()]
@@ -131,7 +131,7 @@ def _literal(text: str, start: int, match: re.Match[str], strength: Strength) ->
 
 
 def is_passed_secret(value: str) -> bool:
-    """Whether a literal that code passes on is a secret by its own looks."""
+    """Return whether a literal passed on in code looks like a secret by itself."""
     return is_literal_secret(value) or is_unknown(value)
 
 
@@ -143,7 +143,7 @@ def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None
 
 
 def _is_argument(value: str, strength: Strength, before: str) -> bool:
-    """Whether an argument is a secret: without spaces, since messages and labels are arguments, too.
+    """Return whether an argument is a secret. It must not contain spaces, since messages and labels are arguments, too.
 
     After an option, a passphrase counts as well.
     """
@@ -157,14 +157,14 @@ def _is_argument(value: str, strength: Strength, before: str) -> bool:
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
-    """Return the value where the sign ends, unless it is a name, a folder, a test or a word of code."""
+    """Return the value after the sign, unless it is a name, a folder, a test or a word in code."""
     name = text[start : match.start()]
     if _PSQL_VARIABLE.match(text, match.start()):
         return None
     if "lookup(" in text[max(0, start - _TEMPLATE_LEAD) : start].rpartition("\n")[2]:
         return None  # `lookup('hashi_vault', 'secret=kv/db:password')`
     if match.re is _CELL and text.rfind("{{", max(0, start - _TEMPLATE_LEAD), start) > text.rfind("\n", 0, start):
-        return None  # a filter of a template: `{{ .Values.password | quote }}`
+        return None  # a template filter: `{{ .Values.password | quote }}`
     bounds = quoted(text, match.end())
     extent = (*bounds, True) if bounds else _bare(text, start, match, spaced)
     if extent is None:
@@ -201,14 +201,14 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
 
 
 def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[int, int, bool] | None:
-    """Return the bounds of an unquoted value, and whether it is known to be text and not code."""
+    """Return the bounds of an unquoted value, and whether the value is known to be text rather than code."""
     # A comparison, or an expression in braces: no literal follows.
     if match["sign"] in ("==", "!=") or (match.re is _VALUE_FIELD and text.startswith("{", match.end())):
         return None
     name, begin = text[start : match.start()], match.end()
     env = _is_env(text, start, match)
     end = _bare_end(text, start, begin, env)
-    if names_a_handle(name):  # in a URL, which continues after it
+    if names_a_handle(name):  # in a URL, which continues after the value
         end = begin + len(_ADDRESS_PART.split(text[begin:end], maxsplit=1)[0])
     literal = env or spaced or text[start - 1 : start] in ("-", "?", "&") or match.re in (_TAG, _VALUE_FIELD)
     here = match.re is _SIGN and match["here"] is not None
@@ -222,9 +222,9 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
 
 
 def _fits_name(name: str, value: str, strength: Strength) -> bool:
-    """Whether a value fits this name.
+    """Return whether a value is plausible under this name.
 
-    After a weak name only random values count; names of headers and ids of sessions do not.
+    After a weak name only random values count; header names and session ids are excluded.
     """
     if strength == Strength.WEAK and not (
         is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
@@ -238,28 +238,30 @@ def _fits_name(name: str, value: str, strength: Strength) -> bool:
 
 
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether a pair is a setting, as Go, PHP and makefiles write them: `{Password:hunter2}`, `PASS := hunter2`."""
+    """Return whether a pair is a setting in the notation of Go, PHP or makefiles: `{Password:hunter2}`, `PASS :=
+    hunter2`.
+    """
     name = text[start : match.start()]
     if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # aligned in columns
         return True
-    if match["sign"] == "=>" and (match["close"].endswith("]") or name.isupper()):  # as PHP prints an array
+    if match["sign"] == "=>" and (match["close"].endswith("]") or name.isupper()):  # an array printed by PHP
         return True
     printed = match["sign"] == ":" and match.end() - match.start() == 1 and text[start - 1 : start] in (" ", "{")
     return printed or (match["sign"] in (":=", "?=") and name.upper() == name)
 
 
 def is_assigned_name(text: str, end: int) -> bool:
-    """Whether a sign, a default or a type follows the name that ends at `end`."""
+    """Return whether a sign, a default or a type follows the name that ends at `end`."""
     return (_SIGN.match(text, end) or _FALLBACK.match(text, end) or match_typed(text, end)) is not None
 
 
 def is_passed_along(text: str, end: int) -> bool:
-    """Whether a literal is passed along after the name that ends at `end`."""
+    """Return whether a literal is passed along after the name that ends at `end`."""
     return _CALL.match(text, end) is not None
 
 
-# One small grammar of declarations for all languages. It is tried only after a name that means a secret, and never
-# beyond one line.
+# A small grammar of declarations for all languages. It is tried only after the name of a secret, and only within one
+# line.
 
 _MAX_DECLARATION_CHARS = 200  # between a name and its literal
 _QUOTE = r"\\*[\"'`]"
@@ -272,7 +274,7 @@ _ATOM = (
     rf"(?:[&*?]{{0,2}}+(?:'[a-z]{{1,12}}\s)?(?:(?:mut|const|dyn|final|unsafe)\s)?(?:{_TYPE_NAME}|{_BRACKETS}"
     rf"(?:{_TYPE_NAME}(?:\s{_TYPE_NAME})?)?)(?:{_BRACKETS}|{_GENERIC}|{_PARENTHESES}|[*?!&]|\s?\*)*+)"
 )
-# `Annotated[str, Field(min_length=3)]`: its arguments may hold signs of their own.
+# `Annotated[str, Field(min_length=3)]`: its arguments may contain signs.
 _ANNOTATED = r"(?:\w+\.)?Annotated\[[^\0\n\"'`]{0,120}\]"
 _TYPE = rf"(?:{_ANNOTATED}|{_ATOM}(?: ?\| ?{_ATOM}| {_ATOM}){{0,3}})"
 _ASSIGNED = r"[ \t]{0,3}(?P<sign>:=|=)(?![=>])"
@@ -302,7 +304,7 @@ _BY_METHOD = re.compile(
     rf"\{{|\)?(?:\s{{0,9}}\.\w{{2,30}}\(\){{0,1}}){{0,2}}\s{{0,9}}\.\w{{2,30}}\(\s?)(?={_QUOTE})"
 )
 
-# The arguments of a call that logs in or signs. The first of `"ada", Some("hunter2"))` -> `ada`, the second
+# The arguments of a call that logs in or signs. The first in `"ada", Some("hunter2"))` -> `ada`, the second
 # `Some("hunter2"))` -> `hunter2`.
 _ARGUMENT = re.compile(
     rf"\s{{0,40}}(?:\d{{1,6}}[→:|\t]\s{{0,40}})?(?:{_CALLEE})?{_KEYWORD}{_STRING_PREFIX}(?:(?P<quote>{_QUOTE})(?P<value>(?:(?!(?P=quote))[^\0"
@@ -310,13 +312,13 @@ _ARGUMENT = re.compile(
     r"|[^\0\n\"'`(),]{0,80}(?:\([^\0\n\"'`()]{0,60}\))?)\){0,2}\s{0,3}(?P<more>,)?"
 )
 _MAX_ARGUMENTS = 5
-# `"`, `'` or the backquote of Go and JavaScript.
+# `"`, `'` or the backquote in Go and JavaScript.
 _ANY_QUOTE = re.compile("[\"'`]")
 _TYPE_STARTS = frozenset(": \t?!{[")
 
 
 def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the literals among the arguments that begin at `begin`: index of the argument and its bounds."""
+    """Yield the literals among the arguments that begin at `begin`: the argument index and the bounds."""
     for index in range(_MAX_ARGUMENTS):
         match = _ARGUMENT.match(text, begin, begin + 2 * _MAX_DECLARATION_CHARS)
         if match is None:
@@ -349,9 +351,9 @@ def match_handed(text: str, end: int) -> re.Match[str] | None:
     return _BY_METHOD.match(text, end, end + _MAX_DECLARATION_CHARS) if text[end] not in " :=" else None
 
 
-# Where a value begins and ends.
+# The beginning and the end of values.
 
-# A quote, with the backslashes that it has in nested JSON: `\\"` -> `\\"`, `'`.
+# A quote, with its backslashes in nested JSON: `\\"` -> `\\"`, `'`.
 _OPENING_QUOTE = re.compile(r"\\*[\"'`]")
 # An unquoted value: `hunter2 # old` -> `hunter2`, `it's4me` -> `it's4me`; a backslash before n, r, t or u ends it.
 _BARE = re.compile(r"(?:[^\0\s\"'`\\<>]++|\\(?![nrtu\"'\\/`])|(?<=[A-Za-z0-9!@#$%^&*])['](?=[A-Za-z0-9!@#$%^&*]))+")
@@ -362,13 +364,13 @@ _SCHEMES = re.compile(
 )
 # Two pairs of a URL: `hunter2&user=ada`; not `hunter&2`.
 _NEXT_PAIR = re.compile(r"[^\0&\s]+&[\w.-]+=")
-# Where the next setting begins: `hunter2;Database=crm` -> `;`, `hunter2,user=ada` -> `,`, `hunter2&&make` -> `&&`; not
+# The start of the next setting: `hunter2;Database=crm` -> `;`, `hunter2,user=ada` -> `,`, `hunter2&&make` -> `&&`; not
 # `a;b`.
 _NEXT_NAME = re.compile(r";(?=\s*[A-Za-z][\w .-]{0,40}=)|,(?=[A-Za-z_][\w.-]{0,40}[=:])|&&|\|\|")
 _OPENERS = {")": "(", "]": "[", "}": "{"}
 # `export DB_HOST=localhost`, `PORT=8080`; not `host: localhost`.
 _ENV_LINE = re.compile(r"(?:export |declare -x |set )?[A-Za-z_]\w*=")
-# Up to the value of a generated password: `password: k[9` -> `: `, `PASSWORD=k[9` -> `=`, `"password" => "k[9` ->
+# The text before a generated password: `password: k[9` -> `: `, `PASSWORD=k[9` -> `=`, `"password" => "k[9` ->
 # `" => `, `<password><![CDATA[k[9` -> `><![CDATA[`, `requirepass k[9` -> ` `.
 _GENERATED_SIGN = re.compile(
     r"\\*[\"'`]?\]?(?:[ \t]{0,20}(?:=>|:=|[:=])[ \t]{0,20}|[ \t]{0,40}\|[ \t]{1,20}|>(?:<!\[CDATA\[)?|[ \t]{1,40})"
@@ -380,24 +382,24 @@ _GENERATED_WORD = re.compile(r"[!-~]+")
 _GENERATED_ENDS = re.compile(
     r"(?:[;,&]|\\+[nrt])(?=(?:[a-z]{3}|[A-Z]{3}|[A-Z][a-z]{2})[\w.-]{0,40}[=:])|\]\]>|</|\\+n\Z|\\+[\"'](?=[,:}\])]|\Z)"
 )
-# A quote that closes: `",`, `"`; not `"x`, a quote inside a value.
+# A closing quote: `",`, `"`; not `"x`, a quote inside a value.
 _QUOTES_END = re.compile(r"\\*[\"'`](?:[\s,;:)}\]>/]|\Z|\\)")
 _AFTER_GENERATED = "\"'`,;)]}>"
 _MAX_GENERATED_CHARS = 200
-# Longer secrets have a frame (PEM, JWT) and rules of their own. The limit keeps every search below linear.
+# Longer secrets have delimiters (PEM, JWT) and separate rules. The limit keeps every search below linear.
 _MAX_VALUE_CHARS = 4000
 _MAX_BARE_CHARS = 2000
 _MAX_LEAD_CHARS = 80
 
 
 def _bare_word(text: str, begin: int) -> str:
-    """Return the unquoted word at `begin`. A quote between letters belongs to it."""
+    """Return the unquoted word at `begin`. A quote between letters belongs to the word."""
     match = _BARE.match(text, begin, begin + _MAX_BARE_CHARS)
     return _generated_word(text, begin) or (match[0] if match else "")
 
 
 def quoted(text: str, begin: int) -> tuple[int, int] | None:
-    """Return the bounds of the quoted text at `begin`, or None. An escaped quote does not end it."""
+    """Return the bounds of the quoted text at `begin`, or None. Escaped quotes do not end the text."""
     quote = _OPENING_QUOTE.match(text, begin)
     if quote is None:
         return None
@@ -418,7 +420,7 @@ def quoted(text: str, begin: int) -> tuple[int, int] | None:
 def _generated_value(text: str, end: int) -> tuple[int, int] | None:
     """Return the bounds of a generated password after a sign or a blank at `end`, or None.
 
-    It may hold brackets, quotes and commas: a bare one ends at the next blank or the next name with a value.
+    It may contain brackets, quotes and commas: a bare password ends at the next blank or the next name with a value.
     """
     sign = _GENERATED_SIGN.match(text, end)
     if sign is None:
@@ -438,13 +440,15 @@ def _generated_word(text: str, begin: int) -> str:
 
 
 def _is_env(text: str, start: int, match: re.Match[str]) -> bool:
-    """Whether this is `NAME=value` without spaces: in a shell or a dotenv file an unquoted word is a literal."""
+    """Return whether this is `NAME=value` without spaces: in a shell or a dotenv file, an unquoted
+    word is a literal.
+    """
     name = text[start : match.start()]
     return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
 
 
 def _bare_end(text: str, start: int, begin: int, env: bool) -> int:
-    """Return where an unquoted value ends that begins at `begin` and whose name begins at `start`."""
+    """Return the end of the unquoted value that begins at `begin` and whose name begins at `start`."""
     value = _bare_word(text, begin)
     end = begin + len(value)
     if env and text[end : end + 1] == " " and _in_dump(text, start):
@@ -459,11 +463,11 @@ def _bare_end(text: str, start: int, begin: int, env: bool) -> int:
 
 
 def _up_to_closing_bracket(value: str, lead: str) -> str:
-    """Return a bare value up to the bracket that closes one of `lead`, the line before it: `call(token=token)["a"]`."""
+    """Return a bare value up to the closing bracket for an open bracket in `lead`, the text before it on the line."""
     if ")" not in value and "]" not in value and "}" not in value:
         return value
     opened: list[str] = []
-    num_before = 0  # brackets that `lead` leaves open
+    num_before = 0  # brackets left open by `lead`
     for index, sign in enumerate(lead + value):
         if sign in "([{":
             opened.append(sign)
@@ -478,7 +482,7 @@ def _up_to_closing_bracket(value: str, lead: str) -> str:
 
 
 def _in_dump(text: str, start: int) -> bool:
-    """Whether a neighboring line is `NAME=value`, too. In such a dump a value extends to the end of its line."""
+    """Return whether a neighboring line is also `NAME=value`. In such a dump, values extend to the end of the line."""
     line_start = text.rfind("\n", max(0, start - _MAX_LEAD_CHARS), start) + 1
     if start - line_start > _MAX_LEAD_CHARS or text[line_start:start].strip() not in ("", "export", "declare -x"):
         return False
@@ -512,7 +516,7 @@ _SPEECH = re.compile(
 )
 # A colon after more words: `a password is generated for ada: hunter2` -> ` is generated for ada: `.
 _SPEECH_WITH_COLON = re.compile(rf"(?i:{_FILLERS}\s?:\s{{1,12}}){_SPEECH_QUOTES}")
-# The next line has a name of its own: `\nuser: ada`, `\n  db host = x`; not `\nhunter2`.
+# The next line has a different name: `\nuser: ada`, `\n  db host = x`; not `\nhunter2`.
 _NEW_FIELD = re.compile(r"\n[ \t]*[\w.-]+(?: [\w.-]+){0,2}\s?[:=]")
 # `the token has expired. RequestId: `; not `the token is `.
 _OF_ID = re.compile(r"[Ii][Dd]\s?:?\s*\Z")
@@ -547,13 +551,13 @@ _OPENING = "\"'`«„“「(*:=<\uff1a>_"
 _QUOTING = frozenset("\"'`«„“「")
 _CLOSING = frozenset("\"'`»”“」")
 _TRAILING = ".,;:!?)*_\"'`»”」"
-# A value alone on the line below: `The password is:\n    **hunter2**` -> `hunter2`; not `\nhunter2 is old`.
+# A value alone on the next line: `The password is:\n    **hunter2**` -> `hunter2`; not `\nhunter2 is old`.
 _NEXT_LINE = re.compile(r"(?:\r?\n[ \t>|]*){1,2}[\"'`*]{0,3}(?P<value>[^\0\s]{5,60}?)[\"'`*]{0,3}[ \t\r]*(?![^\0\n])")
 # `482159`; not `4821`, which may be a port or a year.
 DIGITS_ALONE = re.compile(r"\d{6,12}")
 _MAX_SENTENCE_CHARS, _MAX_FILLER_WORDS, _MAX_WORDS_TO_ODD_VALUE = 200, 14, 4
-# What may follow a value that ends its statement: the end of the line, a bracket, a remark, or text in another script.
-# `",`, ` # old one`, `, rotate it`; not ` is old`.
+# What may follow a value at the end of its statement: the end of the line, a bracket, a remark, or text in another
+# script. `",`, ` # old one`, `, rotate it`; not ` is old`.
 _REST = re.compile(
     r"[\"'`»”」*.,;!)\]}]{0,4}(?:[ \t\r]*|[ \t]+(?:#|//|\(|--|<!--)[^\0\n]*|[,;][ \t][^\0\n]*"
     r"|[ \t]?[\u060c\u3002\uff0c\u0964][^\0\n]*|[ \t]*[\u0370-\uffff][^\0\n]*)"
@@ -561,9 +565,9 @@ _REST = re.compile(
 
 
 def value_in_sentence(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Return the value of a sentence such as `the password for the database is ...`, or None.
+    """Return the value in a sentence such as `the password for the database is ...`, or None.
 
-    Only a value that no ordinary word looks like counts.
+    Only values that do not look like ordinary words count.
     """
     if text[end] not in ":,'\u2019" and not text[end].isspace():
         return None
@@ -603,7 +607,7 @@ def _value_in_sentence_at(text: str, start: int, end: int, match: re.Match[str],
 
 
 def _is_last_word_of_label(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
-    """Whether a long unknown word ends its line after `the password for this box: `."""
+    """Return whether a long unknown word ends its line after `the password for this box: `."""
     last = begin + len(value)
     ends = text[last : last + 1] in ("", "\n", "\0")
     return ends and _FOR_WHAT.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
@@ -612,8 +616,8 @@ def _is_last_word_of_label(text: str, begin: int, value: str, match: re.Match[st
 def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
     """Return the span of the first unknown word after a secret's name, or None.
 
-    A sign, a word for "is" or a quote must introduce it: `the password is hunter2`. With `direct`, a word that nothing
-    introduces counts as well if it directly follows the name and ends the statement.
+    The word must be introduced by a sign, a word for "is" or a quote: `the password is hunter2`. With `direct`, a word
+    without an introduction counts as well if it directly follows the name and ends the statement.
     """
     stop = min(
         at if at >= 0 else end + _MAX_SENTENCE_CHARS
@@ -655,17 +659,19 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
 
 
 def is_in_no_language(core: str) -> bool:
-    """Whether no language has such a word: unknown with a digit or odd spelling, or small words joined by hyphens."""
+    """Return whether a word exists in no language: unknown with a digit or odd spelling, or short
+    words with hyphens.
+    """
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
 
 def _without_quotes(word: str) -> str:
-    """Return a word without the quotes and signs around it."""
+    """Return a word without surrounding quotes and signs."""
     return word.strip(_OPENING + _TRAILING)
 
 
 def _ends_statement(text: str, at: int, stop: int) -> bool:
-    """Whether nothing more is said after a value: a label or a message would continue."""
+    """Return whether the statement ends after a value: a label or a message would continue."""
     return _REST.fullmatch(text, at, stop) is not None
 
 
@@ -682,11 +688,11 @@ def _on_next_line(text: str, newline: int) -> Span | None:
 
 
 def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
-    """Return a key that is written as a list of bytes, or in groups of four as authenticator apps show it."""
+    """Return a key written as a list of bytes, or in groups of four as authenticator apps show it."""
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
     if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)
-    if match is None or not has_digit(match[1]) or len(set(_NUMBERS.findall(match[1]))) == 1:  # only zeros, say
+    if match is None or not has_digit(match[1]) or len(set(_NUMBERS.findall(match[1]))) == 1:  # for example only zeros
         return None
     return Span(*match.span(1), "SECRET")
 

@@ -1,8 +1,8 @@
-"""Find values that a line end interrupts, and with it an indent, a diff's sign, a line number or a backslash.
+"""Find values interrupted by a line end, possibly with an indent, a diff sign, a line number or a backslash.
 
-The text around such an end is joined and scanned once more. Joining needs a reason: a long odd run that touches the
-line end, a name or an option whose value is missing on its line, or an address whose password is on the next line. In
-text that is JSON a line end is two characters, and counts as well.
+The text around such a line end is joined and scanned again. Lines are joined only for a reason: a long suspicious run
+next to the line end, a name or an option whose value is missing on its line, or an address whose password is on the
+next line. In JSON text, a line end may be a two-character escape.
 """
 
 from __future__ import annotations
@@ -27,8 +27,8 @@ from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.surroundings import names_a_secret
 
 _Edit = tuple[int, int, str]
-_Joint = tuple[int, int]  # from the end of one line to the first character of the next
-# Keys so short that their halves are no long runs. Triggers are lower-cased.
+_Joint = tuple[int, int]  # from the end of a line to the first character of the next line
+# Keys so short that their halves are not long runs. Triggers are lower-cased.
 SHORT_KEYS = frozenset((b"akia", b"asia", b"glpat", b"ltai"))
 # `AKIAQX81`, `glpat-zk39`; not `akia`.
 _SHORT_KEY = re.compile(r"(?:AKIA|ASIA|LTAI|glpat-)[A-Za-z0-9_-]{0,30}")
@@ -49,14 +49,14 @@ _SIGN = re.compile(r"[\])\"'`]{0,3}[ \t]{0,3}[:=\"'`]")
 _DIGEST = re.compile(r"(?:[0-9a-f]{32}|[0-9a-f]{40}|[0-9a-f]{64})")
 # `a7`; not `--`.
 _ALNUM = re.compile(r"[A-Za-z0-9]")
-# A digit, or capitals where no word has them: `zk3`, `abCD`, `aBcD`; not `tokenStore`.
+# A digit, or unusual capitals: `zk3`, `abCD`, `aBcD`; not `tokenStore`.
 _ODD = re.compile(r"[0-9]|[a-z][A-Z]{2}|[a-z][A-Z][a-z][A-Z]|[A-Z]{2}[a-z][A-Z]")
 # Words and small numbers between separators: `src/auth/token-store:12`, `2024-05`; not `zk39Qx81`.
 _WORDS = re.compile(
     r"(?:[./_=~$+:@#-]*+(?:[A-Z]?[a-z]{1,20}+(?:[A-Z][a-z]{1,20}+)*+|[A-Z]{1,20}+|[0-9]{1,6}+)(?=[./_=~$+:@#!?-]|$))++[./_=~$+:@#!?-]*+"
 )
-# What begins a new statement and cannot continue a value: `NAME=value`, `name: x`, `// note`, `2024-05-01`; not
-# `zk39Qx81`.
+# The beginning of a new statement, which cannot continue a value: `NAME=value`, `name: x`, `// note`, `2024-05-01`;
+# not `zk39Qx81`.
 _NEW_STATEMENT = re.compile(
     r"[A-Za-z_][\w.-]{1,60}(?:=(?!=?\Z)|:)|\*\*|//|#|\.\.|\+\+|--|\d{1,6}(?:→|[.)]\Z)|/\w+/|\d{4}[-/]\d\d[-/]\d\d"
 )
@@ -80,14 +80,14 @@ _LEAD, _REACH = 300, 240  # characters that are read around a joint
 _MAX_LINES = 8  # wrapped lines on each side of a joint
 _MIN_WORD_CHARS = 5
 _MIN_WIDTH = 20  # of a terminal
-_MIN_VALUE_CHARS = 20  # of a value without a name
+_MIN_VALUE_CHARS = 20  # for a value without a name
 _BORDER = "\n\0\n"
 _MAX_JOINTS = 2000
 _FILE_LINE_CHARS = 57  # base64 with lines this long on both sides is a file
 
 
 def touches_end(text: str, end: int) -> bool:
-    """Whether a line ends where a run does, so that the run alone may be half of a value."""
+    """Return whether a run touches a line end, so that it may be only half of a value."""
     return text[end : end + 1] in _LINE_END_STARTS and text.startswith(_LINE_ENDS, end)
 
 
@@ -98,11 +98,11 @@ def join_broken_lines(
     names: Sequence[int],
     calls: Sequence[int],
 ) -> tuple[RewrittenText, bool] | None:
-    """Return the text around interrupted words, joined and without the rest; None when there is none.
+    """Return the text around interrupted words, joined and without all other text, or None if there is none.
 
-    `runs` are long runs of key characters that are no words; `names` and `calls` are ends of names and programs that
-    have a line end in place of their value. The second result tells whether there is such a name: then values count
-    that do not themselves cross a line end.
+    `runs` has long suspicious runs of key characters; `names` and `calls` have the ends of names and programs with a
+    line end in place of their value. The second result says whether there is such a name; then values count even if
+    they do not cross a line end themselves.
     """
     named_ends = (
         {*_joints_after_names(text, names), *_joints_after_names(text, calls, words=True)} if names or calls else set()
@@ -130,7 +130,7 @@ def _edits(text: str, joints: Iterable[_Joint]) -> list[_Edit]:
             continue
         last = end
         if edits:
-            edits.pop()  # the edit that dropped the rest of the text
+            edits.pop()  # the edit that dropped the text after the previous joint
         if start > done or not edits:
             begin = max(done, text.rfind("\n", max(0, start - _LEAD), start) + 1, start - _LEAD)
             edits.append((done, begin, _BORDER))
@@ -141,7 +141,7 @@ def _edits(text: str, joints: Iterable[_Joint]) -> list[_Edit]:
 
 
 def _line_ends_at_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[int]:
-    """Yield the line ends before and after runs, where the text on the other side could belong to a value."""
+    """Yield the line ends before and after runs where the text on the other side could belong to a value."""
     for begin, run in runs:
         end = begin + len(run)
         if touches_end(text, end):
@@ -163,8 +163,8 @@ def _line_ends_after_short_keys(text: str) -> Iterator[int]:
 
 
 def _joints_in_values(text: str, ends: Set[int]) -> Iterator[_Joint]:
-    """Yield the line ends between odd characters that could be those of one value."""
-    joined = skip = 0  # end of the last joint; end of a file in base64
+    """Yield the line ends between suspicious characters that could belong to the same value."""
+    joined = skip = 0  # end of the last joint; end of a base64 file
     for at in sorted(ends):
         joint = _joint_at(text, at) if at >= skip else None
         if joint is None:
@@ -183,7 +183,7 @@ def _joints_in_values(text: str, ends: Set[int]) -> Iterator[_Joint]:
 
 
 def _line_start(text: str, start: int) -> int:
-    """Return where the line begins that ends at `start`. The end before it may be the two characters of JSON."""
+    """Return the start of the line that ends at `start`. The preceding line end may be a two-character JSON escape."""
     lead = max(0, start - _LEAD)
     newline = text.rfind("\n", lead, start) + 1
     written = text.rfind("\\n", lead, start) + 2 if text.startswith("\\", start) else 0
@@ -191,7 +191,9 @@ def _line_start(text: str, start: int) -> int:
 
 
 def _may_be_one_value(text: str, line: int, start: int, end: int) -> bool:
-    """Whether the pieces around a line end could be one value: not two words, two paths or two statements."""
+    """Return whether the pieces around a line end could be one value, and not two words, two paths
+    or two statements.
+    """
     ahead = _WORD_PIECE.match(text, end)
     if ahead is None or _NEW_STATEMENT.match(ahead[0]):
         return False
@@ -205,7 +207,7 @@ def _may_be_one_value(text: str, line: int, start: int, end: int) -> bool:
         return False
     if is_public_id(left_piece.rpartition("=")[2]) or is_public_id(right):
         return False
-    if _DIGEST.fullmatch(left_piece) and right.isalpha():  # the next word of a list
+    if _DIGEST.fullmatch(left_piece) and right.isalpha():  # the next word in a list
         return False
     if _has_secret_name(text[line : start - len(left_piece)], left_piece):
         return True
@@ -216,12 +218,12 @@ def _may_be_one_value(text: str, line: int, start: int, end: int) -> bool:
 
 
 def _is_plain_word(piece: str) -> bool:
-    """Whether a piece is a word of a language or of code. Random letters of that length are not."""
+    """Return whether a piece is a word in a language or in code. Random letters of the same length are not."""
     return len(piece) >= _MIN_WORD_CHARS and piece.isalpha() and (piece.islower() or piece.isupper()) and is_word(piece)
 
 
 def _has_secret_name(lead: str, left_piece: str) -> bool:
-    """Whether a secret's name precedes the first piece, with a sign between them."""
+    """Return whether a secret's name precedes the first piece, with a sign in between."""
     name, sign, _ = left_piece.rpartition("=")
     if sign and names_a_secret(name):
         return True
@@ -232,7 +234,7 @@ def _has_secret_name(lead: str, left_piece: str) -> bool:
 def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[_Joint]:
     """Yield the line ends after names whose value is missing or incomplete on their line.
 
-    With `words`, the line ends after programs.
+    With `words`, yield the line ends after programs instead.
     """
     for name in names:
         newline, written = text.find("\n", name, name + _REACH), text.find("\\n", name, name + _REACH)
@@ -261,7 +263,7 @@ def _joint_at(text: str, at: int, *, blanks: bool = False) -> _Joint | None:
 
     With `blanks`, the line end may separate words, too.
     """
-    while text.startswith(("\\\n", "\\\\", "`\n", "\r"), at):  # the sign of a continued line precedes the end
+    while text.startswith(("\\\n", "\\\\", "`\n", "\r"), at):  # a continuation sign precedes the line end
         at += 1
     match = _AFTER_END.match(text, at)
     if match is None:
@@ -277,7 +279,7 @@ def _joint_at(text: str, at: int, *, blanks: bool = False) -> _Joint | None:
 
 
 def _has_sign(text: str, line: int, sign: str) -> bool:
-    """Whether lines before begin with the same sign, as those of a diff do."""
+    """Return whether previous lines begin with the same sign, like the lines in a diff."""
     if text.startswith(sign, line) or text.startswith(sign):
         return True
     return text.find("\n" + sign, max(0, line - _LEAD), line) >= 0
@@ -296,7 +298,7 @@ def _schemes(text: str) -> Iterator[_Joint]:
 
 
 def _chain(text: str, joint: _Joint) -> Iterator[_Joint]:
-    """Yield a joint, and those around it where a terminal wrapped lines of the same width."""
+    """Yield a joint, and the joints around it where a terminal wrapped lines with the same width."""
     yield joint
     start, end = joint
     mark = "\\n" if text.startswith("\\", start) else "\n"
@@ -335,9 +337,9 @@ _MAX_NAME_DISTANCE = 160
 
 
 def spans_across_lines(text: str, spans: Iterable[Span], has_broken_name: bool) -> Iterator[Span]:
-    """Yield the spans of the joined text that cross a line end and are no listing.
+    """Yield the spans in the joined text that cross a line end and do not come from a listing.
 
-    Where a name was interrupted, what follows it counts, too.
+    If a name was interrupted, the text after it counts as well.
     """
     for span in spans:
         value = text[span.start : span.end]
@@ -363,18 +365,18 @@ def spans_across_lines(text: str, spans: Iterable[Span], has_broken_name: bool) 
 
 
 def _is_two_words(value: str) -> bool:
-    """Whether the joined value is two known words: together they are a word that nobody knows."""
+    """Return whether the joined value is two known words, which together form an unknown word."""
     return not is_strong(value) and not any(map(is_uncommon, _LINE_END.split(value)))
 
 
 def _is_stated(text: str, span: Span) -> bool:
-    """Whether a value that begins its line, after a name on the previous line, is no ordinary word."""
+    """Return whether a value at the start of its line, after a name on the previous line, is not an ordinary word."""
     first = _LINE_START.search(text, max(0, span.start - 40), span.start)
     return not first or text[span.end : span.end + 1] in ("'", '"') or is_strong(text[span.start : span.end])
 
 
 def _is_one_random_value(text: str, span: Span, left_piece: str, rest: str) -> bool:
-    """Whether random characters over two lines are one value, and not two of a list or a part of a file."""
+    """Return whether random characters over two lines are a single value, not two list entries or part of a file."""
     right = rest.removeprefix("\\n").strip("\n\r\t +>-|│")
     if _HEX_TAIL.search(left_piece) and not _HEX_HEAD.match(right):  # a digest at the end of its line
         return False
