@@ -1,5 +1,4 @@
-"""Find secrets that one message asks for and the next message provides, where the answer itself does not say what it
-is.
+"""Find secrets that one message asks for and the next message provides without naming them.
 
 assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year call:
 terraform output -raw db_password                        result: k[9}Q(w-T,2xB
@@ -145,9 +144,7 @@ _PREPOSITIONS = word_set(
 
 
 def asks(message: str) -> bool:
-    """Return whether a scrubbed message ends with a request for a secret, so that the reply may consist of only the
-    secret.
-    """
+    """Return whether a scrubbed message ends with a request for a secret, so that the reply may be only the secret."""
     asking = message[-_MAX_QUESTION_CHARS:]
     if asking.isascii() and not _MAY_NAME.search(asking.lower()):
         return False
@@ -181,9 +178,7 @@ _MAX_PRINTED_CHARS = 200
 
 
 def chat_spans(text: str) -> Iterator[Span]:
-    """Yield the answers in a text that is itself a chat log, with one message per line: `ada: who
-    has the panel pw?`.
-    """
+    """Yield the answers in a text that is itself a chat log, one message per line: `ada: who has the panel pw?`."""
     if not ("?\n" in text or "\uff1f\n" in text) or text.count("\n") > _MAX_CHAT_LINES:
         return
     begin, is_asked = 0, False
@@ -203,9 +198,7 @@ def chat_spans(text: str) -> Iterator[Span]:
 
 
 def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
-    """Yield the secret in a short message that replies to a request. With `of_phrase`, it may consist of ordinary
-    words.
-    """
+    """Yield the secret in a short reply to a request. With `of_phrase`, it may consist of ordinary words."""
     stripped = text.strip()
     # If a rule has already found a secret, that secret is the answer.
     if not may_answer(text) or PLACEHOLDER.search(stripped):

@@ -239,9 +239,7 @@ def _may_have_value(text: str, position: int, start: int, end: int, strength: St
 
 
 def _has_key(ahead: str) -> bool:
-    """Return whether a key may follow: a long word, bytes, or groups of four letters. Most texts
-    have only short words.
-    """
+    """Return whether a key may follow: a long word, bytes, or groups of four letters. Most texts have none of these."""
     lengths = bytes(map(len, ahead.split()))
     if max(lengths, default=0) < _MIN_KEY_CHARS and b"\4\4" not in lengths and "0x" not in ahead:
         return False
@@ -280,9 +278,7 @@ def _value_before_end(text: str, position: int, end: int) -> Span | None:
 
 
 def _positional(text: str, end: int, keyword: bytes) -> Span | None:
-    """Return the password after the user in the arguments of a login, or the key at any position in those of a
-    signature.
-    """
+    """Return the password after the user among login arguments, or the key anywhere among signature arguments."""
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
         keyword_match = _KEYWORD_BEFORE.search(text, max(0, begin - 40), begin)
@@ -310,19 +306,15 @@ def _name_start(text: str, position: int) -> int:
 
 @lru_cache(maxsize=1 << 13)
 def _says_nothing(name: str, word: str) -> bool:
-    """Return whether neither a name nor its part from the key word on can refer to a secret. Most names are of this
-    kind.
-    """
+    """Return whether neither a name nor its part from the key word on can refer to a secret. Most names cannot."""
     names_secret = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
     return not names_secret and not names_a_handle(name) and "dentified by" not in word.lower()
 
 
 def _names_no_secret(text: str, start: int, position: int, name: str, keyword: bytes) -> bool:
-    """Return whether this is a placeholder, a public key, an option that reads from elsewhere, or a code unrelated to
-    logins.
-    """
+    """Return whether this is a placeholder, a public key, an option that reads from elsewhere, or a harmless code."""
     before = text[start - 1 : start]
-    if keyword == b"code=" and before not in ("?", "&"):  # other names that contain `code` are less ambiguous
+    if keyword == b"code=" and before not in ("?", "&"):  # `code=` is a login code only in a URL query
         return True
     if before == "<" and PLACEHOLDER.match(text, start - 1):
         return True
@@ -336,9 +328,7 @@ def _is_public(text: str, position: int) -> bool:
 
 
 def _is_used_as_name(text: str, start: int, end: int) -> bool:
-    """Return whether a word that is also a verb is used as a name: an option, a tag, a quoted key, or a word before a
-    sign.
-    """
+    """Return whether a word that is also a verb is a name here: an option, a tag, a quoted key, or before a sign."""
     before = text[start - 1 : start]
     if text[end] in ".{[":
         return match_handed(text, end) is not None or match_typed(text, end) is not None

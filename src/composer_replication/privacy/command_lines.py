@@ -207,9 +207,7 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _stdin_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield what is piped into a program that reads a password, redirected into a secret's file, or
-    passed with `<<<`.
-    """
+    """Yield what is piped to a program that reads a password, redirected to a secret's file, or passed with `<<<`."""
     for pattern in [pattern for name, pattern in _PIPED if name in active] if "|" in text else ():
         for match in pattern.finditer(text):
             if _READER.search(match["reader"]):
@@ -442,9 +440,7 @@ def _calls(text: str, lower: bytes, program: _ProgramRow, unfinished: list[int] 
 
 
 def _may_hold_secret(text: str, end: int, program: _ProgramRow) -> bool:
-    """Return whether the line has an option that holds a secret: most occurrences of a program's
-    name are not commands.
-    """
+    """Return whether the line has an option that holds a secret. Most occurrences of a program name do not."""
     newline = text.find("\n", end, end + _MAX_COMMAND_CHARS)
     line = text[end : newline if newline >= 0 else end + _MAX_COMMAND_CHARS]
     if program.words[1:] and program.words[1] not in line:
@@ -546,9 +542,7 @@ def _positional(text: str, start: int, stop: int, position: int, program: _Progr
 def _option(
     text: str, start: int, stop: int, after: tuple[int, int] | None, program: _ProgramRow
 ) -> tuple[Span | None, int] | None:
-    """Return the secret in an option, and whether it used up the next word. Returns None if the
-    option holds no secret.
-    """
+    """Return the secret in an option and whether it used up the next word, or None if there is no secret."""
     word = text[start:stop]
     name, sign, _ = word.partition("=")
     for long, marks in program.long.items():

@@ -242,9 +242,7 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iter
 
 
 def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Return the bounds of the string that varies most between lines, or None if no string is short
-    and varies enough.
-    """
+    """Return the bounds of the string that varies most between lines, or None if no short string varies enough."""
     rows = [[match.span(1) for match in _STRING.finditer(flat, *bounds)] for bounds in run]
     best: list[tuple[int, int]] | None = None
     most = _MIN_EVENTS - 1
@@ -357,9 +355,7 @@ def has_colors(text: str) -> bool:
 
 
 def without_colors(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
-    """Return the text around words that are near a color code, without the color codes. Returns
-    None if there are none.
-    """
+    """Return the text around words near a color code, without the color codes, or None if there is none."""
     positions = sorted({at for word in words for at in _words_near_colors(text, lower, word)})
     edits: list[_Edit] = []
     done = 0

@@ -90,9 +90,7 @@ _PUBLIC_WHOLE = re.compile(r"(?:Root=)?1-[0-9a-f]{8}-[0-9a-f]{24}|_Z[NLK][0-9A-Z
 
 
 def _pair_and_change_shares(value: str) -> tuple[float, float]:
-    """Return the share of letter pairs that occur in words, and the share of neighbors in different
-    character classes.
-    """
+    """Return the share of letter pairs that occur in words, and the share of neighbors in different classes."""
     lower = value.lower()
     letters = [pair for pair in map(str.__add__, lower, lower[1:]) if pair.isalpha()]
     common = len([pair for pair in letters if pair in _COMMON_PAIRS]) / len(letters) if len(letters) >= 4 else 0.0
@@ -350,9 +348,7 @@ _FAMILY = (
 
 
 def _is_no_example(value: str) -> bool:
-    """Return whether a key is real rather than an example from documentation: a repeated character, or the word
-    "example".
-    """
+    """Return whether a key is real, unlike a repeated character or a key that ends in "EXAMPLE"."""
     return len(set(value[-12:])) > 1 and not value.endswith("EXAMPLE")
 
 

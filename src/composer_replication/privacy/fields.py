@@ -67,9 +67,7 @@ def pair_strength(value: Mapping[Any, Any]) -> Strength:
 
 
 def opaque_field(value: Mapping[Any, Any]) -> str | None:
-    """Return the field in a block that holds an image or a provider's signature, which are random; None if there is
-    none.
-    """
+    """Return the field in a block that holds an image or a provider's signature, which are random, or None."""
     kind = value.get("type")
     if kind == "base64":
         return "data" if str(value.get("media_type", "")).startswith(_MEDIA) else None

@@ -50,9 +50,7 @@ class Identity:
     """Finds people in text. It is stateless: the caller numbers them for each conversation."""
 
     def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str], *, people: bool = False) -> None:
-        """Initialize the patterns. With `people`, e-mail addresses, phone numbers and adjacent names also become
-        pseudonyms.
-        """
+        """Compile the patterns. With `people`, e-mail addresses, phone numbers and adjacent names are replaced, too."""
         self._people = people
         homes = {home.rstrip("/\\") for home in home_dirs if len(home.rstrip("/\\")) > 1}
         names = {name for name in user_names if len(name) >= 2 and name.upper() != "USER"}
@@ -150,9 +148,7 @@ _NOT_A_NAME = re.compile(
 
 
 def _people_in(text: str) -> Iterator[str]:
-    """Yield every e-mail address, phone number and name in a text, longest first since names may
-    contain other names.
-    """
+    """Yield every e-mail address, phone number and name in a text, longest first since names may overlap."""
     people = {*_addresses(text), *(match[0] for match in _PHONE.finditer(text) if _is_phone(match[0]))}
     for match in (*_BEFORE_ADDRESS.finditer(text), *_NAME_LINE.finditer(text)):
         name = match["name"].strip()

@@ -265,9 +265,7 @@ def _example_values(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _values_in(schema: Any) -> Iterator[Any]:
-    """Yield the example values of a property, including those in alternatives and items, but not in
-    inner properties.
-    """
+    """Yield the example values of a property, also in alternatives and items, but not in inner properties."""
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
             yield from _values_in(inner_schema)

@@ -180,9 +180,7 @@ def is_no_secret(value: str) -> bool:
 
 
 def is_bare_password(value: str) -> bool:
-    """Return whether a word next to a secret's name in running text is the secret rather than a
-    word, address or date.
-    """
+    """Return whether a word next to a secret's name in running text is the secret, not a word, address or date."""
     return is_generated(value) or (
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
@@ -277,9 +275,7 @@ _BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
 
 def strip_sentence_end(value: str, trailing: str) -> str:
-    """Return the value without the punctuation after its sentence. A sign directly after a digit is
-    kept: `hunter2!`.
-    """
+    """Return the value without the punctuation after its sentence. A sign after a digit is kept: `hunter2!`."""
     bare = value.rstrip(trailing)
     rest = value[len(bare) :]
     return bare + rest[0] if rest[:1] and rest[0] in SENTENCE_END and any(map(str.isdigit, bare)) else bare
@@ -382,9 +378,7 @@ def _is_phrase(value: str) -> bool:
 
 
 def _has_scattered_digits(value: str) -> bool:
-    """Return whether a bare identifier with digits is a password rather than a name: Xk39fQ2z, but
-    not step2 or sha256.
-    """
+    """Return whether a bare identifier with digits is a password, like Xk39fQ2z, but unlike step2 or sha256."""
     plain = "." not in value and "_" not in value
     return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
 
@@ -420,9 +414,7 @@ def names_a_handle(name: str) -> bool:
 
 
 def is_handle(name: str, value: str) -> bool:
-    """Return whether a value is plain hex under the name of a session or signature. Hex looks less
-    random than it is.
-    """
+    """Return whether a value is plain hex under the name of a session or signature, which need not look random."""
     return names_a_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
 
 
@@ -511,9 +503,7 @@ def is_shaped(value: str) -> bool:
 
 
 def is_unfamiliar(value: str) -> bool:
-    """Return whether a word has a part that occurs neither in code nor in messages, a capital, and
-    a number or a sign.
-    """
+    """Return whether a word has a part unknown in code and messages, a capital, and a number or a sign."""
     if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _CODE_OR_VERSION.search(value):
         return False
     if _NO_SHAPED_PASSWORD.search(value) or is_no_secret(value) or is_public_id(value):

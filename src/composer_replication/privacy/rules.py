@@ -67,8 +67,7 @@ def word_set(words: str) -> frozenset[str]:
 
 
 def has_digit(value: str) -> bool:
-    """Return whether a value has a digit, as most random keys with twenty or more characters do and most compound words
-    do not.
+    """Return whether a value has a digit, which separates most long random keys from compound words.
 
     The number of a pseudonym does not count: a replacement must not turn clean text into a secret.
     """
@@ -319,9 +318,7 @@ class WordFilter:
     """
 
     def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
-        """Compile the triggers. `triggers` may occur anywhere in a word; `whole` has whole words, possibly a large
-        number.
-        """
+        """Compile the triggers. `triggers` may occur anywhere in a word; `whole` has whole words."""
         self._triggers = tuple(dict.fromkeys(triggers))
         # `pa(?:ss|t)` for the words pass and pat; `(?!)` matches nothing.
         self._any = re.compile(any_of(trigger.decode() for trigger in self._triggers).encode() or b"(?!)")

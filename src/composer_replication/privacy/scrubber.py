@@ -146,9 +146,7 @@ class Scope:
             self._any_answer = re.compile(rf"(?<![A-Za-z0-9])(?:{'|'.join(longest_first)})(?![-_.+]?[A-Za-z0-9])")
 
     def _without_answers(self, value: Any) -> Any:
-        """Replace answers to earlier questions in every string of a JSON-like value. Returns the same object if there
-        are none.
-        """
+        """Replace answers to earlier questions in every string of a value. Returns the same object if none occur."""
         # Most sessions never ask for a secret.
         if self._any_answer is None:
             return value

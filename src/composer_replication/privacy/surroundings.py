@@ -216,9 +216,7 @@ class Surroundings:
         return _HASH_HEADING.search(block) is not None
 
     def _in_listing(self, span: Span) -> bool:
-        """Return whether the text has five or more hex strings with this length, as lock files and
-        checksum lists do.
-        """
+        """Return whether the text has five or more hex strings of this length, like lock files and checksum lists."""
         text, length = self._text, span.end - span.start
         begin = text.rfind("\0", 0, span.start) + 1
         if length not in (32, 40, 64, 128) or _KEY_WORDS.search(text[max(begin, span.start - 16) : span.start].lower()):

@@ -178,9 +178,7 @@ def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Ite
 
 
 def _is_secret_cell(value: str, strength: Strength, has_owner: bool) -> bool:
-    """Return whether a cell holds a secret. With `has_owner`, another column identifies the owner, so plain words
-    count.
-    """
+    """Return whether a cell holds a secret. Plain words count only if another column identifies the owner."""
     if is_generated(value) or (strength == Strength.PASSWORD and is_passphrase(value)):
         return PLACEHOLDER.search(value) is None
     if " " in value or not is_plausible(value, strength, True):
@@ -264,9 +262,7 @@ _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "l
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Gate:
-    """The words and signs that a text must contain for any slot of a row: one word from each group, and one of the
-    signs.
-    """
+    """The words and signs that a text must contain for any slot of a row: one word per group, and one sign."""
 
     also: tuple[frozenset[bytes], ...]
     signs: tuple[str, ...]

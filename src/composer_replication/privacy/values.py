@@ -440,9 +440,7 @@ def _generated_word(text: str, begin: int) -> str:
 
 
 def _is_env(text: str, start: int, match: re.Match[str]) -> bool:
-    """Return whether this is `NAME=value` without spaces: in a shell or a dotenv file, an unquoted
-    word is a literal.
-    """
+    """Return whether this is `NAME=value` without spaces, where an unquoted word is a literal (shell, dotenv)."""
     name = text[start : match.start()]
     return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
 
@@ -659,9 +657,7 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
 
 
 def is_in_no_language(core: str) -> bool:
-    """Return whether a word exists in no language: unknown with a digit or odd spelling, or short
-    words with hyphens.
-    """
+    """Return whether a word exists in no language: unknown with a digit or odd spelling, or hyphenated short words."""
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
 

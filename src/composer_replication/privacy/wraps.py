@@ -191,9 +191,7 @@ def _line_start(text: str, start: int) -> int:
 
 
 def _may_be_one_value(text: str, line: int, start: int, end: int) -> bool:
-    """Return whether the pieces around a line end could be one value, and not two words, two paths
-    or two statements.
-    """
+    """Return whether the pieces around a line end could be one value, not two words, two paths or two statements."""
     ahead = _WORD_PIECE.match(text, end)
     if ahead is None or _NEW_STATEMENT.match(ahead[0]):
         return False
