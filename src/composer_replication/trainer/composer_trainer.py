@@ -89,7 +89,7 @@ _LOGGED_METRIC = {SDPO: LOGGED_SITES, REPLAY: LOGGED_PAIRS}
 
 
 class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
-    """`trl.GRPOTrainer` with channels 2 and 3. It takes all of TRL's arguments and those below.
+    """`trl.GRPOTrainer` with channels 2 and 3. It accepts all of TRL's arguments and the following.
 
     Args:
         model: As in TRL; `student` is the tiny model that comes with the package, as on the command line.
@@ -187,7 +187,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self._log_channels()
 
     def _log_channels(self) -> None:
-        """Log which channels are on, at WARNING so that it shows without any logging configuration."""
+        """Log which channels are on, at level WARNING, which is shown without any logging configuration."""
         if not self.accelerator.is_main_process:
             return
         for remark in self.usable.skipped.values():

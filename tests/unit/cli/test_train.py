@@ -234,7 +234,7 @@ BAD = {
     "nothing to resume": (["--resume"], ["out/checkpoints", "--resume"]),
     "a budget that holds nothing": (
         [f"--set=train.{each}" for each in ("batch.budget=16", "batch.overlap=0", "channels.good_turns=false")],
-        ["window", 12, "longer_than_window"],
+        ["logged sessions", 12, "longer_than_window"],
     ),
     "no prompts": ([*GRPO, "--set", "train.grpo.dataset=none"], ["train.grpo.dataset", "none"]),
     "a reward of no module": ([*GRPO, "--set", "train.grpo.rewards=['tusk:length']"], ["No module named 'tusk'"]),

@@ -57,7 +57,7 @@ class _Term(NamedTuple):
 
 
 class ComposerChannels:
-    """Channels 2 and 3 of one run: their losses, the teacher, the TAID schedule and the hint gate."""
+    """Channels 2 and 3 in one run: their losses, the teacher, the TAID schedule and the hint gate."""
 
     def __init__(
         self,

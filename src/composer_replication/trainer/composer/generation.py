@@ -52,7 +52,7 @@ class Generation:
 
     Args:
         trainer: The TRL trainer.
-        options: How rollouts are generated and their error sites are treated.
+        options: How to generate rollouts and treat their error sites.
         channel_metrics: The sums to which this class adds its metrics.
         wants_sites: Whether to locate error sites.
         hint_gate: Channel 2's gate, which requests comparisons with an unrelated hint; None if there is no gate.

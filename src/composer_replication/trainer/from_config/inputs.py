@@ -245,7 +245,7 @@ OUTCOMES = {
     "thinking_not_shown": "not supported by the template",
     "empty_thought_as_header": "after an empty thinking block in the header",
 }
-"""How turns' thinking was treated, in words, by the keys of the counts."""
+"""The wording for each treatment of turns' thinking, by key in the counts."""
 
 
 def make_renderer(
@@ -287,7 +287,7 @@ def _refuse_unread_variables(render: RenderConfig, renderer: Renderer) -> None:
 
 
 def unmatched_models(render: RenderConfig, models: Collection[str]) -> list[str]:
-    """Return a warning for each pattern of `student_models` that matches no model in the run.
+    """Return a warning for each pattern in `student_models` that matches no model in the run.
 
     This is not an error, since a config may be shared with other runs.
     """
