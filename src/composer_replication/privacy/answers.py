@@ -178,7 +178,7 @@ _MAX_PRINTED_CHARS = 200
 
 
 def chat_spans(text: str) -> Iterator[Span]:
-    """Yield the answers in a text that is itself a chat log, one message per line: `ada: who has the panel pw?`."""
+    """Yield the answers in a chat log with one message per line: `ada: who has the panel pw?`."""
     if not ("?\n" in text or "\uff1f\n" in text) or text.count("\n") > _MAX_CHAT_LINES:
         return
     begin, is_asked = 0, False

@@ -303,9 +303,11 @@ def gate_of(
     if run.meta("conversations").settings.get("scrubbed") is not True:
         fix = (
             "Ingest again without --no-scrub (`crf ingest PATH... -o NEW_RUN`) to redact secrets, or pass --no-scrub "
-            "here as well (in Python: gate=OpenGate()) to send everything as it is in the logs"
+            "here as well (in Python: gate=OpenGate()) to send the logs unchanged."
         )
-        raise RunError(explain(str(run.root), got="a run made with --no-scrub", expected="a scrubbed run", fix=fix))
+        raise RunError(
+            explain(str(run.root), got="a run that was ingested with --no-scrub", expected="a scrubbed run", fix=fix)
+        )
     return gate or LastGate(environment, allowed=allowed)
 
 
@@ -317,14 +319,14 @@ def refusal(what: str, finds: Sequence[Find]) -> InputError:
     more = len(finds) - _MAX_LISTED
     locations = [f"  {find}" for find in finds[:_MAX_LISTED]] + ([f"  and {more:,} more"] if more > 0 else [])
     steps = (
-        "`crf ingest PATH... -o RUN --reread` redacts what the current rules and environment know",
-        "`crf forget SESSION --run RUN` removes a session",
-        "`--allow ID` lets a text through that holds no secret (repeatable)",
-        "`--no-scrub` on this command lets everything through",
+        "`crf ingest PATH... -o RUN --reread` redacts the secrets that the current rules and environment identify",
+        "`crf forget SESSION --run RUN` removes a session from the run",
+        "`--allow ID` accepts a text that you have checked (repeatable)",
+        "`--no-scrub` turns off this check for the command",
     )
-    got = f"{len(finds):,} text{'s' if len(finds) > 1 else ''} that may hold a secret ({_listed(kinds)})"
-    fix = "\n".join(["Locations:", *locations, "What to do:", *(f"  {step}" for step in steps)])
-    return InputError(explain(what, got=got, expected="none; nothing was sent", fix=fix))
+    got = f"{len(finds):,} text{'s' if len(finds) > 1 else ''} that may contain a secret ({_listed(kinds)})"
+    fix = "\n".join(["Nothing was sent. Locations:", *locations, "What to do:", *(f"  {step}" for step in steps)])
+    return InputError(explain(what, got=got, expected="text without secrets", fix=fix))
 
 
 # `"a \\"b\\""`, `4821`; not `a4821`.

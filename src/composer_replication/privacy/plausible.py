@@ -299,7 +299,7 @@ def is_path(value: str) -> bool:
 
 @lru_cache(maxsize=1 << 12)
 def is_plausible(value: str, strength: Strength, literal: bool) -> bool:
-    """Return whether a value could be a secret. `literal` means that it is known to be text rather than code."""
+    """Return whether a value could be a secret. With `literal`, the value is known to be text rather than code."""
     if is_generated(value):  # such a value may contain `<`, `${` or `...` by chance
         return PLACEHOLDER.search(value) is None
     if (

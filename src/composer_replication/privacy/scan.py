@@ -319,7 +319,7 @@ def _is_wordy_run(run: str) -> bool:
 
 
 def _is_suspect(run: str) -> bool:
-    """Return whether a run may be a key or encode a key: it is neither wordy nor a public id."""
+    """Return whether a run may be a key or encode a key: neither wordy nor a public id."""
     return len(set(run)) >= _MIN_DISTINCT and not entropy.is_wordy(run) and not entropy.is_public_id(run)
 
 

@@ -150,7 +150,7 @@ class Surroundings:
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
     def _in_file(self, position: int) -> bool:
-        """Return whether a base64 line is one of several with the same width: a file, unless it is named as a key."""
+        """Return whether a base64 line is part of a file with lines of the same width, and not named as a key."""
         text = self._text
         if self._file_bounds[0] <= position < self._file_bounds[1]:
             return True

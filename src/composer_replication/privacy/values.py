@@ -222,7 +222,7 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
 
 
 def _fits_name(name: str, value: str, strength: Strength) -> bool:
-    """Return whether a value is plausible under this name.
+    """Return whether a value fits its name.
 
     After a weak name only random values count; header names and session ids are excluded.
     """
