@@ -23,12 +23,7 @@ from composer_replication.batch.hint_placement import (
     wrong_hints,
 )
 from composer_replication.batch.model_folder import load_tokenizer
-from composer_replication.batch.render.renderer import (
-    RenderedSequence,
-    Renderer,
-    TurnSpan,
-    token_texts,
-)
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, token_texts
 from composer_replication.errors import InputError
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_tools

@@ -6,12 +6,7 @@ import json
 from collections.abc import Callable
 from typing import Any
 
-from composer_replication.types import (
-    Conversation,
-    Message,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Message, ToolResult, Turn
 from template_oracle import Manners, Shield, Student, call_fields
 
 _BETWEEN = "\n\n"

@@ -14,12 +14,7 @@ from pathlib import Path
 from composer_replication.action_text import action_text
 from composer_replication.ingestion import IngestReport, ingest
 from composer_replication.ingestion.states import states
-from composer_replication.pairs.normalise import (
-    DJNormalizer,
-    DocumentDeduplicator,
-    pair_text,
-    special_ratio,
-)
+from composer_replication.pairs.normalise import DJNormalizer, DocumentDeduplicator, pair_text, special_ratio
 from composer_replication.types import DPOPair, Message
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"

@@ -17,13 +17,7 @@ import torch
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from measure import Row, measure_all, print_table, save
 
 MAX_RATIO = 2.0

@@ -19,16 +19,7 @@ from typing import Any
 
 import orjson
 
-from composer_replication.privacy import (
-    Scrubber,
-    assignments,
-    command_lines,
-    encodings,
-    entropy,
-    rules,
-    scan,
-    tables,
-)
+from composer_replication.privacy import Scrubber, assignments, command_lines, encodings, entropy, rules, scan, tables
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
 # Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.

@@ -15,12 +15,7 @@ from typing import Any, NamedTuple
 
 from jinja2.exceptions import TemplateError
 
-from composer_replication.types import (
-    Conversation,
-    Message,
-    ToolCall,
-    Turn,
-)
+from composer_replication.types import Conversation, Message, ToolCall, Turn
 
 MARK = b"\xff"
 """A byte that no UTF-8 text holds."""

@@ -6,15 +6,7 @@ from typing import NamedTuple
 
 from hypothesis import strategies as st
 
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Hint,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, Hint, Provenance, ToolCall, ToolResult, Turn
 from judged_run import Pair
 
 STUDENT, OTHER = "student", "another-model"

@@ -16,12 +16,7 @@ from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
 from composer_replication.config import PairsConfig, SitesConfig, SplitConfig
 from composer_replication.runs import RunDir
-from composer_replication.runs.files import (
-    CONVERSATIONS_SCHEMA,
-    CONVERSATIONS_VERSION,
-    conversation_to_row,
-    read_sites,
-)
+from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION, conversation_to_row, read_sites
 from report_evaluation import SCRIPT, evaluate
 from session_pieces import Session
 

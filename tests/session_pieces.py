@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import re
 
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn
 
 HERE = Provenance(file="s.jsonl", lines=(1,))
 

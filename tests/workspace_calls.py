@@ -5,12 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 from typing import Any
 
-from composer_replication.envs.workspace import (
-    Outcome,
-    Task,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import Outcome, Task, Workspace, generate_task
 
 ROOT = "/workspace"
 CALM = {"twice.py": "rate = 1\nrate = 1\n", "wide.txt": "\n".join(["x" * 1900] * 60) + "\n"}

@@ -21,12 +21,7 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication import LossComponents, build_batch, compose_loss
-from composer_replication.errors import (
-    ComposerError,
-    InactiveChannelError,
-    NonFiniteError,
-    explain,
-)
+from composer_replication.errors import ComposerError, InactiveChannelError, NonFiniteError, explain
 
 DEFAULT_MODEL = "Qwen/Qwen2.5-0.5B-Instruct"
 

@@ -12,15 +12,7 @@ from typing import Any, NamedTuple
 from transformers import PreTrainedTokenizerBase
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.envs.workspace import (
-    TOOLS,
-    Difficulty,
-    Outcome,
-    Task,
-    TestRunner,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import TOOLS, Difficulty, Outcome, Task, TestRunner, Workspace, generate_task
 from composer_replication.trainer.rollouts.channel import add_wrong_hints
 from composer_replication.trainer.rollouts.sites import FoundSites, Rollout, RolloutSites
 from composer_replication.types import Message

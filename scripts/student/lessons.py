@@ -32,36 +32,13 @@ import numpy as np
 from language import train_tokenizer
 from transformers import AutoTokenizer, PreTrainedTokenizerBase
 
-from composer_replication.envs.policies import (
-    FlawedAgent,
-    Move,
-    PlayedTurn,
-    Situation,
-)
-from composer_replication.envs.policies.flawed import (
-    MISTAKES,
-    Style,
-    expert_move,
-    opportunities,
-)
+from composer_replication.envs.policies import FlawedAgent, Move, PlayedTurn, Situation
+from composer_replication.envs.policies.flawed import MISTAKES, Style, expert_move, opportunities
 from composer_replication.envs.student import student_folder
-from composer_replication.envs.workspace import (
-    TOOLS,
-    TestRunner,
-    Workspace,
-    generate_task,
-    in_sandbox,
-)
+from composer_replication.envs.workspace import TOOLS, TestRunner, Workspace, generate_task, in_sandbox
 from composer_replication.hint_generator import write_hint
 from composer_replication.sites import find_error_sites
-from composer_replication.types import (
-    Conversation,
-    Message,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Message, Provenance, ToolCall, ToolResult, Turn
 
 FIRST_SEED = 1_000_000  # below it, seeds are held out
 EPISODES = 40_000

@@ -51,12 +51,7 @@ if TYPE_CHECKING:
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
     from composer_replication.trainer.objective.compose import LossComponents, compose_loss
-    from composer_replication.types import (
-        DPOPair,
-        TeacherCallResult,
-        TeacherSpec,
-        TraceState,
-    )
+    from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
 
 _PUBLIC = {
     "ClaudeCodeIngester": "composer_replication.ingestion",

@@ -20,18 +20,8 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from composer_replication.errors import InputError, explain
-from composer_replication.messages import (
-    content_text,
-    json_value,
-    message_calls,
-    tool_call,
-)
-from composer_replication.types import (
-    Action,
-    Provenance,
-    ToolCall,
-    Turn,
-)
+from composer_replication.messages import content_text, json_value, message_calls, tool_call
+from composer_replication.types import Action, Provenance, ToolCall, Turn
 
 # "[THINKING] Let me look.", "[TOOL_USE] name=Read input={}"; not "see [THINKING] above", which is not at the start of a
 # line.

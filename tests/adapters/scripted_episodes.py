@@ -13,12 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from composer_replication.envs.workspace import (
-    Difficulty,
-    Task,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import Difficulty, Task, Workspace, generate_task
 
 RECORDED = Path(__file__).with_name("episodes.json")
 NUM_EPISODES, MAX_CALLS = 20, 16

@@ -53,12 +53,7 @@ def test_erring_turns_are_in_the_trace_that_leaves_the_environment() -> None:
 def test_rollouts_read_them_as_signals() -> None:
     pytest.importorskip("torch")
     from composer_replication.recipes.prime_rl.hinted_turns import SITES
-    from composer_replication.trainer.rollouts.sites import (
-        Rollout,
-        conversation_of,
-        sampled_runs,
-        signalled_sites,
-    )
+    from composer_replication.trainer.rollouts.sites import Rollout, conversation_of, sampled_runs, signalled_sites
 
     signals = played().info[SITES]
     spoken = [{"role": "assistant", "content": "", "tool_calls": []} for _ in SPOKEN]

@@ -8,12 +8,7 @@ import pytest
 
 import store_race
 from bucket_servers import servers
-from composer_replication.diloco.store import (
-    MissingObject,
-    ObjectTooLarge,
-    StoreCannotCreate,
-    open_store,
-)
+from composer_replication.diloco.store import MissingObject, ObjectTooLarge, StoreCannotCreate, open_store
 
 pytestmark = pytest.mark.diloco
 pytest.importorskip("obstore")

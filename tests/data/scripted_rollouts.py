@@ -18,15 +18,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
-from data.scripted_rollout_types import (
-    DEFAULT_LIMIT,
-    Scripted,
-    Site,
-    TurnSpan,
-    completion_ids,
-    limit_of,
-    turn_spans,
-)
+from data.scripted_rollout_types import DEFAULT_LIMIT, Scripted, Site, TurnSpan, completion_ids, limit_of, turn_spans
 from data.scripted_rollouts_edges import BUDGETS, SIGNALS, TURNS, UNREADABLE
 from data.scripted_rollouts_failures import RAISED, SAID
 from rollouts.tiny_policy import ScriptedGeneration

@@ -8,12 +8,7 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError, NonFiniteError
-from composer_replication.loss import (
-    JSD,
-    CrossEntropyToTeacher,
-    EntropyGate,
-    StudentTopK,
-)
+from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
 from composer_replication.loss.linear import (
     LinearHead,
     TeacherTerm,

@@ -11,16 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.types import (
-    Conversation,
-    Message,
-    Origin,
-    Provenance,
-    Role,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Message, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 
 _HERE = Provenance(file="world.jsonl", lines=(1,))
 FILES = (

@@ -9,12 +9,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.trainer.objective.hint_proof import (
-    ProvableSite,
-    count_reasons,
-    prove_hints,
-    verdict,
-)
+from composer_replication.trainer.objective.hint_proof import ProvableSite, count_reasons, prove_hints, verdict
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import ErrorSite, Hint

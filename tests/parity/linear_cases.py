@@ -6,12 +6,7 @@ import reference
 import torch
 from closeness import assert_gradient, assert_value
 
-from composer_replication.loss import (
-    JSD,
-    CrossEntropyToTeacher,
-    EntropyGate,
-    StudentTopK,
-)
+from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
 from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_divergence
 
 N, V, H = 7, 19, 5

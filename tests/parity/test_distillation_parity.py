@@ -6,13 +6,7 @@ import torch
 from batches import DTYPES, keep_mask, logprobs, pair
 from closeness import assert_gradient, assert_value, value_and_gradients
 
-from composer_replication.distillation import (
-    TAIDScheduler,
-    dpo_loss,
-    entropy_aware_opd_loss,
-    simpo_loss,
-    taid_loss,
-)
+from composer_replication.distillation import TAIDScheduler, dpo_loss, entropy_aware_opd_loss, simpo_loss, taid_loss
 from composer_replication.loss.entropy_opd import teacher_entropy
 from composer_replication.loss.preference import avg_sequence_logprob
 

@@ -7,12 +7,7 @@ import torch
 from closeness import assert_gradient, assert_value, value_and_gradients
 from golden_cases import NUM_CASES, PRESENT, WHY_SKIPPED, load_cases, name_of, num_cases_per_kind, of_kind
 
-from composer_replication.distillation import (
-    TAIDScheduler,
-    sdpo_loss,
-    simpo_loss,
-    taid_loss,
-)
+from composer_replication.distillation import TAIDScheduler, sdpo_loss, simpo_loss, taid_loss
 from composer_replication.loss.jsd import generalized_jsd_loss
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 

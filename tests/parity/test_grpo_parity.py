@@ -10,13 +10,7 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError, NonFiniteError, ShapeError
-from composer_replication.loss.grpo import (
-    LOSS_TYPES,
-    LossType,
-    clipped_terms,
-    group_advantages,
-    grpo_loss,
-)
+from composer_replication.loss.grpo import LOSS_TYPES, LossType, clipped_terms, group_advantages, grpo_loss
 from rollouts.tiny_policy import save_policy
 from rollouts.trainers import make, quick_config, spy
 

@@ -29,12 +29,7 @@ from composer_replication.runs import files as rows
 from composer_replication.runs import files as site_rows
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.types import (
-    Conversation,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from judged_run import Pair, judge_run, write_pairs
 from random_conversations import STUDENT, RandomSession, sessions, site_of
 from session_pieces import HERE, Session

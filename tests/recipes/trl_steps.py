@@ -14,12 +14,7 @@ from trl import GRPOConfig
 
 from composer_replication.envs.student import load_student
 from composer_replication.envs.trl_environment import task_rows
-from composer_replication.evaluation.ablation.workspace import (
-    SCHEMAS,
-    TaskEpisode,
-    files_worth,
-    play_all,
-)
+from composer_replication.evaluation.ablation.workspace import SCHEMAS, TaskEpisode, files_worth, play_all
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.rollouts.sites import ITEMS, SITES

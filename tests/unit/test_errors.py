@@ -6,12 +6,7 @@ import copy
 
 import pytest
 
-from composer_replication.errors import (
-    ComposerError,
-    InputError,
-    MissingExtraError,
-    explain,
-)
+from composer_replication.errors import ComposerError, InputError, MissingExtraError, explain
 
 
 @pytest.mark.parametrize("kind", [InputError, MissingExtraError])

@@ -12,12 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from composer_replication.errors import (
-    AlignmentError,
-    InputError,
-    ShapeError,
-    explain,
-)
+from composer_replication.errors import AlignmentError, InputError, ShapeError, explain
 
 # The value that PyTorch's cross_entropy and Hugging Face's collators use for labels that do not count.
 IGNORE_INDEX = -100

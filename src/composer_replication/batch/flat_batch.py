@@ -26,18 +26,8 @@ from composer_replication.batch.alignment import (
     rows_predicting,
     token_mask,
 )
-from composer_replication.batch.tree_batch import (
-    ContrastRows,
-    FlatBatch,
-    PairRows,
-    TargetRows,
-)
-from composer_replication.errors import (
-    BatchKeyError,
-    InputError,
-    ShapeError,
-    explain,
-)
+from composer_replication.batch.tree_batch import ContrastRows, FlatBatch, PairRows, TargetRows
+from composer_replication.errors import BatchKeyError, InputError, ShapeError, explain
 
 # The keys are documented in docs/reference/compose_loss.md; users build such batches themselves.
 STUDENT_KEYS = ("input_ids", "response_mask", "attention_mask")

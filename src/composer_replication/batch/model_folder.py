@@ -13,12 +13,7 @@ from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
 from typing import TYPE_CHECKING, Any, cast
 
-from composer_replication.errors import (
-    ComposerError,
-    InputError,
-    explain,
-    is_rust_panic,
-)
+from composer_replication.errors import ComposerError, InputError, explain, is_rust_panic
 from composer_replication.optional import require
 
 if TYPE_CHECKING:

@@ -15,20 +15,9 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from composer_replication.batch.hint_placement import Placement, TeacherContext, teacher_context
-from composer_replication.batch.render.renderer import (
-    RenderedSequence,
-    Renderer,
-    TurnSpan,
-    joined_text,
-    token_texts,
-)
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, joined_text, token_texts
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Hint,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, Hint, Turn
 
 _MAX_SHOWN_CHARS = 60
 

@@ -11,15 +11,7 @@ from typing import Any
 
 from composer_replication.errors import InputError, explain
 from composer_replication.messages import message_calls, required_text, thinking_text
-from composer_replication.types import (
-    Conversation,
-    Origin,
-    Provenance,
-    Role,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 
 FORMAT = "trace_messages"
 # OpenAI's API replaced "system" by "developer" and "function" by "tool"; traces have both.

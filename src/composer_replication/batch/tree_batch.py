@@ -16,12 +16,7 @@ from torch import Tensor
 
 from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.tree import TokenTree, build_tree, pack_trees
-from composer_replication.errors import (
-    AlignmentError,
-    BatchKeyError,
-    InputError,
-    explain,
-)
+from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
 
 # Names of channels 1, 2 and 3 in metrics and denominators.
 CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")

@@ -52,12 +52,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.errors import InputError, explain
-    from composer_replication.evaluation.ablation.jobs import (
-        check_ready,
-        job_keys_of,
-        read_results,
-        run_jobs,
-    )
+    from composer_replication.evaluation.ablation.jobs import check_ready, job_keys_of, read_results, run_jobs
     from composer_replication.evaluation.ablation.plan import read_plan
 
     folder = args.output or (args.config.parent if args.config else None)
@@ -152,12 +147,7 @@ def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
 
 
 def _tables(results: AblationResults) -> list[Any]:
-    from composer_replication.evaluation.ablation.page import (
-        AGAINST,
-        against_rows,
-        figure_rows,
-        figures_of,
-    )
+    from composer_replication.evaluation.ablation.page import AGAINST, against_rows, figure_rows, figures_of
 
     figures = figures_of(results, results.frozen.metrics)
     primary = results.frozen.experiment.primary

@@ -17,12 +17,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.action_text import action_text
-from composer_replication.batch.model_folder import (
-    catch_tokenizer_panics,
-    load_adapter,
-    load_model,
-    load_tokenizer,
-)
+from composer_replication.batch.model_folder import catch_tokenizer_panics, load_adapter, load_model, load_tokenizer
 from composer_replication.batch.render.templates import ChatTemplate, template_source
 from composer_replication.cli.console import is_terminal, log, plain, print_json, show, terminal_width
 from composer_replication.config import CrfConfig, load

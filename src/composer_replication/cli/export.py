@@ -23,13 +23,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from composer_replication.action_text import arguments_text
-from composer_replication.atomic import (
-    StagedFile,
-    atomic_write_json,
-    atomic_write_text,
-    commit_together,
-    staged,
-)
+from composer_replication.atomic import StagedFile, atomic_write_json, atomic_write_text, commit_together, staged
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.cli.console import add_gate_arguments, log, plain, print_json, show, table
 from composer_replication.errors import InputError, explain
@@ -38,18 +32,13 @@ from composer_replication.ingestion.session_sources import read_accounts
 from composer_replication.ingestion.states import states
 from composer_replication.messages import call_entry
 from composer_replication.pairs.export import prompt_messages
-from composer_replication.privacy.outgoing import (
-    Find,
-    LastGate,
-    gate_of,
-    refusal,
-)
+from composer_replication.privacy.outgoing import Find, LastGate, gate_of, refusal
 from composer_replication.runs import RunDir
 from composer_replication.runs import files as rows
 from composer_replication.runs.directory import note_elsewhere, refuse_used
 from composer_replication.runs.files import ToolTable, read_tools
 from composer_replication.runs.split import sides_of
-from composer_replication.trainer.trained import Trained, data_card, find_trained
+from composer_replication.trainer.trained import data_card, trained_weights
 from composer_replication.types import Conversation, Turn
 
 if TYPE_CHECKING:
@@ -126,16 +115,6 @@ def _weights(args: argparse.Namespace) -> int:
     else:
         _show_weights(done)
     return 0
-
-
-def trained_weights(name: str, adapter: str | None = None) -> Trained:
-    """Return the trained weights to export. Raises InputError if `name` is an untrained model."""
-    trained = find_trained(name, adapter)
-    if trained.folder is None:
-        got = f"the untrained model {trained.base}" if Path(name).is_dir() else f"{name!r}, which is no folder"
-        expected = "a run with trained weights, or an adapter's folder"
-        raise InputError(explain("weights to export", got=got, expected=expected))
-    return trained
 
 
 def _show_weights(done: ExportedWeights) -> None:

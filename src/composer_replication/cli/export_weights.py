@@ -27,18 +27,12 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 import torch
 
 from composer_replication.atomic import atomic_write_text
-from composer_replication.batch.model_folder import (
-    load_adapter,
-    load_config,
-    load_model,
-    load_tokenizer,
-)
-from composer_replication.cli.export import trained_weights
+from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.optional import require
 from composer_replication.runs.directory import note_elsewhere, refuse_used
 from composer_replication.runs.lineage import RECORD
-from composer_replication.trainer.trained import Trained
+from composer_replication.trainer.trained import Trained, trained_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn

@@ -22,12 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from composer_replication.action_text import (
-    action_text_without_thinking,
-    parse_action_text,
-    text_of,
-    without_thought,
-)
+from composer_replication.action_text import action_text_without_thinking, parse_action_text, text_of, without_thought
 from composer_replication.cli.console import (
     add_config_arguments,
     add_gate_arguments,
@@ -44,32 +39,16 @@ from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.states import states
 from composer_replication.pairs.corrections import ACTED, Correction, own_pairs
 from composer_replication.pairs.export import export_preferences
-from composer_replication.pairs.extract import (
-    Extraction,
-    PairRecord,
-    PairReport,
-    extract_pairs,
-)
+from composer_replication.pairs.extract import Extraction, PairRecord, PairReport, extract_pairs
 from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair
 from composer_replication.privacy.outgoing import gate_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import note_elsewhere
-from composer_replication.runs.files import (
-    PAIRS_SCHEMA,
-    PAIRS_VERSION,
-    read_conversations,
-    read_sites,
-    read_tools,
-)
+from composer_replication.runs.files import PAIRS_SCHEMA, PAIRS_VERSION, read_conversations, read_sites, read_tools
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import held_out_of
 from composer_replication.sites import find_error_sites
-from composer_replication.types import (
-    Action,
-    Conversation,
-    DPOPair,
-    ErrorSite,
-)
+from composer_replication.types import Action, Conversation, DPOPair, ErrorSite
 
 if TYPE_CHECKING:
     from rich.table import Table

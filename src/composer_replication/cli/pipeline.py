@@ -143,12 +143,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
     """Yield the training, its controls, the evaluation and the report."""
     # Imported here because it loads torch.
     from composer_replication.evaluation.evaluate import PARTIAL
-    from composer_replication.trainer.from_config.train_run import (
-        set_aside,
-        trained_in,
-        what_training_does,
-        why_train,
-    )
+    from composer_replication.trainer.from_config.train_run import set_aside, trained_in, what_training_does, why_train
 
     arms = arms_of(config)
     if any(why_train(arm, run).why for arm in arms.values()):

@@ -58,13 +58,7 @@ from composer_replication.teacher_replay.replay import replay as ask_teachers
 from composer_replication.teacher_replay.requests import RequestSettings
 from composer_replication.teacher_replay.teachers import Teacher, check_cap, read_specs
 from composer_replication.teacher_replay.votes import is_unsent
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    TeacherCallResult,
-    TraceState,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, TeacherCallResult, TraceState, Turn
 
 WHEN_INTERRUPTED = "the answers so far are saved; run the same command again for the rest"
 # Counts of the written rows. The counts of the requests, printed in the same table, say why.

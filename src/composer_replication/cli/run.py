@@ -111,12 +111,7 @@ def _run_folder(args: argparse.Namespace) -> Path:
 
 def _build_config(args: argparse.Namespace, output: Path) -> CrfConfig:
     """Return the config from preset, file and flags. Without `--config`, the run's earlier options take its place."""
-    from composer_replication.cli.run_checks import (
-        drop_missing_logs,
-        options_file,
-        resolve_paths,
-        reused_options,
-    )
+    from composer_replication.cli.run_checks import drop_missing_logs, options_file, resolve_paths, reused_options
     from composer_replication.config.presets import load_with_preset
 
     flags = overrides_of(args)

@@ -63,12 +63,7 @@ from composer_replication.runs.split import held_out_of
 from composer_replication.sites import BLAMES, KINDS, find_error_sites
 from composer_replication.sites import course as gates
 from composer_replication.sites.find import NO_FAILURE
-from composer_replication.sites.user_words import (
-    CORRECTED,
-    REFUSED,
-    call_kind,
-    convention_in,
-)
+from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.teachers import read_specs, writer_in
 from composer_replication.types import Conversation, ErrorSite, Hint

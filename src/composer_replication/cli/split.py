@@ -15,13 +15,7 @@ from composer_replication.cli.console import add_config_arguments, add_short, co
 from composer_replication.config import SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
-from composer_replication.runs.split import (
-    NAME,
-    SCHEMA,
-    VERSION,
-    PlacedConversation,
-    place_conversations,
-)
+from composer_replication.runs.split import NAME, SCHEMA, VERSION, PlacedConversation, place_conversations
 from composer_replication.sites.actions.equality import State, StateIndex, states_of
 from composer_replication.types import Conversation
 

@@ -17,14 +17,7 @@ from pathlib import Path
 from composer_replication.atomic import atomic_write_text
 from composer_replication.cli.console import log, plain, print_json, show, table
 from composer_replication.envs.logs import PROJECT, log_lines, session_id
-from composer_replication.envs.policies import (
-    AGENTS,
-    MISTAKES,
-    Episode,
-    FlawedAgent,
-    RememberingRunner,
-    play,
-)
+from composer_replication.envs.policies import AGENTS, MISTAKES, Episode, FlawedAgent, RememberingRunner, play
 from composer_replication.envs.workspace import Difficulty, generate_task
 from composer_replication.errors import InputError, explain
 

@@ -9,13 +9,7 @@ presets   configs that start from a preset, and the starter config
 """
 
 from composer_replication.config.loader import load, loads
-from composer_replication.config.schema import (
-    OptionDoc,
-    describe,
-    option,
-    section,
-    table,
-)
+from composer_replication.config.schema import OptionDoc, describe, option, section, table
 from composer_replication.config.sections import (
     EvaluationConfig,
     IngestConfig,

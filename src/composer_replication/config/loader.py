@@ -10,20 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from composer_replication.config.schema import (
-    OptionSpec,
-    describe,
-    dotted,
-    options_of,
-)
-from composer_replication.config.values import (
-    Bare,
-    coerce,
-    shown,
-    shown_garbage,
-    shown_override,
-    shown_parser_message,
-)
+from composer_replication.config.schema import OptionSpec, describe, dotted, options_of
+from composer_replication.config.values import Bare, coerce, shown, shown_garbage, shown_override, shown_parser_message
 from composer_replication.errors import ConfigError, explain
 
 _T = TypeVar("_T")

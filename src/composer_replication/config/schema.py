@@ -14,13 +14,7 @@ from collections.abc import Callable
 from dataclasses import MISSING, dataclass
 from typing import Any, NamedTuple, TypeVar, cast, dataclass_transform
 
-from composer_replication.config.values import (
-    Bounds,
-    coerce,
-    optional_inner,
-    type_text,
-    value_text,
-)
+from composer_replication.config.values import Bounds, coerce, optional_inner, type_text, value_text
 
 _T = TypeVar("_T")
 _DOC, _BOUNDS = "doc", "bounds"

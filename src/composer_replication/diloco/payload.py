@@ -17,13 +17,7 @@ from torch import Tensor
 from torch.nn.functional import pad
 
 from composer_replication.canonical_json import decode_object, encode
-from composer_replication.errors import (
-    ComposerError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    explain,
-)
+from composer_replication.errors import ComposerError, InputError, NonFiniteError, ShapeError, explain
 
 __all__ = [
     "BLOCK_ELEMENTS",

@@ -17,14 +17,7 @@ from composer_replication.envs.policies.episode import Episode
 from composer_replication.envs.policies.situation import PlayedTurn
 from composer_replication.envs.workspace.files import ROOT
 from composer_replication.ingestion.formats.atif_write import to_atif as _to_atif
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-    Usage,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "claude_code"
 AGENT_VERSION = "2.1.38"

@@ -12,13 +12,7 @@ import argparse
 from dataclasses import asdict
 from typing import Any
 
-from composer_replication.envs.workspace import (
-    TOOLS,
-    Difficulty,
-    Reward,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import TOOLS, Difficulty, Reward, Workspace, generate_task
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require

@@ -15,13 +15,7 @@ import inspect
 from collections.abc import Callable, Iterable
 from typing import Any, get_args
 
-from composer_replication.envs.workspace import (
-    TOOLS,
-    Difficulty,
-    TestRunner,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import require

@@ -14,12 +14,7 @@ from collections.abc import Iterator
 from dataclasses import asdict
 from typing import Any
 
-from composer_replication.envs.workspace import (
-    TOOLS,
-    Difficulty,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import TOOLS, Difficulty, Workspace, generate_task
 from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 from composer_replication.optional import require
 

@@ -13,12 +13,7 @@ from typing import Any, Literal, NamedTuple
 
 import torch
 
-from composer_replication.batch.model_folder import (
-    load_adapter,
-    load_model,
-    load_tokenizer,
-    resolve_model,
-)
+from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer, resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.files import ADAPTER_SETTINGS, adapter_settings, control_name
 from composer_replication.runs.lineage import read_object, read_training

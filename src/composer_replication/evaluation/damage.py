@@ -22,12 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import (
-    Part,
-    Placement,
-    hinted_turn,
-    why_no_target,
-)
+from composer_replication.batch.hint_placement import Part, Placement, hinted_turn, why_no_target
 from composer_replication.batch.render.renderer import Renderer, token_texts
 from composer_replication.errors import ConfigError, explain
 from composer_replication.evaluation.decisions import ScoreJournal, digest_of, numbers

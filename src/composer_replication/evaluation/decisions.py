@@ -24,12 +24,7 @@ from torch import nn
 from composer_replication.batch.hint_placement import why_no_target
 from composer_replication.batch.render.decision import Decision, decide_against, decide_like
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    InputError,
-    NonFiniteError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, InputError, NonFiniteError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import controls_among
 from composer_replication.runs.journal import Journal, read_journal

@@ -17,17 +17,8 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig, load
-from composer_replication.errors import (
-    MissingExtraError,
-    NonFiniteError,
-)
-from composer_replication.evaluation.arms import (
-    Arm,
-    arms_of,
-    digest_of_arm,
-    load_each_model,
-    tokenizers_of,
-)
+from composer_replication.errors import MissingExtraError, NonFiniteError
+from composer_replication.evaluation.arms import Arm, arms_of, digest_of_arm, load_each_model, tokenizers_of
 from composer_replication.evaluation.decisions import (
     NEAR_DUPLICATE,
     NO_CORRECTION,

@@ -24,12 +24,7 @@ from composer_replication.evaluation.decisions import ScoreJournal, SiteDecision
 from composer_replication.evaluation.figures import Value
 from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.runs.files import ToolTable
-from composer_replication.sites.actions.equality import (
-    ActionContext,
-    action_kind,
-    only_looks_at,
-    same_action,
-)
+from composer_replication.sites.actions.equality import ActionContext, action_kind, only_looks_at, same_action
 from composer_replication.sites.judge.checkout import EarlierSessions
 from composer_replication.sites.judge.judge import Judge, Judgement
 from composer_replication.sites.judge.walk import judged_calls

@@ -26,12 +26,7 @@ from composer_replication.sites.actions.tools import (
     word_set,
 )
 from composer_replication.sites.view import CleanedText
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    ToolCall,
-    ToolResult,
-)
+from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult
 
 MAX_SENTENCES = 2
 # The end of a sentence: "Done."; "Read it first. `grep` finds it"; not the dot in "main.py has it"

@@ -27,12 +27,7 @@ from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.user_words import CORRECTED
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Hint,
-    ToolCall,
-)
+from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall
 
 if TYPE_CHECKING:
     from composer_replication.privacy import Scrubber

@@ -29,24 +29,13 @@ from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.write import HintWriter, quotes_call
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.outgoing import Find, LastGate
-from composer_replication.teacher_replay.ask_and_retry import (
-    KEPT_BACK,
-    NOT_SENT,
-    Asker,
-    TeacherAnswer,
-    work_off,
-)
+from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, NOT_SENT, Asker, TeacherAnswer, work_off
 from composer_replication.teacher_replay.endpoint import TeacherClient
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, as_data
 from composer_replication.teacher_replay.teachers import check_cap, to_dollars
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Message,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, Message, Turn
 
 _SYSTEM = (
     "You coach a coding agent. You are shown one tool call of it, the error that came back, and what is known to be "

@@ -16,12 +16,7 @@ claude_code      `ClaudeCodeIngester`, the public class for Claude Code logs
 
 from composer_replication.action_text import action_text
 from composer_replication.ingestion.claude_code import ClaudeCodeIngester, IngestionStats
-from composer_replication.ingestion.registry import (
-    FORMATS,
-    detect,
-    discover,
-    ingest,
-)
+from composer_replication.ingestion.registry import FORMATS, detect, discover, ingest
 from composer_replication.ingestion.source import IngestReport, Skip, SourceFile
 from composer_replication.ingestion.states import SYSTEM_PROMPT
 

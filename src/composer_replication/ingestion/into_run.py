@@ -18,13 +18,7 @@ import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, RunError, explain
-from composer_replication.ingestion.gather import (
-    GatheredFamily,
-    IngestPlan,
-    PlannedFamily,
-    gather,
-    plan,
-)
+from composer_replication.ingestion.gather import GatheredFamily, IngestPlan, PlannedFamily, gather, plan
 from composer_replication.ingestion.registry import no_session_error
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.ingestion.session_sources import (

@@ -24,13 +24,7 @@ from composer_replication.privacy.answers import (
 )
 from composer_replication.privacy.outgoing import arguments_as_data, rewritten
 from composer_replication.privacy.rules import Span
-from composer_replication.types import (
-    Conversation,
-    Link,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Link, ToolCall, ToolResult, Turn
 
 
 class _ScrubScope(Protocol):

@@ -17,12 +17,7 @@ import orjson
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, explain
 from composer_replication.ingestion.scrubbing import ScrubFingerprint, ScrubSettings
-from composer_replication.ingestion.source import (
-    COUNTED,
-    IMAGES,
-    UNPLACED,
-    counts_of,
-)
+from composer_replication.ingestion.source import COUNTED, IMAGES, UNPLACED, counts_of
 from composer_replication.messages import ToolSchemas
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import OLDEST_READ, check_pair, open_records

@@ -20,12 +20,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.messages import ToolSchemas, tool_rows
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import TOOLS_SCHEMA, TOOLS_VERSION
-from composer_replication.types import (
-    Conversation,
-    Message,
-    TraceState,
-    Turn,
-)
+from composer_replication.types import Conversation, Message, TraceState, Turn
 
 # Key for user messages that a program wrote; its value is "tool". It is internal to this package and never sent.
 ORIGIN = "origin"

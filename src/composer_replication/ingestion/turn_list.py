@@ -21,16 +21,7 @@ from composer_replication.ingestion.source import (
     image_count,
 )
 from composer_replication.messages import THINKING_KEYS, tool_call, written_calls
-from composer_replication.types import (
-    Conversation,
-    Origin,
-    Provenance,
-    Role,
-    ToolCall,
-    ToolResult,
-    Turn,
-    Usage,
-)
+from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 # Reasons for skipping something, which sidecars store.
 ORPHAN = "tool result without its call"

@@ -12,12 +12,7 @@ from typing import Protocol
 import torch
 from torch import Tensor
 
-from composer_replication.errors import (
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    explain,
-)
+from composer_replication.errors import InputError, NonFiniteError, ShapeError, explain
 
 REDUCTIONS = ("batchmean", "sum", "mean", "none")
 IGNORE_INDEX = -100

@@ -63,12 +63,7 @@ from composer_replication.sites.find import NO_FAILURE, find_error_sites
 from composer_replication.sites.judge.walk import JudgedCall, judged_calls
 from composer_replication.sites.retyped import is_typed_otherwise
 from composer_replication.sites.user_words import CORRECTED
-from composer_replication.types import (
-    Action,
-    Conversation,
-    ErrorSite,
-    ToolCall,
-)
+from composer_replication.types import Action, Conversation, ErrorSite, ToolCall
 
 if TYPE_CHECKING:
     from composer_replication.sites.judge import Judge, Judgement

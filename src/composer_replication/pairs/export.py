@@ -27,24 +27,12 @@ from composer_replication.action_text import parse_action_text, without_thought
 from composer_replication.atomic import staged, written_through
 from composer_replication.canonical_json import decode, decode_object, encode_as_written
 from composer_replication.errors import InputError, explain
-from composer_replication.messages import (
-    call_entry,
-    message_calls,
-    required_text,
-    thinking_text,
-)
+from composer_replication.messages import call_entry, message_calls, required_text, thinking_text
 from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair
 from composer_replication.privacy.outgoing import Find, LastGate, refusal
 from composer_replication.teacher_replay.replay import check_threshold
 from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS
-from composer_replication.types import (
-    DPOPair,
-    Message,
-    TeacherCallResult,
-    TeacherSpec,
-    ToolCall,
-    TraceState,
-)
+from composer_replication.types import DPOPair, Message, TeacherCallResult, TeacherSpec, ToolCall, TraceState
 
 SCHEMA = "composer_replication.preferences/1"
 Tools = Sequence[Mapping[str, Any]]

@@ -18,20 +18,8 @@ from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.files import TEACHERS
 from composer_replication.sites.actions.equality import Tools, action_key, action_kind
-from composer_replication.teacher_replay.votes import (
-    StateContexts,
-    Vote,
-    count_votes,
-    is_unsent,
-    reply_text,
-    voter_of,
-)
-from composer_replication.types import (
-    Action,
-    DPOPair,
-    TeacherCallResult,
-    TraceState,
-)
+from composer_replication.teacher_replay.votes import StateContexts, Vote, count_votes, is_unsent, reply_text, voter_of
+from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -11,14 +11,7 @@ import re
 from collections.abc import Iterator, Sequence
 from functools import lru_cache
 
-from composer_replication.privacy.rules import (
-    BARE_KEY,
-    PSEUDONYM,
-    Rule,
-    Span,
-    has_digit,
-    word_set,
-)
+from composer_replication.privacy.rules import BARE_KEY, PSEUDONYM, Rule, Span, has_digit, word_set
 
 KIND = "HIGH_ENTROPY"
 HEX_KIND = "HEX_SECRET"

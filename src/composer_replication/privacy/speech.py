@@ -23,12 +23,7 @@ from composer_replication.privacy.plausible import (
     strip_sentence_end,
     talks_about_secrets,
 )
-from composer_replication.privacy.rules import (
-    Span,
-    any_of,
-    has_digit,
-    word_set,
-)
+from composer_replication.privacy.rules import Span, any_of, has_digit, word_set
 from composer_replication.privacy.values import find_spoken_value
 
 # ASCII words, other than words for passwords. `assignments.py` handles `pass`, `token` and `key`.

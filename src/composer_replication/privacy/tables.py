@@ -23,13 +23,7 @@ from composer_replication.privacy.plausible import (
     is_random_value,
     is_unknown,
 )
-from composer_replication.privacy.rules import (
-    PLACEHOLDER,
-    Span,
-    has_digit,
-    is_strong,
-    word_set,
-)
+from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong, word_set
 
 INSERT, COPY = b"insert", b"copy"
 _WORDS = (b"pass", b"pwd", b"secret", b"token", b"key", b"senha", b"contrase")

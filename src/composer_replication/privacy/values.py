@@ -30,12 +30,7 @@ from composer_replication.privacy.plausible import (
     names_a_handle,
     strip_sentence_end,
 )
-from composer_replication.privacy.rules import (
-    Span,
-    has_digit,
-    is_strong,
-    word_set,
-)
+from composer_replication.privacy.rules import Span, has_digit, is_strong, word_set
 
 WIDE_SIGNS = "\uff1a\uff1d"  # the full-width colon and equals sign in Chinese text
 # Between name and value: a closing quote or bracket, then a sign. `"password": "hunter2"` -> `": `, `PASS := x1` ->

@@ -11,18 +11,8 @@ import re
 from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.encodings import RewrittenText
-from composer_replication.privacy.entropy import (
-    HEX_KIND,
-    KIND,
-    is_public_id,
-    is_wordy,
-)
-from composer_replication.privacy.names import (
-    Strength,
-    is_uncommon,
-    is_word,
-    name_strength,
-)
+from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy
+from composer_replication.privacy.names import Strength, is_uncommon, is_word, name_strength
 from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.surroundings import names_a_secret
 

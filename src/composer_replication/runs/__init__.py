@@ -9,12 +9,7 @@ split        which sessions are trained on and which are held out
 conventions  conventions.md: the rules that users stated when they refused a call
 """
 
-from composer_replication.runs.artefacts import (
-    ARTEFACTS,
-    Artefact,
-    ArtefactMeta,
-    Source,
-)
+from composer_replication.runs.artefacts import ARTEFACTS, Artefact, ArtefactMeta, Source
 from composer_replication.runs.directory import RunDir
 from composer_replication.runs.journal import Journal, JournalContents, TornLine
 from composer_replication.runs.lineage import Lineage

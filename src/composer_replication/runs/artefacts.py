@@ -19,13 +19,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar, cast
 
 from composer_replication.atomic import commit_together, directory_lock, staged
 from composer_replication.canonical_json import decode_object, encode, encode_as_written
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    InputError,
-    RunError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError, explain
 
 NOT_THERE = "is not there yet"  # the reason to run a step that has never run
 Kind = Literal["records", "journal", "file", "folder"]

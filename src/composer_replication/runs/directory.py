@@ -9,12 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
-from composer_replication.atomic import (
-    atomic_create_json,
-    is_temporary,
-    remove,
-    try_lock,
-)
+from composer_replication.atomic import atomic_create_json, is_temporary, remove, try_lock
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.runs.artefacts import (

@@ -22,12 +22,7 @@ from typing import Self
 
 from composer_replication.atomic import lock, unlock
 from composer_replication.canonical_json import decode_object, encode
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    InputError,
-    RunError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
 
 _log = logging.getLogger(__name__)
 _CRC_KEY = "crc32"

@@ -29,13 +29,7 @@ from composer_replication.sites.actions.tools import (
     word_set,
 )
 from composer_replication.sites.rule import Verdict
-from composer_replication.types import (
-    Blame,
-    Conversation,
-    ErrorSite,
-    ToolCall,
-    ToolResult,
-)
+from composer_replication.types import Blame, Conversation, ErrorSite, ToolCall, ToolResult
 
 # Lower bound of the confidence if the session itself shows that the model is to blame.
 _MIN_CONFIDENCE = 0.7

@@ -17,28 +17,12 @@ from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.actions.tools import channel_of, command_text
 from composer_replication.sites.classify import classify
-from composer_replication.sites.course import (
-    Refusal,
-    VerdictReviser,
-    first_refusal,
-    gate_of,
-)
+from composer_replication.sites.course import Refusal, VerdictReviser, first_refusal, gate_of
 from composer_replication.sites.retyped import blame_retyped_commands
 from composer_replication.sites.rule import FailureRule, Verdict, registered_rules
-from composer_replication.sites.user_words import (
-    apply_correction,
-    correction_verdict,
-    corrects,
-    find_user_words,
-)
+from composer_replication.sites.user_words import apply_correction, correction_verdict, corrects, find_user_words
 from composer_replication.sites.view import CleanedText
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
 # Failures with lower confidence are shown but not trained on: most soft failures, and kinds that are often not the
 # model's fault.

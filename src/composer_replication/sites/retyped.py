@@ -15,18 +15,8 @@ from functools import cached_property
 from composer_replication.sites.actions.shell_command import keeps_sources
 from composer_replication.sites.actions.shell_tree import Simple, commands_in, parse_script
 from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
-from composer_replication.sites.actions.tools import (
-    command_text,
-    is_shell,
-    only_looks,
-    word_set,
-)
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    ToolCall,
-    Turn,
-)
+from composer_replication.sites.actions.tools import command_text, is_shell, only_looks, word_set
+from composer_replication.types import Conversation, ErrorSite, ToolCall, Turn
 
 _CONFIDENCE = 0.7
 # Maximum number of calls between a failed command and its correction.

@@ -28,19 +28,9 @@ from typing import Any, NamedTuple, cast
 import orjson
 
 from composer_replication.atomic import is_lock_free, try_lock
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    InputError,
-    RunError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
 from composer_replication.teacher_replay import tables
-from composer_replication.teacher_replay.tables import (
-    Elsewhere,
-    Meter,
-    NoRoom,
-    RequestRefused,
-)
+from composer_replication.teacher_replay.tables import Elsewhere, Meter, NoRoom, RequestRefused
 from composer_replication.teacher_replay.teachers import to_dollars
 
 

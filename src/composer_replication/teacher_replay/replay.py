@@ -28,12 +28,7 @@ from composer_replication.teacher_replay.ask_and_retry import (
 )
 from composer_replication.teacher_replay.endpoint import TeacherClient
 from composer_replication.teacher_replay.ledger import TeacherStore
-from composer_replication.teacher_replay.requests import (
-    Request,
-    RequestBuilder,
-    RequestSettings,
-    flags,
-)
+from composer_replication.teacher_replay.requests import Request, RequestBuilder, RequestSettings, flags
 from composer_replication.teacher_replay.tables import Meter
 from composer_replication.teacher_replay.teachers import (
     DEFAULT_TEACHERS,

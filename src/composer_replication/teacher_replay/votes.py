@@ -17,21 +17,11 @@ from typing import Any, Literal, NamedTuple, cast
 from composer_replication.action_text import parse_reply, text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.messages import content_text, message_calls
-from composer_replication.sites.actions.equality import (
-    ActionContext,
-    Tools,
-    action_key,
-    tool_schemas,
-)
+from composer_replication.sites.actions.equality import ActionContext, Tools, action_key, tool_schemas
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.tools import normal_path
 from composer_replication.sites.classify import classify
-from composer_replication.types import (
-    Action,
-    TeacherCallResult,
-    ToolCall,
-    TraceState,
-)
+from composer_replication.types import Action, TeacherCallResult, ToolCall, TraceState
 
 
 class _Voter(NamedTuple):

@@ -57,12 +57,7 @@ from composer_replication.trainer.same_start import (
     share_start_weights,
 )
 from composer_replication.trainer.start_model import settle_token_rows
-from composer_replication.trainer.teacher_keeper import (
-    TeacherKeeper,
-    TeacherKind,
-    attach_teacher,
-    live_teacher_warning,
-)
+from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 

@@ -33,13 +33,7 @@ from composer_replication.trainer.trace_rows import (
     StudentRow,
     TraceRows,
 )
-from composer_replication.types import (
-    Conversation,
-    DPOPair,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, DPOPair, ToolCall, ToolResult, Turn
 
 __all__ = ["CollatorConfig", "ComposerDataCollator", "TokenizerLike", "TraceExample", "TraceTurn"]
 

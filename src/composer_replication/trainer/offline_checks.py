@@ -13,12 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.errors import (
-    ConfigError,
-    InactiveChannelError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import ConfigError, InactiveChannelError, StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights

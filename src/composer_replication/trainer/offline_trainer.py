@@ -43,14 +43,7 @@ from composer_replication.trainer.overrides import WithTeacher
 from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.same_start import refuse_differences
 from composer_replication.trainer.sessions.dataset import LoggedSessions
-from composer_replication.trainer.sessions.stored_windows import (
-    KEY,
-    TOKENS,
-    SessionBatch,
-    collate,
-    items_of,
-    moved,
-)
+from composer_replication.trainer.sessions.stored_windows import KEY, TOKENS, SessionBatch, collate, items_of, moved
 from composer_replication.trainer.start_model import Quantization, prepare_model, shard_model
 from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,

@@ -20,12 +20,7 @@ from composer_replication.config.presets import load_with_preset, preset_path
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.optional import require
-from composer_replication.trainer.objective.channels import (
-    Anneal,
-    LossKnobs,
-    annealed,
-    check_anneal,
-)
+from composer_replication.trainer.objective.channels import Anneal, LossKnobs, annealed, check_anneal
 from composer_replication.trainer.rollouts.effort import (
     EffortWeights,
     ErrorPenalty,

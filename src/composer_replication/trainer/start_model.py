@@ -10,12 +10,7 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.model_folder import load_model
-from composer_replication.errors import (
-    ConfigError,
-    InputError,
-    MissingExtraError,
-    explain,
-)
+from composer_replication.errors import ConfigError, InputError, MissingExtraError, explain
 from composer_replication.optional import available, require
 from composer_replication.trainer.objective.distributed import below_rows, is_sharded
 from composer_replication.trainer.objective.model_head import causal_lm_of

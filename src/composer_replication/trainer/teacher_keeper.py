@@ -18,12 +18,7 @@ from typing import Any, Literal
 import torch
 from torch import Tensor, nn
 
-from composer_replication.errors import (
-    ConfigError,
-    InputError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import ConfigError, InputError, StaleArtefactError, explain
 from composer_replication.trainer.objective.distributed import has_adapter, is_sharded, unwrapped
 from composer_replication.trainer.objective.fingerprint import weights_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of

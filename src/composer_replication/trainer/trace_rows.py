@@ -22,20 +22,8 @@ from composer_replication.batch.hint_placement import (
     hinted_turn,
     why_no_target,
 )
-from composer_replication.batch.pair_tokens import (
-    EQUAL_ANSWERS,
-    WITHOUT_ANSWER,
-    PairIds,
-    ResponseIds,
-    comparable_ids,
-)
-from composer_replication.batch.render.dialect import (
-    Outcome,
-    ThinkingRules,
-    assistant,
-    user,
-    without_surrogates,
-)
+from composer_replication.batch.pair_tokens import EQUAL_ANSWERS, WITHOUT_ANSWER, PairIds, ResponseIds, comparable_ids
+from composer_replication.batch.render.dialect import Outcome, ThinkingRules, assistant, user, without_surrogates
 from composer_replication.batch.render.renderer import WITHOUT_ANSWER as WITHOUT_TOKENS
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.trace_messages import to_conversation

@@ -16,22 +16,11 @@ from typing import Any, Literal
 from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.model_folder import resolve_model
 from composer_replication.envs.student import student_folder
-from composer_replication.errors import (
-    ArtefactNotFoundError,
-    ComposerError,
-    InputError,
-    explain,
-)
+from composer_replication.errors import ArtefactNotFoundError, ComposerError, InputError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.directory import MARKER, made_elsewhere
 from composer_replication.runs.files import read_evaluation, weight_files_digest
-from composer_replication.runs.lineage import (
-    channel_in_words,
-    find_source,
-    half_trained,
-    read_object,
-    read_training,
-)
+from composer_replication.runs.lineage import channel_in_words, find_source, half_trained, read_object, read_training
 from composer_replication.version import __version__
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -87,6 +76,16 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
         return Trained(base=_base_of(folder), adapter=folder, record=read_training(folder), run=run)
     record = read_training(folder)
     return Trained(base=absolute_base(str(record.get("start_weights") or name)), model=folder, record=record, run=run)
+
+
+def trained_weights(name: str, adapter: str | None = None) -> Trained:
+    """Return the trained weights to export. Raises InputError if `name` is an untrained model."""
+    trained = find_trained(name, adapter)
+    if trained.folder is None:
+        got = f"the untrained model {trained.base}" if Path(name).is_dir() else f"{name!r}, which is no folder"
+        expected = "a run with trained weights, or an adapter's folder"
+        raise InputError(explain("weights to export", got=got, expected=expected))
+    return trained
 
 
 def _weights_in(path: Path, run: RunDir | None) -> Path | None:

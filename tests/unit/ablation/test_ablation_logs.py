@@ -12,13 +12,7 @@ from ablation_plans import write_arms
 
 from composer_replication.config import CrfConfig, loads
 from composer_replication.errors import ConfigError, RunError
-from composer_replication.evaluation.ablation.job import (
-    Job,
-    Unit,
-    read_result,
-    run_in,
-    write_job,
-)
+from composer_replication.evaluation.ablation.job import Job, Unit, read_result, run_in, write_job
 from composer_replication.evaluation.ablation.logs import check_plan, session_units
 from composer_replication.evaluation.ablation.plan import Budget, read_plan
 from composer_replication.runs.split import held_out_of

@@ -6,14 +6,7 @@ import pytest
 from ablation_plans import write_arms
 
 from composer_replication.errors import ConfigError
-from composer_replication.evaluation.ablation.job import (
-    Job,
-    Result,
-    Spent,
-    Unit,
-    read_job,
-    write_job,
-)
+from composer_replication.evaluation.ablation.job import Job, Result, Spent, Unit, read_job, write_job
 from composer_replication.evaluation.ablation.jobs import freeze
 from composer_replication.evaluation.ablation.plan import read_plan
 from refusals import refusal

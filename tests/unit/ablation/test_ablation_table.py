@@ -16,19 +16,8 @@ import pytest
 from ablation_plans import TOY, write_arms
 
 from composer_replication.evaluation.ablation.job import Result, Spent, Unit
-from composer_replication.evaluation.ablation.jobs import (
-    AblationResults,
-    breaches_of,
-    freeze,
-    write_results,
-)
-from composer_replication.evaluation.ablation.page import (
-    as_json,
-    figures_of,
-    metrics_by_kind,
-    page_of,
-    write_page,
-)
+from composer_replication.evaluation.ablation.jobs import AblationResults, breaches_of, freeze, write_results
+from composer_replication.evaluation.ablation.page import as_json, figures_of, metrics_by_kind, page_of, write_page
 from composer_replication.evaluation.ablation.plan import Metric, read_plan
 
 HERE = Path(__file__).parent

@@ -20,14 +20,7 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.cli.main import main
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.evaluation.ablation import job as record_files
-from composer_replication.evaluation.ablation.job import (
-    PACKED,
-    pack,
-    packed_path,
-    read_stored,
-    stored_path,
-    unpack,
-)
+from composer_replication.evaluation.ablation.job import PACKED, pack, packed_path, read_stored, stored_path, unpack
 from composer_replication.evaluation.ablation.jobs import read_results
 from refusals import refusal
 

@@ -10,12 +10,7 @@ import sys
 import time
 
 from composer_replication.config.schema import option, table
-from composer_replication.evaluation.ablation.job import (
-    Job,
-    Result,
-    Spent,
-    Unit,
-)
+from composer_replication.evaluation.ablation.job import Job, Result, Spent, Unit
 from composer_replication.evaluation.ablation.plan import Metric
 
 METRICS = {

@@ -6,13 +6,7 @@ import random
 
 import pytest
 
-from composer_replication.sites.actions.equality import (
-    MIN_LIKENESS,
-    StateIndex,
-    likeness,
-    sketch,
-    states_of,
-)
+from composer_replication.sites.actions.equality import MIN_LIKENESS, StateIndex, likeness, sketch, states_of
 from session_pieces import Session
 
 TASK = "Please round the totals of the invoice to cents and run the tests of the importer in {} afterwards"

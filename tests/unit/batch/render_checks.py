@@ -9,13 +9,7 @@ from pathlib import Path
 from composer_replication.batch.render.dialect import ALL_OWN, insert_raw
 from composer_replication.batch.render.messages import to_chat
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from tokenizer_assets import load
 
 HERE = Provenance(file="s.jsonl", lines=(1,))

@@ -11,14 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.batch.tree import build_tree, pack_trees
-from composer_replication.batch.windows import (
-    Branch,
-    Target,
-    Window,
-    bucket,
-    plan_packs,
-    plan_windows,
-)
+from composer_replication.batch.windows import Branch, Target, Window, bucket, plan_packs, plan_windows
 from composer_replication.errors import InputError
 from cpu_time import least_cpu_seconds
 

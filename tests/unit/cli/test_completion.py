@@ -10,12 +10,7 @@ import subprocess
 import pytest
 
 from composer_replication.cli.completion import words_of_verbs
-from composer_replication.cli.main import (
-    EXIT_CODES,
-    VERBS,
-    build_parser,
-    main,
-)
+from composer_replication.cli.main import EXIT_CODES, VERBS, build_parser, main
 
 ASK = """
 source {script}

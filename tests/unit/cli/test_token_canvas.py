@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.site_page import (
-    Canvas,
-    PageToken,
-    cells,
-    cut_to,
-    one_line,
-    visible,
-)
+from composer_replication.cli.site_page import Canvas, PageToken, cells, cut_to, one_line, visible
 
 OPEN, CLOSE = "\u2039", "\u203a"
 

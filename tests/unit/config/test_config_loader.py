@@ -11,14 +11,7 @@ from pathlib import Path
 import pytest
 from config_classes import Inner, Outer, Root
 
-from composer_replication.config import (
-    describe,
-    load,
-    loads,
-    option,
-    section,
-    table,
-)
+from composer_replication.config import describe, load, loads, option, section, table
 from composer_replication.errors import ConfigError, explain
 from refusals import refusal
 

@@ -10,13 +10,7 @@ from pathlib import Path
 import pytest
 from config_classes import Root
 
-from composer_replication.config import (
-    load,
-    loads,
-    option,
-    section,
-    table,
-)
+from composer_replication.config import load, loads, option, section, table
 from composer_replication.errors import ConfigError
 from refusals import refusal
 

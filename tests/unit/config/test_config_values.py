@@ -8,12 +8,7 @@ from typing import Literal
 
 import pytest
 
-from composer_replication.config.values import (
-    Bare,
-    Bounds,
-    coerce,
-    type_text,
-)
+from composer_replication.config.values import Bare, Bounds, coerce, type_text
 from composer_replication.errors import ConfigError
 
 Choice = Literal["dpo", "simpo"]

@@ -12,14 +12,7 @@ from config_classes import Inner, Outer, Root
 from hypothesis import example, given
 from hypothesis import strategies as st
 
-from composer_replication.config import (
-    config_hash,
-    load,
-    loads,
-    option,
-    to_toml,
-    write_resolved,
-)
+from composer_replication.config import config_hash, load, loads, option, to_toml, write_resolved
 from composer_replication.config.values import value_text
 
 text = st.text(st.characters(exclude_categories=("Cs",)))

@@ -6,14 +6,7 @@ import dataclasses
 
 import pytest
 
-from composer_replication.config import (
-    CrfConfig,
-    LossConfig,
-    describe,
-    load,
-    loads,
-    to_toml,
-)
+from composer_replication.config import CrfConfig, LossConfig, describe, load, loads, to_toml
 from composer_replication.errors import ConfigError
 from refusals import refusal
 

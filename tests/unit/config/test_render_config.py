@@ -4,14 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.config import (
-    CrfConfig,
-    RenderConfig,
-    describe,
-    load,
-    loads,
-    to_toml,
-)
+from composer_replication.config import CrfConfig, RenderConfig, describe, load, loads, to_toml
 from composer_replication.config.presets import load_with_preset
 from composer_replication.errors import ConfigError
 from refusals import refusal

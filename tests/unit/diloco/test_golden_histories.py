@@ -9,14 +9,7 @@ import torch
 from golden_histories import FILE, RUNS, by_hand, summary
 
 from composer_replication.diloco.store import MemoryStore
-from small_replicas import (
-    TORCHFTS_OWN_WARNINGS,
-    OneReplica,
-    largest_gap,
-    run_replica,
-    store_replicas,
-    torchft_replicas,
-)
+from small_replicas import TORCHFTS_OWN_WARNINGS, OneReplica, largest_gap, run_replica, store_replicas, torchft_replicas
 
 pytest.importorskip("torchft")
 pytestmark = TORCHFTS_OWN_WARNINGS

@@ -21,12 +21,7 @@ from composer_replication.diloco.rounds import published as states
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
 from composer_replication.diloco.rounds.published import flatten
-from composer_replication.diloco.rounds.records import (
-    Layout,
-    RecordError,
-    pack,
-    unpack,
-)
+from composer_replication.diloco.rounds.records import Layout, RecordError, pack, unpack
 from composer_replication.diloco.store import MemoryStore
 
 NAME, LAYOUT = "00000003.00000.0", Layout(0)

@@ -20,12 +20,7 @@ from composer_replication.diloco.rounds import running as shards
 from composer_replication.diloco.rounds.decide import Offer, outliers
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, OfferId
-from composer_replication.diloco.rounds.vectors import (
-    RoundVector,
-    largest_of,
-    scaled_weights,
-    weighted_mean,
-)
+from composer_replication.diloco.rounds.vectors import RoundVector, largest_of, scaled_weights, weighted_mean
 from composer_replication.diloco.store import MemoryStore
 
 

@@ -18,13 +18,7 @@ import pytest
 import torch
 from safetensors.torch import save
 
-from composer_replication.diloco.payload import (
-    HEADER_BYTES,
-    PayloadError,
-    decode_vector,
-    encode_vector,
-    payload_bytes,
-)
+from composer_replication.diloco.payload import HEADER_BYTES, PayloadError, decode_vector, encode_vector, payload_bytes
 
 ELEMENTS = 300
 ABOUT = {"generation": "0", "step": "3", "rank": "1"}

@@ -11,12 +11,7 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.envs.adviser_server import Advisers, AdviserServer, HttpRefusal
 from composer_replication.envs.logs import to_conversation
-from composer_replication.envs.policies import (
-    CARELESS,
-    EXPERT,
-    RememberingRunner,
-    play,
-)
+from composer_replication.envs.policies import CARELESS, EXPERT, RememberingRunner, play
 from composer_replication.envs.workspace import Workspace, generate_task
 from composer_replication.ingestion.states import states
 from composer_replication.runs import RunDir

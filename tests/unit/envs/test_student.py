@@ -18,13 +18,7 @@ from composer_replication.batch.hint_placement import teacher_context
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.envs.policies import (
-    CARELESS,
-    EXPERT,
-    FlawedAgent,
-    RememberingRunner,
-    play,
-)
+from composer_replication.envs.policies import CARELESS, EXPERT, FlawedAgent, RememberingRunner, play
 from composer_replication.envs.student import load_student, student_folder
 from composer_replication.envs.workspace import TOOLS, TestRunner, generate_task
 from obedient_model import one_thread

@@ -11,12 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.envs.workspace import (
-    Outcome,
-    TestRunner,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import Outcome, TestRunner, Workspace, generate_task
 from composer_replication.envs.workspace.files import MAX_TEXT
 from hostile_calls import hostile_calls
 

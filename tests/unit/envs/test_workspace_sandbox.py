@@ -13,12 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.envs.workspace import (
-    TestRunner,
-    Workspace,
-    generate_task,
-    sandbox,
-)
+from composer_replication.envs.workspace import TestRunner, Workspace, generate_task, sandbox
 from composer_replication.envs.workspace.sandbox import _command
 from composer_replication.errors import InputError, SandboxError
 from refusals import refusal

@@ -11,12 +11,7 @@ from functools import cache
 
 import pytest
 
-from composer_replication.envs.workspace import (
-    Edit,
-    TestRunner,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import Edit, TestRunner, Workspace, generate_task
 from composer_replication.envs.workspace.generate import FAMILIES
 from composer_replication.envs.workspace.task import edits_between
 from composer_replication.errors import InputError

@@ -10,13 +10,7 @@ from composer_replication.envs.workspace import TOOLS, Workspace
 from composer_replication.sites.find import find_error_sites
 from composer_replication.sites.rule import USUAL_BLAME
 from composer_replication.trainer.rollouts.sites import ROLLOUT_RULES
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from workspace_calls import FAILING, outcome_of, path, small_task
 
 _NOWHERE = Provenance(file="", lines=())

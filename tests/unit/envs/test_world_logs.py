@@ -14,19 +14,8 @@ from composer_replication.cli.ingest import ingest as ingest_step
 from composer_replication.cli.pairs import write_pairs
 from composer_replication.cli.sites import write_sites
 from composer_replication.config import IngestConfig, PairsConfig, SitesConfig
-from composer_replication.envs.logs import (
-    log_lines,
-    session_id,
-    to_atif,
-    to_conversation,
-)
-from composer_replication.envs.policies import (
-    CARELESS,
-    MISTAKES,
-    RememberingRunner,
-    expected_findings,
-    play,
-)
+from composer_replication.envs.logs import log_lines, session_id, to_atif, to_conversation
+from composer_replication.envs.policies import CARELESS, MISTAKES, RememberingRunner, expected_findings, play
 from composer_replication.envs.workspace import Difficulty, generate_task
 from composer_replication.ingestion import IngestReport, ingest
 from composer_replication.pairs.corrections import ACTED, own_pairs

@@ -13,12 +13,7 @@ from evaluation_runs import TIMES, config, hold_out, write_sites
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from composer_replication.evaluation import decisions as forced
-from composer_replication.evaluation.arms import (
-    arms_of,
-    digest_of_arm,
-    load_each_model,
-    tokenizers_of,
-)
+from composer_replication.evaluation.arms import arms_of, digest_of_arm, load_each_model, tokenizers_of
 from composer_replication.evaluation.evaluate import PARTIAL, evaluate
 from composer_replication.evaluation.record import CONTROL
 from composer_replication.runs import RunDir

@@ -10,12 +10,7 @@ from dataclasses import replace
 import pytest
 from evaluation_runs import config, write_sites
 
-from composer_replication.cli.run_checks import (
-    Learnable,
-    TrainingSessions,
-    check_verdict_possible,
-    count_measurable,
-)
+from composer_replication.cli.run_checks import Learnable, TrainingSessions, check_verdict_possible, count_measurable
 from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, RunConfig, SplitConfig
 from composer_replication.errors import InputError

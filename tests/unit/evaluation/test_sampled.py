@@ -14,12 +14,7 @@ from composer_replication.evaluation.damage import is_right
 from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.figures import NATS
-from composer_replication.evaluation.sampling import (
-    SampledText,
-    State,
-    sampled_rows,
-    sampled_values,
-)
+from composer_replication.evaluation.sampling import SampledText, State, sampled_rows, sampled_values
 from composer_replication.runs.files import read_rows, table_of
 from composer_replication.sites.judge.walk import earlier_sessions
 from composer_replication.trainer.sessions.rendering import LoggedSession, RenderedSession

@@ -10,13 +10,7 @@ import pytest
 import torch
 from evaluation_runs import config
 
-from composer_replication.config import (
-    CrfConfig,
-    SplitConfig,
-    config_hash,
-    loads,
-    write_resolved,
-)
+from composer_replication.config import CrfConfig, SplitConfig, config_hash, loads, write_resolved
 from composer_replication.evaluation.arms import Arm
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.models import with_settings_of_training

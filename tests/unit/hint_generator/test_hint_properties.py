@@ -8,12 +8,7 @@ from typing import get_args
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.hint_generator import (
-    HINT_TEMPLATES,
-    HintContext,
-    count_sentences,
-    dispatch,
-)
+from composer_replication.hint_generator import HINT_TEMPLATES, HintContext, count_sentences, dispatch
 from composer_replication.hint_generator.context import EditProblem
 
 words = st.text(max_size=30)

@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.hint_generator import (
-    HINT_TEMPLATES,
-    count_sentences,
-    dispatch,
-    register,
-    write_hint,
-)
+from composer_replication.hint_generator import HINT_TEMPLATES, count_sentences, dispatch, register, write_hint
 from composer_replication.hint_generator.context import StateCursor
 from composer_replication.privacy import Scrubber
 from composer_replication.sites import USUAL_BLAME, find_error_sites, rule

@@ -13,15 +13,7 @@ from composer_replication.canonical_json import encode
 from composer_replication.ingestion.formats import atif
 from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.runs.files import conversation_to_row
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-    Usage,
-)
+from composer_replication.types import Conversation, Link, Provenance, ToolCall, ToolResult, Turn, Usage
 
 FOREIGN = {
     "schema_version": "ATIF-v1.8",

@@ -8,12 +8,7 @@ import pytest
 from format_records import CODEX_META, GEMINI_META, codex_message, gemini_answer, gemini_user
 from session_bytes import BROKEN_LINES, HOPELESS, ingest, jsonl, texts
 
-from composer_replication.ingestion.formats import (
-    codex,
-    gemini,
-    openai_messages,
-    opencode,
-)
+from composer_replication.ingestion.formats import codex, gemini, openai_messages, opencode
 
 LINES = {
     codex: [jsonl(CODEX_META), jsonl(codex_message("user", "q")), jsonl(codex_message("assistant", "a"))],

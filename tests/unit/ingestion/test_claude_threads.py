@@ -8,12 +8,7 @@ import pytest
 from claude_records import Log, call, text
 from test_claude_damage import compacted, of, read, texts, turns
 
-from composer_replication.ingestion.formats.claude_code.links import (
-    GUESSED,
-    NO_BOUNDARY,
-    NO_PARENT,
-    ORPHAN,
-)
+from composer_replication.ingestion.formats.claude_code.links import GUESSED, NO_BOUNDARY, NO_PARENT, ORPHAN
 from composer_replication.ingestion.formats.claude_code.record import SHARED
 
 

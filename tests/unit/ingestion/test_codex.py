@@ -11,17 +11,7 @@ from format_records import codex_event as event
 from format_records import codex_item as item
 from format_records import codex_line as line
 from format_records import codex_message as message
-from session_bytes import (
-    all_fixtures,
-    counted,
-    fixture,
-    head,
-    ingest,
-    ingest_file,
-    jsonl,
-    mutations,
-    texts,
-)
+from session_bytes import all_fixtures, counted, fixture, head, ingest, ingest_file, jsonl, mutations, texts
 
 from composer_replication.ingestion.formats import codex
 from composer_replication.types import Link, Usage

@@ -10,17 +10,7 @@ from format_records import GEMINI_META as META
 from format_records import gemini_answer as answer
 from format_records import gemini_tool as tool
 from format_records import gemini_user as user
-from session_bytes import (
-    all_fixtures,
-    counted,
-    fixture,
-    head,
-    ingest,
-    ingest_file,
-    jsonl,
-    mutations,
-    texts,
-)
+from session_bytes import all_fixtures, counted, fixture, head, ingest, ingest_file, jsonl, mutations, texts
 
 from composer_replication.ingestion.formats import gemini
 from composer_replication.types import Link, Usage

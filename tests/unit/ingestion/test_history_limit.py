@@ -7,13 +7,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.ingestion.states import states
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
 WHERE = Provenance(file="f", lines=(1,))
 ORIGINS = {"user": "human", "assistant": "model", "tool": "tool", "system": "meta"}

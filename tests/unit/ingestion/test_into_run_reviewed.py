@@ -227,12 +227,7 @@ def test_no_scrub_on_a_scrubbed_run_reads_again_and_leaves_everything_in(tmp_pat
 def test_secrets_in_ids_and_token_ids_go(tmp_path):
     from composer_replication.ingestion.scrubbing import scrub_conversation
     from composer_replication.privacy import Scrubber
-    from composer_replication.types import (
-        Conversation,
-        Provenance,
-        ToolCall,
-        Turn,
-    )
+    from composer_replication.types import Conversation, Provenance, ToolCall, Turn
 
     secret = "ghp_" + "a1B2c3D4e5F6" * 3
     write_chat(tmp_path / "logs" / f"{secret}.jsonl")

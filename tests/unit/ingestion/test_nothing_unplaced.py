@@ -14,13 +14,7 @@ from test_claude_code import read
 from composer_replication.ingestion.formats import sweagent
 from composer_replication.ingestion.session_sources import OLDER
 from composer_replication.ingestion.source import counts_of, unplaced_in
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
 
 def test_thought_and_action_logs_of_older_versions_keep_every_result(tmp_path):

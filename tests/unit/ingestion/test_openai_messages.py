@@ -7,17 +7,7 @@ from pathlib import Path
 
 import pytest
 from format_records import openai_call as call
-from session_bytes import (
-    all_fixtures,
-    counted,
-    fixture,
-    head,
-    ingest,
-    ingest_file,
-    jsonl,
-    mutations,
-    texts,
-)
+from session_bytes import all_fixtures, counted, fixture, head, ingest, ingest_file, jsonl, mutations, texts
 
 from composer_replication.ingestion.formats import openai_messages
 from composer_replication.types import Usage

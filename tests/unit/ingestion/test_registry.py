@@ -8,12 +8,7 @@ import pytest
 from claude_records import Log, call, text
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion import (
-    FORMATS,
-    ClaudeCodeIngester,
-    IngestReport,
-    ingest,
-)
+from composer_replication.ingestion import FORMATS, ClaudeCodeIngester, IngestReport, ingest
 from composer_replication.messages import ToolSchemas
 from composer_replication.runs.files import conversation_from_row, conversation_to_row
 from refusals import refusal

@@ -17,13 +17,7 @@ from run_pieces import ingested
 
 from composer_replication.ingestion import into_run
 from composer_replication.ingestion.gather import GatheredFamily
-from composer_replication.ingestion.session_sources import (
-    COPY,
-    OLDER,
-    SessionSource,
-    facts_of,
-    marks_along,
-)
+from composer_replication.ingestion.session_sources import COPY, OLDER, SessionSource, facts_of, marks_along
 from cpu_time import cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"

@@ -10,12 +10,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.judge import Judge, Repository
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, Turn
 
 WHERE = Provenance(file="log", lines=(1,))
 FIRST, SECOND, THIRD = "2026-01-01T10:00:00+00:00", "2026-01-03T10:00:00+00:00", "2026-01-05T10:00:00+00:00"

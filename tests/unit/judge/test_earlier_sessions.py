@@ -5,13 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.sites.judge import EarlierSessions, judged_calls, state_at_end
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
 WHERE = Provenance(file="log", lines=(1,))
 FILES = ("src/app/a.py", "src/app/b.py", "src/app/c.py", "src/app/d.py", "setup.cfg")

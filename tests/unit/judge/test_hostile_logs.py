@@ -10,12 +10,7 @@ from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shown_paths import without_reminders
 from composer_replication.sites.judge import Judge, Repository
 from composer_replication.sites.judge.checkout import EarlierSessions
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, Turn
 from cpu_time import least_cpu_seconds
 
 REMINDER = "<system-reminder>x</system-reminder>"

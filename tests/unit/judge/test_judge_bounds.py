@@ -9,13 +9,7 @@ import pytest
 
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.judge import Judge, judged_calls
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from cpu_time import least_cpu_seconds
 
 WHERE = Provenance(file="log", lines=(1,))

@@ -5,13 +5,7 @@ from __future__ import annotations
 from dataclasses import replace
 
 from composer_replication.sites.judge import judged_calls
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
 WHERE = Provenance(file="log", lines=(1,))
 

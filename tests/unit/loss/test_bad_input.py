@@ -4,13 +4,7 @@ import pytest
 import torch
 from loss_cases import DIVERGENCES, LOSSES
 
-from composer_replication.distillation import (
-    dpo_loss,
-    entropy_aware_opd_loss,
-    sdpo_loss,
-    simpo_loss,
-    taid_loss,
-)
+from composer_replication.distillation import dpo_loss, entropy_aware_opd_loss, sdpo_loss, simpo_loss, taid_loss
 from composer_replication.errors import InputError, NonFiniteError, ShapeError
 from composer_replication.loss.jsd import generalized_jsd_loss
 from composer_replication.loss.preference import avg_sequence_logprob

@@ -11,18 +11,8 @@ import torch
 from loss_cases import LOSSES, TOP_K
 from torch.autograd import gradcheck
 
-from composer_replication.distillation import (
-    dpo_loss,
-    sdpo_loss,
-    simpo_loss,
-    taid_loss,
-)
-from composer_replication.loss import (
-    JSD,
-    CrossEntropyToTeacher,
-    EntropyGate,
-    StudentTopK,
-)
+from composer_replication.distillation import dpo_loss, sdpo_loss, simpo_loss, taid_loss
+from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
 from composer_replication.loss.linear import (
     LinearHead,
     TeacherTerm,

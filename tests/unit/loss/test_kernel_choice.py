@@ -6,12 +6,7 @@ import pytest
 import torch
 
 from composer_replication.errors import InputError
-from composer_replication.loss import (
-    JSD,
-    CrossEntropyToTeacher,
-    EntropyGate,
-    StudentTopK,
-)
+from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
 from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_divergence
 from composer_replication.loss.linear.head import plan_tiles
 from composer_replication.loss.linear.weighted import divergence_kernel

@@ -8,13 +8,7 @@ import pytest
 import torch
 
 from composer_replication import compose_loss
-from composer_replication.errors import (
-    AlignmentError,
-    BatchKeyError,
-    InputError,
-    NonFiniteError,
-    ShapeError,
-)
+from composer_replication.errors import AlignmentError, BatchKeyError, InputError, NonFiniteError, ShapeError
 from refusals import refusal
 from tiny_models import build, random_batch
 

@@ -11,12 +11,7 @@ from window_checks import asked, check_sites, model_for, of_channel, path, rende
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context, wrong_hints
 from composer_replication.batch.tree_batch import SessionTargets, denominators_of, pack_batches
-from composer_replication.errors import (
-    AlignmentError,
-    BatchKeyError,
-    InputError,
-    ShapeError,
-)
+from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError
 from composer_replication.trainer.objective import hint_proof
 from composer_replication.trainer.objective.row_weighting import RowWeighting
 from refusals import refusal

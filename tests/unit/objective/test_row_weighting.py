@@ -9,16 +9,7 @@ import math
 import pytest
 import torch
 import wrapped_worker
-from switch_cases import (
-    POSITIONS,
-    assert_same,
-    channel_2,
-    dense_channel_2,
-    flat_of,
-    gradient,
-    sites,
-    tree_of,
-)
+from switch_cases import POSITIONS, assert_same, channel_2, dense_channel_2, flat_of, gradient, sites, tree_of
 from window_checks import model_for, renderer_of
 
 from composer_replication import compose_loss

@@ -12,18 +12,8 @@ from composer_replication.batch.alignment import positions_in_sites
 from composer_replication.errors import InputError, ShapeError
 from composer_replication.loss import JSD
 from composer_replication.loss.linear import LinearHead
-from composer_replication.trainer.objective.channels import (
-    ChannelOptions,
-    Denominators,
-    Preference,
-    hint_channel,
-)
-from composer_replication.trainer.objective.row_weighting import (
-    Contrast,
-    HintTargets,
-    RowWeighting,
-    TeacherRows,
-)
+from composer_replication.trainer.objective.channels import ChannelOptions, Denominators, Preference, hint_channel
+from composer_replication.trainer.objective.row_weighting import Contrast, HintTargets, RowWeighting, TeacherRows
 from refusals import refusal
 
 

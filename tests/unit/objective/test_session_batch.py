@@ -17,12 +17,7 @@ from chat_templates import SMALL_FAMILIES
 from composer_replication.batch import hint_placement as taught_turns
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
 from composer_replication.batch.render.renderer import Renderer, TurnSpan
-from composer_replication.batch.session_batch import (
-    Item,
-    SiteHint,
-    TokenPair,
-    session_batches,
-)
+from composer_replication.batch.session_batch import Item, SiteHint, TokenPair, session_batches
 from composer_replication.batch.tree_batch import SessionTargets, pack_batches
 from composer_replication.errors import AlignmentError, InputError
 from cpu_time import cpu_seconds

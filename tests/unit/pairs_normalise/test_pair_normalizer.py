@@ -11,12 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise import (
-    DJNormalizer,
-    DocumentDeduplicator,
-    NormalizedDPOPair,
-    pair_text,
-)
+from composer_replication.pairs.normalise import DJNormalizer, DocumentDeduplicator, NormalizedDPOPair, pair_text
 from refusals import refusal
 
 

@@ -12,13 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactNotFoundError, InputError, MissingExtraError
-from composer_replication.pairs.normalise import (
-    DEFAULT_RECIPE,
-    DJNormalizer,
-    native_operator,
-    read_recipe,
-    steps_of,
-)
+from composer_replication.pairs.normalise import DEFAULT_RECIPE, DJNormalizer, native_operator, read_recipe, steps_of
 from refusals import refusal
 
 LENGTH = "text_length_filter: {text_key: chosen}"

@@ -9,13 +9,7 @@ import pytest
 from composer_replication.ingestion.scrubbing import scrub_conversation
 from composer_replication.privacy import Scrubber
 from composer_replication.runs.files import conversation_to_row
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from data.planted_secrets import negatives, planted, survivors
 
 HERE = Provenance(file="s.jsonl", lines=(1,))

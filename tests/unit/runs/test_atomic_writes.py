@@ -9,12 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.atomic import (
-    atomic_create_json,
-    atomic_write_bytes,
-    atomic_write_json,
-    atomic_write_text,
-)
+from composer_replication.atomic import atomic_create_json, atomic_write_bytes, atomic_write_json, atomic_write_text
 from composer_replication.errors import InputError
 
 

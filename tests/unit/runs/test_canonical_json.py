@@ -10,12 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.canonical_json import (
-    decode,
-    decode_object,
-    encode,
-    encode_as_written,
-)
+from composer_replication.canonical_json import decode, decode_object, encode, encode_as_written
 from composer_replication.errors import InputError
 from refusals import refusal
 

@@ -13,12 +13,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    InputError,
-    RunError,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError
 from composer_replication.runs import RunDir, TornLine
 from refusals import refusal
 

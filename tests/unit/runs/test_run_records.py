@@ -13,12 +13,7 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    InputError,
-    RunError,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir
 from refusals import refusal
 

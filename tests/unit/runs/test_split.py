@@ -7,12 +7,7 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.runs.split import split_conversations
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Provenance,
-    Turn,
-)
+from composer_replication.types import Conversation, Link, Provenance, Turn
 from refusals import refusal
 
 

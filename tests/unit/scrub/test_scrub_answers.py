@@ -9,13 +9,7 @@ from composer_replication.ingestion.states import states
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.answers import answer_spans, chat_spans, printed_spans
 from composer_replication.privacy.outgoing import LastGate, arguments_as_data
-from composer_replication.types import (
-    Conversation,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 from cpu_time import least_cpu_seconds
 
 WHERE = Provenance(file="log.jsonl", lines=(1,))

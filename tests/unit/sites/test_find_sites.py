@@ -7,12 +7,7 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.errors import InputError
-from composer_replication.sites import (
-    find_error_sites,
-    register_rule,
-    rule,
-    unregister_rule,
-)
+from composer_replication.sites import find_error_sites, register_rule, rule, unregister_rule
 from composer_replication.types import ToolResult, Turn
 from refusals import refusal
 from session_pieces import HERE, Session, branch

@@ -8,12 +8,7 @@ import pytest
 
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.user_words import (
-    convention_in,
-    corrects,
-    find_user_words,
-    find_words_of_refusal,
-)
+from composer_replication.sites.user_words import convention_in, corrects, find_user_words, find_words_of_refusal
 from composer_replication.types import Turn
 from session_pieces import HERE, Session
 

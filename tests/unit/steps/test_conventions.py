@@ -13,12 +13,7 @@ from composer_replication.cli.main import main
 from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.runs.conventions import (
-    Heard,
-    add_conventions,
-    project_of,
-    read_conventions,
-)
+from composer_replication.runs.conventions import Heard, add_conventions, project_of, read_conventions
 from composer_replication.runs.files import read_sites
 from composer_replication.trainer.sessions.rendering import read_sessions
 from composer_replication.types import Conversation

@@ -14,12 +14,7 @@ from paid_service import PaidExecutor
 
 from composer_replication.cli.replicas import checking
 from composer_replication.cli.replicas.asking import LaunchRequest
-from composer_replication.cli.replicas.launches import (
-    LaunchFile,
-    canonical_bucket,
-    create_launch,
-    launch_path,
-)
+from composer_replication.cli.replicas.launches import LaunchFile, canonical_bucket, create_launch, launch_path
 from composer_replication.cli.replicas.looking import cancel, start_replica, start_replicas
 from composer_replication.cli.replicas.tending import DONE
 from composer_replication.diloco.store import open_store

@@ -15,12 +15,7 @@ from composer_replication.cli.pairs import write_pairs
 from composer_replication.cli.replay import RunStates
 from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
-from composer_replication.config import (
-    PairsConfig,
-    ReplayConfig,
-    SitesConfig,
-    SplitConfig,
-)
+from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig, SplitConfig
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.files import read_sites, read_tools
 from composer_replication.runs.split import held_out_of, read_split, sides_of

@@ -12,28 +12,11 @@ from claude_records import Log, call, text
 from run_pieces import ingested, write_session
 
 from composer_replication.cli.pairs import write_pairs
-from composer_replication.cli.pipeline import (
-    evaluation_inputs,
-    record_inputs,
-    why_output_stale,
-    why_records_stale,
-)
-from composer_replication.cli.run_checks import (
-    Learnable,
-    TrainingSessions,
-    check_enough_to_learn,
-    count_learnable,
-)
+from composer_replication.cli.pipeline import evaluation_inputs, record_inputs, why_output_stale, why_records_stale
+from composer_replication.cli.run_checks import Learnable, TrainingSessions, check_enough_to_learn, count_learnable
 from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
-from composer_replication.config import (
-    CrfConfig,
-    EvaluationConfig,
-    PairsConfig,
-    RunConfig,
-    SitesConfig,
-    SplitConfig,
-)
+from composer_replication.config import CrfConfig, EvaluationConfig, PairsConfig, RunConfig, SitesConfig, SplitConfig
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.artefacts import NOT_THERE
 from composer_replication.runs.files import read_sites, strike_sites

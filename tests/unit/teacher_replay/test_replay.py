@@ -16,12 +16,7 @@ from composer_replication.pairs.export import replay_and_normalize_trace
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.teachers import (
-    DEFAULT_TEACHERS,
-    MissingKeyError,
-    Teacher,
-    read_teachers,
-)
+from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, MissingKeyError, Teacher, read_teachers
 from fault_server import FAULTS, FaultServer, Reply, evenly, group
 from refusals import refusal
 

@@ -14,12 +14,7 @@ from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import Patience
 from composer_replication.teacher_replay.endpoint import FailedRequest, read_response
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.requests import (
-    RequestBuilder,
-    RequestSettings,
-    fence,
-    flags,
-)
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings, fence, flags
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply
 from refusals import refusal

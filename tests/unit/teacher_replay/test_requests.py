@@ -12,19 +12,8 @@ from hypothesis import strategies as st
 from replay_pieces import KEY, TEACHERS, TOOLS, states
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.requests import (
-    RequestBuilder,
-    RequestSettings,
-    fence,
-    flags,
-)
-from composer_replication.teacher_replay.teachers import (
-    OPENROUTER,
-    Price,
-    check_cap,
-    read_teachers,
-    to_nano,
-)
+from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings, fence, flags
+from composer_replication.teacher_replay.teachers import OPENROUTER, Price, check_cap, read_teachers, to_nano
 from refusals import refusal
 
 PLAIN = read_teachers(TEACHERS, environment={}, api_key=KEY, base_url="http://127.0.0.1:1/v1")[1]

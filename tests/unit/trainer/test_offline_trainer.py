@@ -11,12 +11,7 @@ from offline_pieces import arguments, logged, sessions_of, tiny, trainer_of
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import CHANNELS, denominators_of, pack_batches
-from composer_replication.errors import (
-    ConfigError,
-    InactiveChannelError,
-    InputError,
-    MissingExtraError,
-)
+from composer_replication.errors import ConfigError, InactiveChannelError, InputError, MissingExtraError
 from composer_replication.runs.journal import read_journal
 from composer_replication.trainer import start_model
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher

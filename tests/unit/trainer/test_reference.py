@@ -16,18 +16,8 @@ from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_id
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree import build_tree
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    InputError,
-    StaleArtefactError,
-    UnsupportedModelError,
-)
-from composer_replication.trainer.objective.fingerprint import (
-    Fingerprint,
-    fingerprint_of,
-    precision_of,
-    weights_digest,
-)
+from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
+from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, precision_of, weights_digest
 from composer_replication.trainer.objective.reference import response_logprobs
 from composer_replication.trainer.sessions import reference
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs

@@ -18,12 +18,7 @@ from composer_replication.ingestion.into_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
 from composer_replication.trainer.sessions.rendering import LoggedSession, good_turns
-from composer_replication.types import (
-    Conversation,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, ToolCall, ToolResult, Turn
 from session_pieces import HERE, Session
 from tokenizer_assets import load
 

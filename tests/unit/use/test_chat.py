@@ -12,12 +12,7 @@ import pytest
 import torch
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.cli.chat import (
-    Arms,
-    ChatReply,
-    Prompt,
-    Sampling,
-)
+from composer_replication.cli.chat import Arms, ChatReply, Prompt, Sampling
 from composer_replication.cli.main import main
 from composer_replication.envs.student import TRAINED_CONTEXT, load_student, student_folder
 from composer_replication.runs import RunDir

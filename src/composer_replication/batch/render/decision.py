@@ -14,12 +14,7 @@ from itertools import accumulate
 from typing import Literal, NamedTuple
 
 from composer_replication.batch.render.messages import num_same
-from composer_replication.batch.render.renderer import (
-    RenderedSequence,
-    Renderer,
-    TurnSpan,
-    token_texts,
-)
+from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, token_texts
 from composer_replication.errors import InputError
 from composer_replication.types import Conversation, ToolCall, Turn
 

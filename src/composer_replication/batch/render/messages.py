@@ -25,13 +25,7 @@ from composer_replication.batch.render.dialect import (
     user,
 )
 from composer_replication.errors import AlignmentError, explain
-from composer_replication.types import (
-    Conversation,
-    Message,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Message, ToolCall, ToolResult, Turn
 
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"

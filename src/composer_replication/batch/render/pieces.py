@@ -18,22 +18,8 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.batch.render.dialect import (
-    Dialect,
-    Outcome,
-    ProtectedTokens,
-    insert_raw,
-    system,
-    user,
-)
-from composer_replication.batch.render.messages import (
-    Chat,
-    ChatItem,
-    EdgeFinder,
-    Renderings,
-    TurnEdge,
-    marked_message,
-)
+from composer_replication.batch.render.dialect import Dialect, Outcome, ProtectedTokens, insert_raw, system, user
+from composer_replication.batch.render.messages import Chat, ChatItem, EdgeFinder, Renderings, TurnEdge, marked_message
 from composer_replication.batch.render.templates import ChatTemplate
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message, Turn

@@ -15,12 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
 from composer_replication.action_text import text_follows_call, thinking_comes_late
 from composer_replication.batch.model_folder import catch_tokenizer_panics
-from composer_replication.batch.render.dialect import (
-    Outcome,
-    ProtectedTokens,
-    ThinkingRules,
-    read_dialect,
-)
+from composer_replication.batch.render.dialect import Outcome, ProtectedTokens, ThinkingRules, read_dialect
 from composer_replication.batch.render.messages import WRAPPERS, Chat, to_chat
 from composer_replication.batch.render.pieces import Cutter, TurnPiece
 from composer_replication.batch.render.templates import ChatTemplate, prefix_preserving, template_source

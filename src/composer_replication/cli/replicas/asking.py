@@ -34,18 +34,8 @@ from composer_replication.config.presets import load_with_preset
 from composer_replication.config.values import to_toml
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.diloco.store.opening import scheme_of
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ConfigError,
-    InputError,
-    explain,
-)
-from composer_replication.privacy.outgoing import (
-    Find,
-    LastGate,
-    gate_of,
-    refusal,
-)
+from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError, explain
+from composer_replication.privacy.outgoing import Find, LastGate, gate_of, refusal
 from composer_replication.runs import ARTEFACTS, RunDir
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"

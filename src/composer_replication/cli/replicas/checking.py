@@ -27,12 +27,7 @@ from composer_replication.cli.replicas.launches import (
 )
 from composer_replication.cli.replicas.looking import is_settled
 from composer_replication.cli.replicas.tending import DONE
-from composer_replication.diloco.serverless.executor import (
-    Executor,
-    in_brief,
-    tried,
-    within,
-)
+from composer_replication.diloco.serverless.executor import Executor, in_brief, tried, within
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ComposerError, RunError, explain
 

@@ -31,12 +31,7 @@ from composer_replication.canonical_json import decode_object, encode, encode_as
 from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.diloco.store import MissingObject, ObjectStore
 from composer_replication.diloco.store.opening import scheme_of
-from composer_replication.errors import (
-    ArtefactNotFoundError,
-    InputError,
-    RunError,
-    explain,
-)
+from composer_replication.errors import ArtefactNotFoundError, InputError, RunError, explain
 
 ROOT = "launch"
 EXECUTORS = {"local": "local_process.LocalProcessExecutor", "modal": "modal.ModalExecutor"} | {

@@ -28,21 +28,10 @@ from composer_replication.diloco.rounds.patience import GenerationRefused, Patie
 from composer_replication.diloco.rounds.progress import RunProgress, read_progress
 from composer_replication.diloco.rounds.reading import read_commit
 from composer_replication.diloco.rounds.records import Layout
-from composer_replication.diloco.serverless.executor import (
-    ENDED,
-    Executor,
-    ReplicaHandle,
-    in_brief,
-    tried,
-)
+from composer_replication.diloco.serverless.executor import ENDED, Executor, ReplicaHandle, in_brief, tried
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.diloco.store.objects import DatedStore
-from composer_replication.errors import (
-    ComposerError,
-    InputError,
-    RunError,
-    explain,
-)
+from composer_replication.errors import ComposerError, InputError, RunError, explain
 
 UNREACHABLE = "unknown"
 _HANDLE_KEYS = ("pid", "sandbox", "job", "actor")

@@ -25,13 +25,7 @@ from composer_replication.cli.replicas.asking import (
     trained_files,
     upload,
 )
-from composer_replication.cli.replicas.launches import (
-    Launch,
-    LaunchFile,
-    Start,
-    launch_key,
-    refuse_other_launch,
-)
+from composer_replication.cli.replicas.launches import Launch, LaunchFile, Start, launch_key, refuse_other_launch
 from composer_replication.cli.replicas.looking import (
     UNREACHABLE,
     LaunchStatus,

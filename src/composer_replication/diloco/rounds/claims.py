@@ -27,12 +27,7 @@ from composer_replication.diloco.rounds.patience import (
     Replaced,
     RoundTimeout,
 )
-from composer_replication.diloco.rounds.reading import (
-    claim_numbers,
-    newest_claim,
-    read_goodbye,
-    read_record,
-)
+from composer_replication.diloco.rounds.reading import claim_numbers, newest_claim, read_goodbye, read_record
 from composer_replication.diloco.rounds.records import (
     MAX_COUNTER,
     MAX_RANKS,
@@ -46,12 +41,7 @@ from composer_replication.diloco.rounds.records import (
     unpack,
     unpack_fields,
 )
-from composer_replication.diloco.store import (
-    MissingObject,
-    ObjectStore,
-    ObjectTooLarge,
-    StoreError,
-)
+from composer_replication.diloco.store import MissingObject, ObjectStore, ObjectTooLarge, StoreError
 from composer_replication.errors import explain
 
 _BEATS_IN_A_LEASE = 4

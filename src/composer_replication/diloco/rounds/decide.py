@@ -11,12 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import dataclass, replace
 from typing import Literal, NamedTuple
 
-from composer_replication.diloco.rounds.records import (
-    Member,
-    OfferId,
-    RoundOutcome,
-    Seal,
-)
+from composer_replication.diloco.rounds.records import Member, OfferId, RoundOutcome, Seal
 
 MAX_TIMES_MEDIAN = 1000.0
 ORDINARY_CHANGE = 10.0

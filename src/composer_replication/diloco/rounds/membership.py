@@ -11,12 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
-from composer_replication.diloco.rounds.claims import (
-    Heart,
-    agree_on_run,
-    refuse_if_replaced,
-    take_rank,
-)
+from composer_replication.diloco.rounds.claims import Heart, agree_on_run, refuse_if_replaced, take_rank
 from composer_replication.diloco.rounds.comparing import Comparisons
 from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
 from composer_replication.diloco.rounds.patience import (
@@ -28,26 +23,9 @@ from composer_replication.diloco.rounds.patience import (
     StateUnreadable,
     Traffic,
 )
-from composer_replication.diloco.rounds.reading import (
-    Goodbye,
-    pack_goodbye,
-    read_commit,
-    read_departures,
-    step_of,
-)
-from composer_replication.diloco.rounds.records import (
-    Layout,
-    RoundOutcome,
-    digest,
-    next_base,
-    pack,
-)
-from composer_replication.diloco.rounds.running import (
-    Ended,
-    RoundSettings,
-    RunningRound,
-    RunPosition,
-)
+from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye, read_commit, read_departures, step_of
+from composer_replication.diloco.rounds.records import Layout, RoundOutcome, digest, next_base, pack
+from composer_replication.diloco.rounds.running import Ended, RoundSettings, RunningRound, RunPosition
 from composer_replication.diloco.rounds.vectors import RoundVector
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain

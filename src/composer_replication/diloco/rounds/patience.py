@@ -21,12 +21,7 @@ from dataclasses import dataclass
 from threading import Lock
 from typing import TypeVar
 
-from composer_replication.diloco.store import (
-    MissingObject,
-    ObjectStore,
-    ObjectTooLarge,
-    StoreUnavailable,
-)
+from composer_replication.diloco.store import MissingObject, ObjectStore, ObjectTooLarge, StoreUnavailable
 from composer_replication.errors import ComposerError
 
 T = TypeVar("T")

@@ -49,12 +49,7 @@ from composer_replication.diloco.rounds.decide import (
     may_join,
     own_shards,
 )
-from composer_replication.diloco.rounds.patience import (
-    OfferUnreadable,
-    PatientStore,
-    QuorumLeft,
-    RoundTimeout,
-)
+from composer_replication.diloco.rounds.patience import OfferUnreadable, PatientStore, QuorumLeft, RoundTimeout
 from composer_replication.diloco.rounds.reading import READS, RoundReader
 from composer_replication.diloco.rounds.records import (
     MAX_MAGNITUDE,
@@ -71,20 +66,9 @@ from composer_replication.diloco.rounds.records import (
     pack_outcome,
     pack_seal,
 )
-from composer_replication.diloco.rounds.vectors import (
-    RoundVector,
-    largest_of,
-    scaled_weights,
-    spec_of,
-    weighted_mean,
-)
+from composer_replication.diloco.rounds.vectors import RoundVector, largest_of, scaled_weights, spec_of, weighted_mean
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
-from composer_replication.errors import (
-    InputError,
-    NonFiniteError,
-    ShapeError,
-    explain,
-)
+from composer_replication.errors import InputError, NonFiniteError, ShapeError, explain
 
 _log = logging.getLogger(__name__)
 _ASK_AFTER_POLLS = 3  # poll intervals until departures are read again

@@ -9,19 +9,9 @@ from torch import Tensor
 
 from composer_replication.diloco.rounds.claims import agree_on_run, refuse_if_replaced, take_rank
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
-from composer_replication.diloco.rounds.patience import (
-    PatientStore,
-    RoundError,
-    StaleRound,
-    Traffic,
-)
+from composer_replication.diloco.rounds.patience import PatientStore, RoundError, StaleRound, Traffic
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
-from composer_replication.diloco.rounds.records import (
-    MAX_MAGNITUDE,
-    Layout,
-    OfferId,
-    parse_offer,
-)
+from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, Layout, OfferId, parse_offer
 from composer_replication.diloco.rounds.running import RoundSettings, RunningRound, RunPosition
 from composer_replication.diloco.rounds.vectors import RoundVector, largest_of
 from composer_replication.diloco.store import ObjectStore, StoreError, open_store

@@ -23,12 +23,7 @@ from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
 from urllib.parse import urlsplit
 
-from composer_replication.errors import (
-    ComposerError,
-    InputError,
-    MissingExtraError,
-    explain,
-)
+from composer_replication.errors import ComposerError, InputError, MissingExtraError, explain
 
 # "r/00000012/offer/00003.0.1"; not "../x" and not ".tmp": no part begins with a dot, which temporary files do
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")

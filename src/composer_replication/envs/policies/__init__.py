@@ -14,15 +14,7 @@ from composer_replication.envs.policies.episode import (
     play,
     retrace,
 )
-from composer_replication.envs.policies.flawed import (
-    AGENTS,
-    CARELESS,
-    EXPERT,
-    MISTAKES,
-    FlawedAgent,
-    Mistake,
-    Policy,
-)
+from composer_replication.envs.policies.flawed import AGENTS, CARELESS, EXPERT, MISTAKES, FlawedAgent, Mistake, Policy
 from composer_replication.envs.policies.situation import Move, PlayedTurn, Situation
 
 __all__ = [

@@ -11,18 +11,8 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from composer_replication.envs.policies.flawed import REPEAT, Policy
-from composer_replication.envs.policies.situation import (
-    Move,
-    PlayedTurn,
-    Situation,
-    is_named,
-)
-from composer_replication.envs.workspace.sandbox import (
-    Isolation,
-    TestReport,
-    TestRunner,
-    shared_runner,
-)
+from composer_replication.envs.policies.situation import Move, PlayedTurn, Situation, is_named
+from composer_replication.envs.workspace.sandbox import Isolation, TestReport, TestRunner, shared_runner
 from composer_replication.envs.workspace.task import Task
 from composer_replication.envs.workspace.workspace import Reward, Workspace
 

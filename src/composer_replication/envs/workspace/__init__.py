@@ -13,13 +13,7 @@ in_sandbox      what one run does
 from composer_replication.envs.workspace.files import Outcome
 from composer_replication.envs.workspace.generate import generate_task
 from composer_replication.envs.workspace.sandbox import TestRunner
-from composer_replication.envs.workspace.task import (
-    TOOLS,
-    Check,
-    Difficulty,
-    Edit,
-    Task,
-)
+from composer_replication.envs.workspace.task import TOOLS, Check, Difficulty, Edit, Task
 from composer_replication.envs.workspace.workspace import Effort, Reward, Workspace
 
 __all__ = [

@@ -12,23 +12,10 @@ from dataclasses import dataclass
 from typing import Any
 
 from composer_replication.envs.workspace import files as messages
-from composer_replication.envs.workspace.files import (
-    MAX_FILE,
-    ROOT,
-    Files,
-    Outcome,
-    absolute,
-    below_root,
-)
+from composer_replication.envs.workspace.files import MAX_FILE, ROOT, Files, Outcome, absolute, below_root
 from composer_replication.envs.workspace.regex import BudgetError, PatternError, Regex
 from composer_replication.envs.workspace.sandbox import TestRunner, shared_runner
-from composer_replication.envs.workspace.task import (
-    SCHEMAS,
-    Task,
-    as_mapping,
-    clean,
-    issues,
-)
+from composer_replication.envs.workspace.task import SCHEMAS, Task, as_mapping, clean, issues
 from composer_replication.errors import SandboxError, explain
 
 CHARACTERS_PER_TOKEN = 4

@@ -50,13 +50,7 @@ from composer_replication.evaluation.ablation.job import (
     stored_path,
     write_job,
 )
-from composer_replication.evaluation.ablation.plan import (
-    AblationArm,
-    AblationPlan,
-    Experiment,
-    Metric,
-    world_of,
-)
+from composer_replication.evaluation.ablation.plan import AblationArm, AblationPlan, Experiment, Metric, world_of
 from composer_replication.runs.artefacts import now
 
 RESULTS = "results.json"

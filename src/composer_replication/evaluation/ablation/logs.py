@@ -24,12 +24,7 @@ from composer_replication.canonical_json import encode
 from composer_replication.config import CrfConfig
 from composer_replication.config.schema import option, table
 from composer_replication.errors import ConfigError, RunError, explain
-from composer_replication.evaluation.ablation.job import (
-    Job,
-    Result,
-    Spent,
-    Unit,
-)
+from composer_replication.evaluation.ablation.job import Job, Result, Spent, Unit
 from composer_replication.evaluation.ablation.plan import AblationPlan, Metric
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.directory import MARKER

@@ -28,12 +28,7 @@ from numpy.typing import NDArray
 from composer_replication.atomic import atomic_write_text
 from composer_replication.errors import MissingExtraError
 from composer_replication.evaluation.ablation.job import Result
-from composer_replication.evaluation.ablation.jobs import (
-    AblationResults,
-    Breaches,
-    breaches_of,
-    spent_by,
-)
+from composer_replication.evaluation.ablation.jobs import AblationResults, Breaches, breaches_of, spent_by
 from composer_replication.evaluation.ablation.plan import Metric
 from composer_replication.evaluation.figures import Interval, repeated_interval
 from composer_replication.optional import require

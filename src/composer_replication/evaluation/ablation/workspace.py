@@ -26,20 +26,9 @@ from weakref import WeakKeyDictionary
 from composer_replication.config.schema import option, table
 from composer_replication.envs.policies import MISTAKES, RememberingRunner
 from composer_replication.envs.student import student_folder
-from composer_replication.envs.workspace import (
-    TOOLS,
-    Difficulty,
-    TestRunner,
-    Workspace,
-    generate_task,
-)
+from composer_replication.envs.workspace import TOOLS, Difficulty, TestRunner, Workspace, generate_task
 from composer_replication.errors import RunError, UnsupportedModelError, explain
-from composer_replication.evaluation.ablation.job import (
-    Job,
-    Result,
-    Spent,
-    Unit,
-)
+from composer_replication.evaluation.ablation.job import Job, Result, Spent, Unit
 from composer_replication.evaluation.ablation.logs import linked_run
 from composer_replication.evaluation.ablation.plan import Metric
 from composer_replication.runs import RunDir

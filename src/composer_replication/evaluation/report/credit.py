@@ -22,12 +22,7 @@ from composer_replication.evaluation.report.records import (
     decision_of,
     pair_view,
 )
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Hint,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, Hint, Turn
 
 # Characters of a turn without an error; those at an error get MAX_NEAR_SITE.
 _MAX_TEXT = 700

@@ -24,14 +24,7 @@ from composer_replication.ingestion.formats.atif_write import (
     UNMAPPED_STEP_KEYS,
     USUAL_ORIGIN,
 )
-from composer_replication.ingestion.source import (
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    as_utf8,
-    image_count,
-)
+from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
 from composer_replication.ingestion.turn_list import (
     NO_CALL,
     TurnList,

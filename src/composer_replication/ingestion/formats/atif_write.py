@@ -15,12 +15,7 @@ from typing import Any
 
 from composer_replication.ingestion.source import as_text
 from composer_replication.ingestion.turn_list import as_list, as_record
-from composer_replication.types import (
-    Conversation,
-    Origin,
-    ToolCall,
-    Turn,
-)
+from composer_replication.types import Conversation, Origin, ToolCall, Turn
 
 # Keys and values in the file format, which `atif` reads.
 SCHEMA_VERSION = "ATIF-v1.8"

@@ -28,13 +28,7 @@ from composer_replication.ingestion.turn_list import (
     logged_call,
     usage_of,
 )
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Origin,
-    Role,
-    ToolCall,
-)
+from composer_replication.types import Conversation, Link, Origin, Role, ToolCall
 
 FORMAT = "codex"
 

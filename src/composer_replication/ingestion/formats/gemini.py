@@ -32,15 +32,7 @@ from composer_replication.ingestion.turn_list import (
     safe_fields,
     usage_of,
 )
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Origin,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
 
 FORMAT = "gemini"
 

@@ -25,15 +25,7 @@ from composer_replication.ingestion.source import (
     image_count,
     is_too_large,
 )
-from composer_replication.ingestion.turn_list import (
-    TurnList,
-    as_list,
-    as_record,
-    as_string,
-    stem,
-    unique,
-    usage_of,
-)
+from composer_replication.ingestion.turn_list import TurnList, as_list, as_record, as_string, stem, unique, usage_of
 from composer_replication.types import Conversation
 
 FORMAT = "inspect_eval"

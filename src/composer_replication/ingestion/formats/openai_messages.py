@@ -8,20 +8,8 @@ from pathlib import Path
 from typing import Any, NamedTuple, cast
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import (
-    TOO_DEEP,
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    image_count,
-)
-from composer_replication.ingestion.turn_list import (
-    NO_OBJECT,
-    TurnList,
-    as_string,
-    openai_usage,
-)
+from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
+from composer_replication.ingestion.turn_list import NO_OBJECT, TurnList, as_string, openai_usage
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "openai_messages"

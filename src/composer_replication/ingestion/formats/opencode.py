@@ -8,15 +8,7 @@ from pathlib import Path
 from typing import Any, cast
 
 from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import (
-    IMAGE,
-    TOO_DEEP,
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    is_image,
-)
+from composer_replication.ingestion.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text, is_image
 from composer_replication.ingestion.turn_list import (
     NO_OBJECT,
     TurnList,
@@ -26,13 +18,7 @@ from composer_replication.ingestion.turn_list import (
     logged_call,
     usage_of,
 )
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Origin,
-    ToolCall,
-    ToolResult,
-)
+from composer_replication.types import Conversation, Link, Origin, ToolCall, ToolResult
 
 FORMAT = "opencode"
 

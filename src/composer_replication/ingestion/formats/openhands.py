@@ -13,14 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import (
-    IMAGE,
-    TOO_DEEP,
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-)
+from composer_replication.ingestion.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
@@ -32,12 +25,7 @@ from composer_replication.ingestion.turn_list import (
     stem,
     unique,
 )
-from composer_replication.types import (
-    Conversation,
-    Origin,
-    Role,
-    ToolCall,
-)
+from composer_replication.types import Conversation, Origin, Role, ToolCall
 
 FORMAT = "openhands"
 

@@ -10,23 +10,8 @@ from pathlib import Path
 from typing import Any
 
 from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import (
-    IngestReport,
-    Record,
-    SourceFile,
-    as_text,
-    as_utf8,
-    image_count,
-)
-from composer_replication.ingestion.turn_list import (
-    TurnList,
-    as_list,
-    as_record,
-    as_string,
-    outline,
-    stem,
-    unique,
-)
+from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
+from composer_replication.ingestion.turn_list import TurnList, as_list, as_record, as_string, outline, stem, unique
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "sweagent"

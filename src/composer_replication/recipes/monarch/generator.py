@@ -18,12 +18,7 @@ from typing import Any, Literal, Protocol
 
 import torch
 
-from composer_replication.batch.model_folder import (
-    load_config,
-    load_model,
-    load_tokenizer,
-    resolve_model,
-)
+from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer, resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import available
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights

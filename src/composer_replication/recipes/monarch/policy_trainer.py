@@ -29,12 +29,7 @@ from torch import Tensor, nn
 
 from composer_replication.atomic import atomic_write_json
 from composer_replication.batch.model_folder import load_model
-from composer_replication.errors import (
-    InputError,
-    NonFiniteError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import InputError, NonFiniteError, StaleArtefactError, explain
 from composer_replication.loss.grpo import LOSS_TYPES, LossType, grpo_loss
 from composer_replication.loss.linear import linear_token_logprobs
 from composer_replication.loss.rows import check_choice, check_positive, check_unit_interval
@@ -47,13 +42,7 @@ from composer_replication.recipes.monarch.tensor_file import (
     remove_unfinished,
     write_tensor_file,
 )
-from composer_replication.trainer.objective.channels import (
-    Anneal,
-    LossKnobs,
-    annealed,
-    check_anneal,
-    in_head_dtype,
-)
+from composer_replication.trainer.objective.channels import Anneal, LossKnobs, annealed, check_anneal, in_head_dtype
 from composer_replication.trainer.objective.compose import channel_options, compose_loss
 from composer_replication.trainer.objective.fingerprint import weights_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of

@@ -27,12 +27,7 @@ from composer_replication.teacher_replay import extract_dpo_pairs
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions, replay_trace
 from composer_replication.teacher_replay.teachers import to_dollars
-from composer_replication.types import (
-    DPOPair,
-    TeacherCallResult,
-    TeacherSpec,
-    TraceState,
-)
+from composer_replication.types import DPOPair, TeacherCallResult, TeacherSpec, TraceState
 
 _WEIGHT = "_vf_weight"
 """The attribute in which the decorator of verifiers 0.4 stores a reward's weight."""

@@ -30,12 +30,7 @@ from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.loss.grpo import group_advantages
 from composer_replication.optional import require
-from composer_replication.recipes.monarch.actors import (
-    GeneratorActor,
-    RewarderActor,
-    TeacherPoolActor,
-    TrainerActor,
-)
+from composer_replication.recipes.monarch.actors import GeneratorActor, RewarderActor, TeacherPoolActor, TrainerActor
 from composer_replication.recipes.monarch.generator import GeneratorSettings
 from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
 from composer_replication.recipes.monarch.rewarder import RewarderSettings, TeacherPoolSettings

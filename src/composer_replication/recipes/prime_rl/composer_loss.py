@@ -24,12 +24,7 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.loss.rows import (
-    check_at_least_zero,
-    check_finite_rows,
-    in_compute_dtype,
-    to_boolean_mask,
-)
+from composer_replication.loss.rows import check_at_least_zero, check_finite_rows, in_compute_dtype, to_boolean_mask
 
 # The constants of the engine's own ref_kl component.
 _REF_MASK_LOW = 0.2

@@ -30,19 +30,9 @@ from typing import Any, Literal
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import option, table
-from composer_replication.errors import (
-    AlignmentError,
-    ConfigError,
-    MissingExtraError,
-    explain,
-)
+from composer_replication.errors import AlignmentError, ConfigError, MissingExtraError, explain
 from composer_replication.optional import available, require
-from composer_replication.trainer.rollouts.sites import (
-    Rollout,
-    RolloutOptions,
-    RolloutSites,
-    TaughtTurn,
-)
+from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, RolloutSites, TaughtTurn
 
 logger = logging.getLogger(__name__)
 STREAM = "ref_kl"

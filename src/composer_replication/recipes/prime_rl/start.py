@@ -24,12 +24,7 @@ from pathlib import Path
 
 from composer_replication.config import load
 from composer_replication.config.loader import read_table
-from composer_replication.errors import (
-    ComposerError,
-    ConfigError,
-    MissingExtraError,
-    explain,
-)
+from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
 from composer_replication.recipes.prime_rl.hinted_turns import HintSettings, engine_module, register
 
 

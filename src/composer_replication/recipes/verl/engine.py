@@ -33,14 +33,7 @@ from composer_replication.recipes.verl.channel_loss import (
     sum_over_processes,
     taught_rows,
 )
-from composer_replication.recipes.verl.columns import (
-    PAIRS,
-    ReplayPair,
-    column_of,
-    read_pairs,
-    read_sites,
-    row_ids,
-)
+from composer_replication.recipes.verl.columns import PAIRS, ReplayPair, column_of, read_pairs, read_sites, row_ids
 from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
 
 with importing("verl", extra="verl"):

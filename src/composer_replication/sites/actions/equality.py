@@ -27,12 +27,7 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, cast
 
-from composer_replication.sites.actions.edits import (
-    Changes,
-    apply_changes,
-    changes_of,
-    edit_operations,
-)
+from composer_replication.sites.actions.edits import Changes, apply_changes, changes_of, edit_operations
 from composer_replication.sites.actions.shell_command import only_reads
 from composer_replication.sites.actions.shell_keys import argv_key, command_key
 from composer_replication.sites.actions.shell_tree import shell_script
@@ -46,12 +41,7 @@ from composer_replication.sites.actions.tools import (
     null_is_absent,
     only_looks,
 )
-from composer_replication.types import (
-    Action,
-    Conversation,
-    ToolCall,
-    Turn,
-)
+from composer_replication.types import Action, Conversation, ToolCall, Turn
 
 _WORKDIR = ("workdir", "cwd", "working_directory", "working_dir", "directory", "dir_path")
 

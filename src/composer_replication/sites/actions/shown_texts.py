@@ -11,12 +11,7 @@ import re
 from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
-from composer_replication.sites.actions.edits import (
-    Operation,
-    Put,
-    Replace,
-    edit_operations,
-)
+from composer_replication.sites.actions.edits import Operation, Put, Replace, edit_operations
 from composer_replication.sites.actions.shell_command import may_change, written_by
 from composer_replication.sites.actions.shown_paths import (
     CHANGED_NOTE,

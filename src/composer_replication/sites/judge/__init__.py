@@ -8,21 +8,9 @@ judge     the verdict on one call
 walk      the verdicts on all calls in a conversation, and their accuracy
 """
 
-from composer_replication.sites.judge.checkout import (
-    Checkout,
-    EarlierSessions,
-    PathKnowledge,
-    Repository,
-)
+from composer_replication.sites.judge.checkout import Checkout, EarlierSessions, PathKnowledge, Repository
 from composer_replication.sites.judge.judge import Judge, Judgement
-from composer_replication.sites.judge.walk import (
-    JudgedCall,
-    KindScore,
-    RuleScore,
-    Score,
-    judged_calls,
-    state_at_end,
-)
+from composer_replication.sites.judge.walk import JudgedCall, KindScore, RuleScore, Score, judged_calls, state_at_end
 
 __all__ = [
     "Checkout",

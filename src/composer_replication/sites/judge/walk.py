@@ -15,13 +15,7 @@ from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shown_texts import AGENT_EXIT
 from composer_replication.sites.judge.checkout import Checkout, EarlierSessions, PathKnowledge
 from composer_replication.sites.judge.judge import Judge, Judgement, Says
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
 _RESUMED_REPLY = "No response requested."  # what Claude Code writes when a session is resumed
 

@@ -9,12 +9,7 @@ from __future__ import annotations
 import difflib
 import re
 
-from composer_replication.sites.actions.shell_command import (
-    SET_UP,
-    UTILITIES,
-    WELL_KNOWN,
-    Command,
-)
+from composer_replication.sites.actions.shell_command import SET_UP, UTILITIES, WELL_KNOWN, Command
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 

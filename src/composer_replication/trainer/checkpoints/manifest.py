@@ -18,12 +18,7 @@ from typing import Any, cast
 
 from composer_replication.atomic import atomic_write_json, is_temporary
 from composer_replication.canonical_json import decode_object
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    RunError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, RunError, explain
 
 MANIFEST = "manifest.json"
 _SCHEMA = "composer_replication.checkpoint"

@@ -20,12 +20,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from composer_replication.errors import StaleArtefactError, explain
-from composer_replication.trainer.checkpoints.data_cursor import (
-    DataCursor,
-    restore_samplers,
-    rng_tree,
-    set_rng_tree,
-)
+from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers, rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.manifest import (
     check_manifest,
     drop_replaced,

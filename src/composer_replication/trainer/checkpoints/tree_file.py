@@ -25,12 +25,7 @@ from torch import Tensor
 
 from composer_replication.atomic import commit_together, staged
 from composer_replication.canonical_json import decode_object, encode
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    InputError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, explain
 
 _DTYPE_NAMES = {
     torch.float64: "F64",

@@ -15,12 +15,7 @@ from torch import Tensor, nn
 
 from composer_replication.atomic import atomic_write_json, staged
 from composer_replication.canonical_json import decode_object
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
 from composer_replication.optional import require
 from composer_replication.trainer.checkpoints.manifest import (
     WEIGHTS,

@@ -20,12 +20,7 @@ from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.rollouts.channel import Importance, RolloutChannel, place_sites
 from composer_replication.trainer.rollouts.sites import ITEMS, SITES, TaughtTurn
-from composer_replication.trainer.teacher_keeper import (
-    TeacherKeeper,
-    load_local_state,
-    local_state,
-    reshard,
-)
+from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
 
 if TYPE_CHECKING:
     from composer_replication.trainer.composer.logged_batches import LoggedBatch, LoggedStore

@@ -25,19 +25,8 @@ from composer_replication.trainer.objective.distributed import below_adapter
 from composer_replication.trainer.rollouts.channel import add_wrong_hints, exchange_hints
 from composer_replication.trainer.rollouts.gathering import ToolRecord, gather_rollouts
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.rollouts.resample import (
-    ImagesBySample,
-    ResampledBatch,
-    resample,
-    rows_of_groups,
-)
-from composer_replication.trainer.rollouts.sites import (
-    ITEMS,
-    SITES,
-    FoundSites,
-    RolloutOptions,
-    RolloutSites,
-)
+from composer_replication.trainer.rollouts.resample import ImagesBySample, ResampledBatch, resample, rows_of_groups
+from composer_replication.trainer.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
 from composer_replication.trainer.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
 
 if TYPE_CHECKING:

@@ -16,12 +16,7 @@ from transformers import set_seed
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
-from composer_replication.errors import (
-    ConfigError,
-    InputError,
-    NotEnoughMemoryError,
-    explain,
-)
+from composer_replication.errors import ConfigError, InputError, NotEnoughMemoryError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import Split, sides_of, split_conversations

@@ -14,28 +14,12 @@ from typing import Any
 from composer_replication.atomic import atomic_write_json, try_lock
 from composer_replication.canonical_json import decode_object, nested_items
 from composer_replication.config import CrfConfig, load
-from composer_replication.config.values import (
-    RESOLVED_NAME,
-    to_toml,
-    value_text,
-    write_resolved,
-)
-from composer_replication.errors import (
-    ArtefactNotFoundError,
-    ConfigError,
-    RunError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.config.values import RESOLVED_NAME, to_toml, value_text, write_resolved
+from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import control_folder
 from composer_replication.runs.lineage import read_training
-from composer_replication.trainer.checkpoints.manifest import (
-    MANIFEST,
-    check_manifest,
-    checkpoints_in,
-    newest_complete,
-)
+from composer_replication.trainer.checkpoints.manifest import MANIFEST, check_manifest, checkpoints_in, newest_complete
 
 MODEL_FOLDER = "model"
 _LOCK = ".train.lock"

@@ -7,12 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from composer_replication.config import TrainConfig
-from composer_replication.errors import (
-    ComposerError,
-    ConfigError,
-    MissingExtraError,
-    explain,
-)
+from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
 from composer_replication.optional import available
 from composer_replication.trainer.presets import training_arguments
 from composer_replication.trainer.same_start import launched_processes

@@ -63,12 +63,7 @@ def _finish(saved: Path, config: CrfConfig) -> None:
 
     PEFT writes an empty card, and stores the base model's name as the user typed it.
     """
-    from composer_replication.trainer.trained import (
-        Trained,
-        absolute_base,
-        model_card,
-        settle_base,
-    )
+    from composer_replication.trainer.trained import Trained, absolute_base, model_card, settle_base
 
     is_adapter = config.train.adapter.kind != "none"
     base = settle_base(saved) if is_adapter else absolute_base(config.train.model or "")

@@ -20,12 +20,7 @@ from transformers import PrinterCallback, TrainerCallback, set_seed
 from composer_replication.config import CrfConfig
 from composer_replication.config.train import GRPOSection
 from composer_replication.config.values import to_toml
-from composer_replication.errors import (
-    ComposerError,
-    ConfigError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import ComposerError, ConfigError, StaleArtefactError, explain
 from composer_replication.optional import require
 from composer_replication.runs.lineage import channel_results
 from composer_replication.runs.split import held_out_of
@@ -85,12 +80,7 @@ from composer_replication.trainer.rollouts.worlds.verifiers import (
 )
 from composer_replication.trainer.same_start import refuse_differences
 from composer_replication.trainer.sessions.dataset import LoggedSessions
-from composer_replication.trainer.sessions.phases import (
-    OnPhase,
-    PhaseTimes,
-    Say,
-    reporting_phases,
-)
+from composer_replication.trainer.sessions.phases import OnPhase, PhaseTimes, Say, reporting_phases
 from composer_replication.trainer.start_model import adapter_refused, prepare_model, with_token_rows
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import RunDiagnosis, diagnose

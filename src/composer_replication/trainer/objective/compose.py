@@ -17,13 +17,7 @@ from torch import Tensor, nn
 
 from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
-from composer_replication.batch.tree_batch import (
-    CHANNELS,
-    ContrastRows,
-    FlatBatch,
-    Tokens,
-    TreeBatch,
-)
+from composer_replication.batch.tree_batch import CHANNELS, ContrastRows, FlatBatch, Tokens, TreeBatch
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.objective.attention.forward import hidden_rows
 from composer_replication.trainer.objective.attention.passes import check_causal

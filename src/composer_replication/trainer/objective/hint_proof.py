@@ -30,12 +30,7 @@ from typing import NamedTuple
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import (
-    Part,
-    Placement,
-    hinted_turn,
-    wrong_hints,
-)
+from composer_replication.batch.hint_placement import Part, Placement, hinted_turn, wrong_hints
 from composer_replication.batch.render.decision import Decision, decide
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain

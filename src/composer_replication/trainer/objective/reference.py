@@ -10,12 +10,7 @@ from torch import Tensor, nn
 
 from composer_replication.batch.flat_batch import check_inputs, read_pairs
 from composer_replication.batch.tree import build_tree
-from composer_replication.batch.tree_batch import (
-    PairRows,
-    Tokens,
-    TreeBatch,
-    check_ids,
-)
+from composer_replication.batch.tree_batch import PairRows, Tokens, TreeBatch, check_ids
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.objective.attention.forward import hidden_rows
 from composer_replication.trainer.objective.channels import in_head_dtype, summed_logprobs

@@ -25,27 +25,12 @@ from composer_replication.batch.tree import TokenTree, build_tree
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_token_logprobs
 from composer_replication.loss.linear.logprobs import linear_row_stats
-from composer_replication.trainer.objective.channels import (
-    Channel,
-    ChannelOptions,
-    hint_channel,
-    in_head_dtype,
-)
+from composer_replication.trainer.objective.channels import Channel, ChannelOptions, hint_channel, in_head_dtype
 from composer_replication.trainer.objective.compose import rows_by_part
 from composer_replication.trainer.objective.distributed import agreed_most
 from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of
-from composer_replication.trainer.objective.row_weighting import (
-    Contrast,
-    HintTargets,
-    TeacherRows,
-    models_of,
-)
-from composer_replication.trainer.rollouts.sites import (
-    NO_HINT,
-    FoundSites,
-    RolloutSites,
-    TaughtTurn,
-)
+from composer_replication.trainer.objective.row_weighting import Contrast, HintTargets, TeacherRows, models_of
+from composer_replication.trainer.rollouts.sites import NO_HINT, FoundSites, RolloutSites, TaughtTurn
 
 
 class Importance(NamedTuple):

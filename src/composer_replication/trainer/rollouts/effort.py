@@ -23,12 +23,7 @@ from typing import Any, NamedTuple, Protocol
 from composer_replication.errors import InputError, explain
 from composer_replication.messages import WrittenCall, content_text, written_calls
 from composer_replication.sites.find import find_error_sites
-from composer_replication.trainer.rollouts.sites import (
-    ROLLOUT_RULES,
-    Rollout,
-    Run,
-    conversation_of,
-)
+from composer_replication.trainer.rollouts.sites import ROLLOUT_RULES, Rollout, Run, conversation_of
 from composer_replication.types import Message
 
 # "<think>Look first.</think>Done" -> "Look first."; also without the end: "<think>Look" -> "Look"

@@ -18,35 +18,15 @@ from typing import Any, Literal, NamedTuple
 import torch
 from torch import Tensor
 
-from composer_replication.batch.hint_placement import (
-    HintedTurn,
-    Part,
-    Placement,
-    hinted_turn,
-)
+from composer_replication.batch.hint_placement import HintedTurn, Part, Placement, hinted_turn
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import parameter_facts
 from composer_replication.hint_generator.write import HintSource, HintWriter, write_hint
-from composer_replication.messages import (
-    THINKING_KEYS,
-    WrittenCall,
-    content_text,
-    json_value,
-    tool_call,
-    written_calls,
-)
+from composer_replication.messages import THINKING_KEYS, WrittenCall, content_text, json_value, tool_call, written_calls
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.rule import USUAL_BLAME, FailureRule, rule
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Message,
-    Provenance,
-    ToolCall,
-    ToolResult,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, Message, Provenance, ToolCall, ToolResult, Turn
 
 HintGenerator = Callable[[str, Mapping[str, Any]], str | None]
 NO_HINT = "no_hint"

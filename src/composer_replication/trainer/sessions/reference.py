@@ -24,12 +24,7 @@ from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree import SharedPrefixes
 from composer_replication.batch.tree_batch import TreeBatch
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    InputError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
 from composer_replication.trainer.objective.distributed import agreed_most, start_weights
 from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
 from composer_replication.trainer.objective.reference import pair_logprobs, response_logprobs

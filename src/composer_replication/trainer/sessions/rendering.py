@@ -12,12 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from composer_replication.action_text import (
-    answer_turn,
-    parse_action_text,
-    text_follows_call,
-    turn_of,
-)
+from composer_replication.action_text import answer_turn, parse_action_text, text_follows_call, turn_of
 from composer_replication.batch.hint_placement import Part, Placement, why_no_target
 from composer_replication.batch.pair_tokens import comparable_ids
 from composer_replication.batch.render.decision import CallWords, Decision, decide_against
@@ -30,28 +25,12 @@ from composer_replication.batch.render.renderer import (
 )
 from composer_replication.batch.session_batch import TokenPair
 from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.errors import (
-    AlignmentError,
-    InputError,
-    StaleArtefactError,
-    explain,
-)
+from composer_replication.errors import AlignmentError, InputError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.files import (
-    LoggedPair,
-    read_conversations,
-    read_pairs,
-    read_sites,
-)
+from composer_replication.runs.files import LoggedPair, read_conversations, read_pairs, read_sites
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.sites.find import NO_FAILURE
-from composer_replication.types import (
-    Conversation,
-    ErrorSite,
-    Hint,
-    ToolCall,
-    Turn,
-)
+from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall, Turn
 
 Responses = Literal["good", "all", "none"]
 RESPONSES: tuple[Responses, ...] = ("good", "all", "none")

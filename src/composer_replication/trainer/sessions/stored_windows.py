@@ -17,12 +17,7 @@ from torch import Tensor
 
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.tree import TokenTree
-from composer_replication.batch.tree_batch import (
-    CHANNELS,
-    TargetRows,
-    TreeBatch,
-    pack_batches,
-)
+from composer_replication.batch.tree_batch import CHANNELS, TargetRows, TreeBatch, pack_batches
 from composer_replication.errors import InputError, explain
 
 T = TypeVar("T")

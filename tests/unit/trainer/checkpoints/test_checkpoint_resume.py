@@ -9,12 +9,7 @@ import pytest
 import torch
 from torch.utils.data import RandomSampler
 
-from composer_replication.errors import (
-    ArtefactCorruptError,
-    ArtefactNotFoundError,
-    ConfigError,
-    StaleArtefactError,
-)
+from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, ConfigError, StaleArtefactError
 from composer_replication.trainer.checkpoints import newest_complete
 from kill_and_resume.small_runs import VOCAB, small_model, small_trainer, weights_of, write_weights_manifest
 from refusals import refusal

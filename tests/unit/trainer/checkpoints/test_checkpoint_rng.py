@@ -7,12 +7,7 @@ import random
 import numpy
 import torch
 
-from composer_replication.trainer.checkpoints import (
-    load_tree,
-    rng_tree,
-    save_tree,
-    set_rng_tree,
-)
+from composer_replication.trainer.checkpoints import load_tree, rng_tree, save_tree, set_rng_tree
 
 
 def draws():

@@ -38,17 +38,7 @@ from composer_replication.ingestion.source import (
     read_records,
 )
 from composer_replication.ingestion.turn_list import logged_call
-from composer_replication.types import (
-    Conversation,
-    Link,
-    Origin,
-    Provenance,
-    Role,
-    ToolCall,
-    ToolResult,
-    Turn,
-    Usage,
-)
+from composer_replication.types import Conversation, Link, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "claude_code"
 # Matches '"type": "user"' or '"type":"summary"'; not '"type": "message"', which responses from the API contain.

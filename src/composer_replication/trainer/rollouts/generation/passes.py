@@ -32,12 +32,7 @@ from composer_replication.trainer.objective.attention.passes import (
     why_never,
 )
 from composer_replication.trainer.objective.distributed import evaluating, is_sharded
-from composer_replication.trainer.rollouts.generation.key_values import (
-    Casts,
-    KeyValueRows,
-    RowMask,
-    Tokens,
-)
+from composer_replication.trainer.rollouts.generation.key_values import Casts, KeyValueRows, RowMask, Tokens
 
 logger = logging.getLogger(__name__)
 # Maximum tokens in a pass over empty rows, in a pass over rows with a past, and per row in the latter. They fill a

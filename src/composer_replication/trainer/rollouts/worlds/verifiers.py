@@ -20,12 +20,7 @@ from typing import Any
 
 from composer_replication.errors import ConfigError, RunError, explain
 from composer_replication.optional import require
-from composer_replication.trainer.rollouts.worlds.policy_endpoint import (
-    Generate,
-    SpokenEpisode,
-    chat_endpoint,
-    speak,
-)
+from composer_replication.trainer.rollouts.worlds.policy_endpoint import Generate, SpokenEpisode, chat_endpoint, speak
 
 PREFIX = "verifiers:"
 MAX_TASKS = 1000
