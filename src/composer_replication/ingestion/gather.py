@@ -407,7 +407,7 @@ class _FamilyLines(NamedTuple):
 
 
 def workers_for(num_bytes: int) -> int:
-    """Return the number of worker processes: one per core, or none for logs that are read faster than one starts."""
+    """Return the number of worker processes: one per core, or none if reading is faster than starting a process."""
     # In a container, fewer cores than os.cpu_count() may be usable.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     return min(_MAX_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)

@@ -155,8 +155,8 @@ def _check_logs_of_old_rows(run: RunDir, planned: IngestPlan, earlier: EarlierIn
         if planned_family.family is None or _has_lost_files(planned_family)
     ]
     if missing:
-        got = f"rows in an outdated format, and {len(missing)} sessions whose logs are missing (first: {missing[0]})"
-        expected = "the logs of all sessions, which have to be read again"
+        got = f"rows in an outdated format, and {len(missing)} sessions without their logs"
+        expected = f"the logs of all sessions, including {missing[0]}, to read them again"
         fix = "Add the paths of the logs. If they no longer exist, start a new run: `crf ingest PATH... -o NEW_RUN`"
         raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
 
@@ -312,7 +312,7 @@ class _SharedConversations:
             numbers.discard(number)
 
     def restore(self, number: int, family: GatheredFamily) -> None:
-        """Return a family that stays to the indexes. For all families after it, it counts as an earlier one."""
+        """Put a family back into the indexes, as an earlier family for all families after it."""
         for numbers in self._sets_of.get(number, ()):
             numbers.add(number)
         self._earlier_ends.update((key, facts.mark) for facts in family.facts for key in self._keys(facts))

@@ -1,8 +1,8 @@
 """Write a conversation as an ATIF document (schema ATIF-v1.8).
 
-Data without a field in the schema goes into the `extra` fields: `is_error` into the `extra` of a result,
-`raw_arguments` into that of a call, and data about turns or conversations under the key `composer_replication` into
-that of the step or document.
+Data without a field in the schema goes into `extra` fields: `is_error` into the `extra` of a result, `raw_arguments`
+into the `extra` of a call, and other data about turns or conversations into the `extra` of the step or document, under
+the key `composer_replication`.
 """
 
 from __future__ import annotations
