@@ -353,7 +353,7 @@ def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
 
 def _action_of_text(text: str) -> Action:
     action = parse_action_text(without_thought(text)).action
-    action_of_calls = _action_of_written_calls(action.text) if not action.calls else None
+    action_of_calls = _parse_written_calls(action.text) if not action.calls else None
     return action_of_calls if action_of_calls is not None else action
 
 
@@ -370,7 +370,7 @@ def without_thought(text: str) -> str:
     return text
 
 
-def _action_of_written_calls(text: str) -> Action | None:
+def _parse_written_calls(text: str) -> Action | None:
     """Return calls in `<tool_call>` tags, in code fences or as bare JSON, or None if the text contains other code."""
     if _TAG in text:
         first, *parts = text.split(_TAG)

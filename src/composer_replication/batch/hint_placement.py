@@ -85,7 +85,7 @@ def teacher_context(
         expected = "text that makes at least one token, or no hint"
         raise InputError(explain("hint", got=f"{hint!r}, which makes none", expected=expected))
     for candidate in dict.fromkeys((placement, *PLACEMENTS)):
-        splice = _SPLICES[candidate](_HintSlot(renderer, rendered, span, first), escaped)
+        splice = _SPLICES[candidate](_HintTarget(renderer, rendered, span, first), escaped)
         if splice is not None:
             return _apply_splice(rendered, span, splice, candidate, first)
     got = f"a template that allows no hint before turn {span.turn_id}"
@@ -101,7 +101,7 @@ def _apply_splice(
     return TeacherContext(before + splice.ids + after, start, placement, len(before), hint_end)
 
 
-class _HintSlot(NamedTuple):
+class _HintTarget(NamedTuple):
     """The turn that gets a hint, and the template that decides where the hint may go."""
 
     renderer: Renderer
@@ -136,7 +136,7 @@ class _HintSlot(NamedTuple):
         return None  # the turn is the first one
 
 
-def _before_turn(slot: _HintSlot, hint: str) -> _Splice | None:
+def _before_turn(slot: _HintTarget, hint: str) -> _Splice | None:
     """Insert a message between the last one and the turn's header."""
     messages = slot.before("m")
     plain = slot.text(*messages) if messages else None
@@ -155,7 +155,7 @@ def _before_turn(slot: _HintSlot, hint: str) -> _Splice | None:
     return None
 
 
-def _in_last_message(slot: _HintSlot, hint: str) -> _Splice | None:
+def _in_last_message(slot: _HintTarget, hint: str) -> _Splice | None:
     """Insert into the message before the turn, between its text and what the template writes after a text."""
     messages = slot.before(_PROBE_WORD) if slot.span.previous_role != "assistant" else None
     text = slot.text(*messages) if messages else None
@@ -172,7 +172,7 @@ def _in_last_message(slot: _HintSlot, hint: str) -> _Splice | None:
     return None
 
 
-def _at_head(slot: _HintSlot, hint: str) -> _Splice | None:
+def _at_head(slot: _HintTarget, hint: str) -> _Splice | None:
     """Insert a message before the first user message, or else the hint at the beginning of that message."""
     with_question = slot.text(user("u"), assistant("a"), user(_PROBE_WORD))
     answered = slot.text(user("u"), assistant("a"))
@@ -192,7 +192,7 @@ def _at_head(slot: _HintSlot, hint: str) -> _Splice | None:
     return _Splice(position + len(opening_ids), slot.ids(hint + _SEPARATOR))
 
 
-def _first_user_message(slot: _HintSlot, opening: str) -> tuple[int, list[int]] | None:
+def _first_user_message(slot: _HintTarget, opening: str) -> tuple[int, list[int]] | None:
     """Return the position of the first user message, and the ids of its opening."""
     # The opening's last space may have become part of the text's first token, so it is also searched without.
     for text in (opening, opening.rstrip()):
@@ -203,7 +203,7 @@ def _first_user_message(slot: _HintSlot, opening: str) -> tuple[int, list[int]] 
     return None
 
 
-def _head_block(slot: _HintSlot, opening: str, hint: str) -> str | None:
+def _head_block(slot: _HintTarget, opening: str, hint: str) -> str | None:
     """Return the text of a hint message before the first user message; None if the template has no such message."""
     system_messages = [system("s")] if slot.renderer.dialect.system_first else []
     plain = slot.text(*system_messages, user(_PROBE_WORD))
@@ -219,7 +219,7 @@ def _head_block(slot: _HintSlot, opening: str, hint: str) -> str | None:
     return None
 
 
-_SPLICES: dict[Placement, Callable[[_HintSlot, str], _Splice | None]] = {
+_SPLICES: dict[Placement, Callable[[_HintTarget, str], _Splice | None]] = {
     "before_turn": _before_turn,
     "in_last_message": _in_last_message,
     "head": _at_head,

@@ -163,7 +163,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
         controls = [*map(str, folders.values())]
         with callbacks.training_progress(0) as progress:
             record = step_named("evaluate").function(config, run, **models, control=controls, progress=progress)
-        record_inputs("evaluate", run, inputs)
+        record_artefact_hashes("evaluate", run, inputs)
         return record
 
     why_evaluate = why_output_stale("evaluate", run, inputs)
@@ -175,7 +175,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
 
     def write_report() -> Any:
         report = step_named("report").function(run, trained_in=weights["after"].parent)
-        record_inputs("report", run, report_sources)
+        record_artefact_hashes("report", run, report_sources)
         return report
 
     yield "report", why_output_stale("report", run, report_sources), write_report
@@ -359,7 +359,7 @@ def why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -
     return "; ".join([*([f"{' and '.join(files)} changed since"] if files else []), *options])
 
 
-def record_inputs(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> None:
+def record_artefact_hashes(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> None:
     """Store the hashes of the inputs and outputs of a finished evaluation or report."""
     record = {**inputs, **artefact_hashes(run, _OUTPUTS[step])}
     atomic_write_json(run.root / _INPUT_RECORDS, {**_read_input_records(run), step: record})

@@ -127,7 +127,7 @@ def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, No
                 say=log_above_bar,
                 on_phase=show_phase,
                 on_step=lambda step, total: bar.update(task, completed=step, total=total),
-                on_log=lambda _step, _total, metrics: bar.update(task, **_next_to_bar(metrics)),
+                on_log=lambda _step, _total, metrics: bar.update(task, **_bar_postfix(metrics)),
             )
 
 
@@ -191,7 +191,7 @@ def _inactive_mark(key: str, metrics: Mapping[str, Any]) -> str:
     return " (not taught)" if metrics.get(key.replace("loss/", "ran/")) == 0 else ""
 
 
-def _next_to_bar(metrics: Mapping[str, Any]) -> dict[str, Any]:
+def _bar_postfix(metrics: Mapping[str, Any]) -> dict[str, Any]:
     """Return the two metrics that fit next to the bar. Without any, the bar keeps those of the line before."""
     text = metrics_text({key: metrics[key] for key in ("loss/total", "reward") if key in metrics})
     return {"figures": text} if text else {}

@@ -56,7 +56,7 @@ class _TeacherConfig:
 
 
 @table("train.channels")
-class _ChannelsConfig:
+class _TrainedTurnsConfig:
     """What changes over a run of the channels that [loss] weighs."""
 
     anneal: Literal["none", "linear"] = option("none", "How the weight loss.alpha_sdpo changes over the run.")
@@ -138,7 +138,7 @@ class _BatchConfig:
 
 
 @table("train.proof")
-class _ProofConfig:
+class _HintCheckConfig:
     """Whether a hint has to show that it does something before it teaches."""
 
     on: bool = option(
@@ -366,11 +366,13 @@ class TrainConfig:
     diagnose_every: int = option(50, "Steps between two looks for a reason why the run cannot learn.", at_least=1)
     adapter: AdapterConfig = section(AdapterConfig, "Which weights move.")
     teacher: _TeacherConfig = section(_TeacherConfig, "Who teaches channel 2.")
-    channels: _ChannelsConfig = section(_ChannelsConfig, "What changes over a run of the channels that [loss] weighs.")
+    channels: _TrainedTurnsConfig = section(
+        _TrainedTurnsConfig, "What changes over a run of the channels that [loss] weighs."
+    )
     switches: SwitchesConfig = section(SwitchesConfig, "How much each row of channel 2 counts.")
     batch: _BatchConfig = section(_BatchConfig, "How logged sessions become batches.")
     warmup: _WarmupConfig = section(_WarmupConfig, "Channel 1 alone before hints are proved.")
-    proof: _ProofConfig = section(_ProofConfig, "Whether a hint has to show that it does something.")
+    proof: _HintCheckConfig = section(_HintCheckConfig, "Whether a hint has to show that it does something.")
     optimiser: _OptimiserConfig = section(_OptimiserConfig, "Steps and how they are taken.")
     fsdp: _FsdpConfig = section(_FsdpConfig, "Weights sharded across processes.")
     save: _SaveConfig = section(_SaveConfig, "Checkpoints.")

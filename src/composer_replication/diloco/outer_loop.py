@@ -238,7 +238,7 @@ def check_outer(*, lr: float, momentum: float, nesterov: bool) -> None:
     if not lr > 0:
         raise InputError(explain("outer_lr", got=lr, expected="above 0"))
     if not 0 <= momentum < 1:
-        raise InputError(explain("outer_momentum", got=momentum, expected="0 or more, below 1"))
+        raise InputError(explain("outer_momentum", got=momentum, expected="a value of at least 0 and below 1"))
     if nesterov and momentum == 0:
         fix = "Set nesterov=False for plain averaging."
         raise InputError(explain("outer_momentum with nesterov", got=0, expected="above 0", fix=fix))

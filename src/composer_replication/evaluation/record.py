@@ -481,7 +481,7 @@ _WORDS: Mapping[Word, str] = {
     "too_thin": "Your data is too thin to say whether the trained model is better",
 }
 _VERDICT_BROKEN = "Nothing else of it was measured; look in its training for a loss that is not a number."
-# Metrics on logged decisions, from which `_movement_remark` sees whether the weights moved.
+# Metrics on logged decisions, from which `_little_change_remark` sees whether the weights moved.
 _MOVES = ("forced_erring", "forced_good")
 _HARDLY = 0.01
 """Nats per token. A median change below it means that training hardly moved the weights."""
@@ -530,7 +530,7 @@ def verdict_of(
     elif has_control and word in ("better", "worse"):
         second = _control_sentence(values, interval, seed)
     remarks = [
-        _movement_remark(values_by_metric),
+        _little_change_remark(values_by_metric),
         _control_remark(values, interval, over, fewest_sessions, seed) if has_control else "",
         _worse_remark(primary, values_by_metric, seed, over),
     ]
@@ -602,7 +602,7 @@ def _shuffles(number: int) -> str:
     return "over 1 shuffle, whose luck it leaves out" if number == 1 else f"over {number} shuffles"
 
 
-def _movement_remark(values_by_metric: Mapping[str, Sequence[Value]]) -> str:
+def _little_change_remark(values_by_metric: Mapping[str, Sequence[Value]]) -> str:
     """Return a remark if training hardly moved the weights. Without it, a value near 0 looks like a finding."""
     # Sampled actions are checked as well: weights that moved little may still write other text.
     sizes = sorted(abs(value.change["after"]) for name in _MOVES for value in values_by_metric.get(name, ()))

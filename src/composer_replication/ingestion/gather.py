@@ -90,7 +90,7 @@ def gather(
     gathered: list[GatheredFamily] = []
     with tempfile.TemporaryFile(dir=folder) as spool:
         reuse = _RowReuse(earlier, spool, None if scrub is None else scrub.family_scrubber())
-        read_families = _read_families(
+        read_families = _read_session_groups(
             families_to_read, scrub, earlier.forgotten, num_workers=num_workers or workers_for(total)
         )
         for planned_family in planned:
@@ -413,7 +413,7 @@ def workers_for(num_bytes: int) -> int:
     return min(_MAX_WORKERS, cores, 1 + num_bytes // _BYTES_PER_WORKER)
 
 
-def _read_families(
+def _read_session_groups(
     drafts: Iterable[tuple[SessionSource, Family]],
     settings: ScrubSettings | None,
     forgotten: frozenset[str],

@@ -201,7 +201,7 @@ def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
     """
     forgotten = frozenset(_read_forgotten(run))
     try:
-        return _read_complete(run, scrub, forgotten)
+        return _read_earlier_ingest(run, scrub, forgotten)
     except ArtefactNotFoundError:
         return EarlierIngest(ScrubFingerprint.of(scrub), forgotten=forgotten)
     except ArtefactCorruptError as error:
@@ -224,7 +224,7 @@ def write_forgotten(run: RunDir, marks: set[str]) -> None:
     run.write_jsonl("forgotten", rows, schema=FORGOTTEN_SCHEMA, version=FORGOTTEN_VERSION)
 
 
-def _read_complete(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str]) -> EarlierIngest:
+def _read_earlier_ingest(run: RunDir, scrub: ScrubSettings | None, forgotten: frozenset[str]) -> EarlierIngest:
     """Return the last ingest. Raises an exception if one of its files is missing or does not match the others."""
     meta, file = open_records(run.root, ARTEFACTS["conversations"])
     with contextlib.ExitStack() as on_error:

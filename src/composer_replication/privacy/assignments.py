@@ -19,7 +19,7 @@ from composer_replication.privacy.plausible import (
     strip_sentence_end,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, word_set
-from composer_replication.privacy.speech import value_before
+from composer_replication.privacy.speech import password_before_keyword
 from composer_replication.privacy.values import (
     WIDE_SIGNS,
     arguments,
@@ -254,7 +254,7 @@ def _value_of(text: str, start: int, end: int, strength: Strength, keyword: byte
     if span is None and strength >= Strength.TOKEN:
         span = _document_value(text, start, end, strength)
         if span is None and start and text[start - 1] in " `*":
-            span = value_before(text, start)
+            span = password_before_keyword(text, start)
     if span is None and strength == Strength.PASSWORD:
         if text[end] in _BEFORE_SPOKEN:
             return find_spoken_value(text, end, direct=True)
@@ -274,7 +274,7 @@ def _value_before_end(text: str, position: int, end: int) -> Span | None:
     names_secret = (
         text[position - 1 : position] in (" ", "`", "*") and name_strength(text[position:end]) >= Strength.TOKEN
     )
-    return value_before(text, position) if names_secret else None
+    return password_before_keyword(text, position) if names_secret else None
 
 
 def _positional(text: str, end: int, keyword: bytes) -> Span | None:

@@ -204,7 +204,7 @@ def streams(text: str, flat: bytes) -> Iterator[Stream]:
         return
     lines = flat.translate(_DIGITS_AS_ZERO).split(b"\n")
     heads = Counter([line[:_HEAD_CHARS] for line in lines])
-    likely = {head for head, count in heads.items() if count >= _min_lines(head) and head.strip()}
+    likely = {head for head, count in heads.items() if count >= _min_lines_to_detect(head) and head.strip()}
     if not likely:
         return
     groups: dict[bytes, list[tuple[int, int]]] = {}  # head -> number and start of each line
@@ -214,12 +214,12 @@ def streams(text: str, flat: bytes) -> Iterator[Stream]:
             groups.setdefault(line[:_HEAD_CHARS], []).append((number, start))
         start += len(line) + 1
     for head, group in groups.items():
-        for run in _runs(lines, group, _min_lines(head)):
+        for run in _runs(lines, group, _min_lines_to_detect(head)):
             if (pieces := _pieces(flat, run)) is not None:
                 yield _joined(text, pieces)
 
 
-def _min_lines(head: bytes) -> int:
+def _min_lines_to_detect(head: bytes) -> int:
     return _MIN_EVENTS if head == b"dat" else _MIN_LINES
 
 

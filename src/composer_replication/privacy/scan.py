@@ -223,7 +223,7 @@ def _spans_by_name(
     yield from tables.slot_spans(text, active)
     yield from table_spans(text, lower, active)
     if encodings.has_colors(text):
-        yield from _between_colors(text, lower, active)
+        yield from _keyword_spans_without_colors(text, lower, active)
     yield from nearby_spans(text, lower, active)
     yield from speech.list_spans(text, lower, active)
 
@@ -355,7 +355,7 @@ class _CleanRunCache:
                 self._clean.add(run)
 
 
-def _between_colors(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
+def _keyword_spans_without_colors(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
     view = encodings.without_colors(text, lower, searched_words(active))
     if view is None:
         return ()

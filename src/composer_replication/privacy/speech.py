@@ -257,7 +257,7 @@ def _beside_word(text: str, start: int, end: int) -> Iterator[Span]:
     ending = _WORD_END.match(text, end)
     end = ending.end() if ending else end
     span = _value_after_word(text, end)
-    if span or (span := value_before(text, start)) or (span := find_spoken_value(text, end, direct=False)):
+    if span or (span := password_before_keyword(text, start)) or (span := find_spoken_value(text, end, direct=False)):
         yield span
     elif (match := _AS_USED.match(text, end)) and is_unknown(match["value"]):
         yield Span(*match.span("value"), "PASSWORD")
@@ -277,7 +277,7 @@ def _value_after_word(text: str, end: int) -> Span | None:
     return Span(match.start("value"), match.start("value") + len(value), "PASSWORD") if is_secret else None
 
 
-def value_before(text: str, start: int) -> Span | None:
+def password_before_keyword(text: str, start: int) -> Span | None:
     """Return the value before the word for passwords at `start`, as in `use ... as the password`, or None."""
     begin = max(0, start - _MAX_LEAD_CHARS)
     lead = text[max(begin, text.rfind("\n", begin, start) + 1) : start]

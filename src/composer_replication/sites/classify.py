@@ -154,7 +154,9 @@ class _ToolResult:
         """Return a verdict if the tool does not exist or the arguments violate its schema."""
         if self.channel == "shell" and not self.view.is_tagged:
             # If the command was run, these words may be part of its output.
-            was_run = self._exit_span is not None or (self.command.only_shows and len(self.view.text) > _MAX_MESSAGE)
+            was_run = self._nonzero_exit_span is not None or (
+                self.command.only_shows and len(self.view.text) > _MAX_MESSAGE
+            )
             return None if was_run else self._first_match(TOOL_NAME) or self._first_match(HARNESS_SENTENCES)
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
             is_message = len(self.view.text) < _MAX_MESSAGE
@@ -215,7 +217,7 @@ class _ToolResult:
         # Some tools escape every exclamation mark, regardless of quotes: not the model's error.
         if verdict.kind == "shell_syntax" and "\\!" in self.view.text and "\\!" not in self.command.text:
             return None
-        begin = self.view.from_original(verdict.span[0])
+        begin = self.view.position_from_original(verdict.span[0])
         text_before, message = self.view.text[:begin], self.view.text[begin:]
         if _starts_with_file_position(message):
             return None
@@ -280,16 +282,16 @@ class _ToolResult:
         return [rule for rule in rules if _may_be_outcome(rule, self.command, self.view, runs_commands=runs_commands)]
 
     @cached_property
-    def _exit_span(self) -> tuple[int, int] | None:
+    def _nonzero_exit_span(self) -> tuple[int, int] | None:
         """The span of the line that reports a nonzero exit code, or None if there is none."""
         return next(_EXIT_RULE.matches(self.view, self.command), None)
 
     @cached_property
     def _states_exit(self) -> bool:
         """Whether the tool reports a nonzero exit code, in its first or last lines around the output."""
-        if self._exit_span is None:
+        if self._nonzero_exit_span is None:
             return False
-        begin, end = self._exit_span
+        begin, end = self._nonzero_exit_span
         text = self.view.text
         num_lines_before, num_lines_after = text.count("\n", 0, begin), text.rstrip().count("\n", end)
         return min(num_lines_before, num_lines_after) <= _MAX_ENVELOPE_LINES
@@ -297,7 +299,7 @@ class _ToolResult:
     @property
     def _failed(self) -> bool:
         """Whether the log or an exit code marks the call as failed."""
-        return self.is_error is True or self._exit_span is not None
+        return self.is_error is True or self._nonzero_exit_span is not None
 
     def _is_entire_output(self, span: tuple[int, int]) -> bool:
         """Whether the log has no error flag and the message is the whole result, so it was not merely displayed."""
@@ -306,7 +308,7 @@ class _ToolResult:
     def _fallback_verdict(self) -> Verdict:
         """Return the verdict on a failed command that no rule explains."""
         reason = "a command failed without a reason that a rule knows"
-        span = self.view.to_original(*(self._exit_span or (0, 0)))
+        span = self.view.to_original(*(self._nonzero_exit_span or (0, 0)))
         return Verdict("nonzero_exit", "task", 0.5, span, self._is_soft, reason)
 
     @property
@@ -379,7 +381,7 @@ def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdic
     if verdict.kind == "git_state":
         by_hook = _HOOK.search(view.text) is not None
         return replace(verdict, blame="unknown", reason="a hook may have said this") if by_hook else verdict
-    begin = view.from_original(verdict.span[0])
+    begin = view.position_from_original(verdict.span[0])
     before = _EMPTY_STREAM.sub("", _ECHOED_COMMAND.sub("", view.text[:begin]))
     message = view.text[begin : begin + 300].partition("\n")[0]
     if _TROUBLE_BEFORE.search(before) is not None:
@@ -579,7 +581,7 @@ def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str,
             continue
         if missing_path is not None and missing_path[1].endswith(f"/{path}"):
             folder = missing_path[1].removesuffix(f"/{path}")
-            if _is_inside_folder_of(folder, path):
+            if _folder_end_overlaps_path_start(folder, path):
                 return True
         if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
             return True
@@ -615,7 +617,7 @@ def _sets_variable(name: str, command: str) -> bool:
     return re.search(rf"(?:^|[\s;&(]){name}=|\bfor {name} in\b|\bread (?:-\w+ )*{name}\b", command) is not None
 
 
-def _is_inside_folder_of(folder: str, path: str) -> bool:
+def _folder_end_overlaps_path_start(folder: str, path: str) -> bool:
     """Whether a folder ends with the leading folders of a path: after `cd src`, `cat src/a.py` fails."""
     names = path.split("/")
     return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))

@@ -253,7 +253,7 @@ class _FailureLog:
             yield "the same call had just failed in the same way, and nothing was done in between"
         if self._is_broken(call, result, verdict):
             yield "this tool had just failed twice in this way, whatever it was asked for"
-        if self._was_missing_before(call, result, verdict) or self._is_missing_file(call, verdict, path):
+        if self._repeats_missing_path_error(call, result, verdict) or self._is_missing_file(call, verdict, path):
             yield "the session had shown that this is not there"
         if self._escaped_at is not None and self._escaped_at < self._calls.turn_of(call) and _is_escaped(call, result):
             yield "the session had shown what becomes of an exclamation mark"
@@ -305,7 +305,7 @@ class _FailureLog:
             return False
         return _MAY_CHANGE.search(command_text(call.name, call.arguments)) is None
 
-    def _was_missing_before(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
+    def _repeats_missing_path_error(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
         """Whether the same missing program or path had been reported before, and nothing was done about it."""
         number, visible_from = self._messages.get((verdict.kind, _message(result, verdict)), (0, self._calls.turn))
         is_visible = self._calls.last_message_turn < visible_from < self._calls.turn_of(call)

@@ -20,7 +20,7 @@ from composer_replication.sites.classify import classify
 from composer_replication.sites.course import Refusal, VerdictReviser, first_refusal, gate_of
 from composer_replication.sites.retyped import blame_retyped_commands
 from composer_replication.sites.rule import FailureRule, Verdict, registered_rules
-from composer_replication.sites.user_words import apply_correction, correction_verdict, corrects, find_user_words
+from composer_replication.sites.user_words import apply_correction, correction_verdict, corrects, find_user_text
 from composer_replication.sites.view import CleanedText
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
@@ -158,7 +158,7 @@ class _Finder:
 
     def _correction_after_stop(self, turn: Turn, last: Turn) -> Iterator[ErrorSite]:
         """Yield the site of the last call in a stopped turn, if the next message clearly rejects it."""
-        words = find_user_words(turn.text)
+        words = find_user_text(turn.text)
         if words is not None and last.calls and corrects(turn.text[slice(*words)], plainly=True):
             call = last.calls[-1]
             result = ToolResult(call_id=call.id, text=turn.text, is_error=None)

@@ -115,10 +115,10 @@ class Words(NamedTuple):
 def find_words_of_refusal(text: str) -> Words | None:
     """Return the span of the user's words in a refusal, or None if it contains none."""
     match = _REFUSAL_INTRO.search(text, 0, _MAX_INTRO)
-    return None if match is None else find_user_words(text, match.end())
+    return None if match is None else find_user_text(text, match.end())
 
 
-def find_user_words(text: str, start: int = 0) -> Words | None:
+def find_user_text(text: str, start: int = 0) -> Words | None:
     """Return the span of the user's words after `start`, without text added by the agent, or None if there are none."""
     end = _END_OF_WORDS.search(text, start)
     stop = len(text) if end is None else end.start()

@@ -161,7 +161,7 @@ class CleanedText:
         begin = self._original_position(start)
         return begin, self._original_position(end - 1) + 1 if end > start else begin
 
-    def from_original(self, position: int) -> int:
+    def position_from_original(self, position: int) -> int:
         """Map a position in the original to this text. Returns 0 if it cannot be determined."""
         if self.envelope:
             quoted = self.envelope[position : position + 40].partition("\\")[0]

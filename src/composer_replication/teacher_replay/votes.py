@@ -159,12 +159,12 @@ class ContextAlong:
         self._cwd = normal_path(cwd, None) if cwd else None
         self._tools = tool_schemas(tools)
         self._read: list[Mapping[str, Any]] = []
-        self._reader = _StateReader(self._cwd)
+        self._reader = _SessionStateBuilder(self._cwd)
 
     def at(self, messages: Sequence[Mapping[str, Any]]) -> ActionContext:
         num_read = len(self._read)
         if num_read > len(messages) or list(messages[:num_read]) != self._read:
-            self._read, self._reader, num_read = [], _StateReader(self._cwd), 0
+            self._read, self._reader, num_read = [], _SessionStateBuilder(self._cwd), 0
         for message in messages[num_read:]:
             self._reader.take(message)
         self._read += messages[num_read:]
@@ -192,7 +192,7 @@ class StateContexts:
         return held[2].at(state["messages"])
 
 
-class _StateReader:
+class _SessionStateBuilder:
     """Adds what messages say to a session's state."""
 
     def __init__(self, cwd: str | None) -> None:

@@ -8,7 +8,7 @@ import pytest
 
 from composer_replication.hint_generator.write import write_hint
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.user_words import convention_in, corrects, find_user_words, find_words_of_refusal
+from composer_replication.sites.user_words import convention_in, corrects, find_user_text, find_words_of_refusal
 from composer_replication.types import Turn
 from session_pieces import HERE, Session
 
@@ -53,7 +53,7 @@ STOP = "[Request interrupted by user for tool use]"
     ],
 )
 def test_words_that_correct_a_call(words, expected):
-    assert (find_user_words(words) is not None and corrects(words)) is expected
+    assert (find_user_text(words) is not None and corrects(words)) is expected
 
 
 @pytest.mark.parametrize(

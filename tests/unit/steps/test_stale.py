@@ -12,7 +12,12 @@ from claude_records import Log, call, text
 from run_pieces import ingested, write_session
 
 from composer_replication.cli.pairs import write_pairs
-from composer_replication.cli.pipeline import evaluation_inputs, record_inputs, why_output_stale, why_records_stale
+from composer_replication.cli.pipeline import (
+    evaluation_inputs,
+    record_artefact_hashes,
+    why_output_stale,
+    why_records_stale,
+)
 from composer_replication.cli.run_checks import Learnable, TrainingSessions, check_enough_to_learn, count_learnable
 from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
@@ -114,7 +119,7 @@ def test_an_evaluation_is_made_again_when_what_it_was_made_of_is_another(run):
     assert why_output_stale("evaluate", run, {"sites": "1"}) == NOT_THERE
     run.path("evaluation").write_text("{}")
     assert "`crf run`" in why_output_stale("evaluate", run, {"sites": "1"})
-    record_inputs("evaluate", run, {"sites": "1", "after": "x"})
+    record_artefact_hashes("evaluate", run, {"sites": "1", "after": "x"})
     assert why_output_stale("evaluate", run, {"sites": "1", "after": "x"}) == ""
     assert named_in(why_output_stale("evaluate", run, {"sites": "1", "after": "y"})) == ["after"]
 
@@ -122,7 +127,7 @@ def test_an_evaluation_is_made_again_when_what_it_was_made_of_is_another(run):
 def test_an_option_of_an_evaluation_that_changed_is_named_with_both_values(run):
     weights = {"after": None}
     run.path("evaluation").write_text("{}")
-    record_inputs("evaluate", run, evaluation_inputs(CrfConfig(), run, weights))
+    record_artefact_hashes("evaluate", run, evaluation_inputs(CrfConfig(), run, weights))
     other = CrfConfig(evaluation=EvaluationConfig(samples=1, seed=3))
     assert why_output_stale("evaluate", run, evaluation_inputs(other, run, weights)) == (
         "evaluation.samples: 4 -> 1; evaluation.seed: 0 -> 3"
@@ -131,7 +136,7 @@ def test_an_option_of_an_evaluation_that_changed_is_named_with_both_values(run):
 
 def test_an_evaluation_that_somebody_replaced_is_made_again(run):
     run.path("evaluation").write_text("{}")
-    record_inputs("evaluate", run, {})
+    record_artefact_hashes("evaluate", run, {})
     run.path("evaluation").write_text('{"models": "others"}')
     assert named_in(why_output_stale("evaluate", run, {})) == ["evaluation"]
 
@@ -143,7 +148,7 @@ def test_other_bytes_of_weights_and_of_files_for_damage_are_seen(run, tmp_path):
     tasks.write_text("{}")
     config = CrfConfig(evaluation=EvaluationConfig(gsm8k=str(tasks)))
     run.path("evaluation").write_text("{}")
-    record_inputs("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None}))
+    record_artefact_hashes("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None}))
     assert why_output_stale("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None})) == ""
     (weights / "adapter_model.safetensors").write_bytes(b"two")
     tasks.write_text("[]")

@@ -265,7 +265,7 @@ class EdgeFinder:
     def find(self, item: ChatItem, texts: Renderings) -> TurnEdge:
         """Return the edge of the turn. Raises AlignmentError if its text would contain another message's."""
         # The end that both renderings share holds no mark, so the turn's text begins there or later.
-        lowest = 0 if texts.marked is None else len(texts.whole) - _num_same_at_end(texts.whole, texts.marked)
+        lowest = 0 if texts.marked is None else len(texts.whole) - _common_suffix_length(texts.whole, texts.marked)
         edge = self._plain_edge(item, texts, lowest)
         thought = str(item.message.get("reasoning_content", "")).strip()
         if thought and thought in texts.whole[edge.start :]:
@@ -273,7 +273,7 @@ class EdgeFinder:
         if not _is_sampled(item) and not edge.has_thought:
             edge = self._without_thought(texts, edge)
         elif not _is_sampled(item) and item.thinking == "context":
-            edge = self._after_thought(item, texts, edge)
+            edge = self._edge_after_thought(item, texts, edge)
         if edge.start < lowest:
             raise self._foreign_text(item, texts.whole[edge.start :])
         return edge
@@ -317,7 +317,9 @@ class EdgeFinder:
         edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
         ends = [*edges, header_start, len(prompt)] if prompt.endswith(self._dialect.header) else [len(prompt)]
         positions = range(earliest, latest + 1)
-        shared = ((_num_same_at_end(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in positions)
+        shared = (
+            (_common_suffix_length(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in positions
+        )
         # An overlap without a whole token or line is a coincidence; without any better one, the latest start is taken.
         best = max(
             (overlap for overlap in shared if self._edge.search(prompt, overlap[1] - overlap[0], overlap[1])),
@@ -331,7 +333,7 @@ class EdgeFinder:
         before, marked = texts.before(False), texts.before(True)
         if not lowest or before is None or marked is None:
             return lowest
-        closing = before[len(before) - _num_same_at_end(before, marked) :]
+        closing = before[len(before) - _common_suffix_length(before, marked) :]
         shared = closing[: num_same(texts.whole[lowest : lowest + len(closing)], closing)]
         return lowest + max((match.end() for match in self._edge.finditer(shared)), default=0)
 
@@ -350,7 +352,7 @@ class EdgeFinder:
         start = edge.start + (len(empty) if texts.whole.startswith(empty, edge.start) else 0)
         return TurnEdge(start, dropped, added, is_rewritten=True, has_empty_thought=True)
 
-    def _after_thought(self, item: ChatItem, texts: Renderings, edge: TurnEdge) -> TurnEdge:
+    def _edge_after_thought(self, item: ChatItem, texts: Renderings, edge: TurnEdge) -> TurnEdge:
         """Return the edge of a turn whose thought is context: its own text begins after the thought."""
         bare = {key: value for key, value in item.message.items() if key != "tool_calls"}
         example = texts.with_message({**bare, "content": _PROBE_WORD})
@@ -419,6 +421,6 @@ def num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
     return low
 
 
-def _num_same_at_end(first: str, second: str) -> int:
+def _common_suffix_length(first: str, second: str) -> int:
     """Return the length of the longest common suffix of two texts."""
     return num_same(first[::-1], second[::-1])

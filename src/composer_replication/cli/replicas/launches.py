@@ -268,7 +268,7 @@ class LaunchFile:
     def end_asking(self, rank: int, attempt: int, when: float) -> Record:
         """Note when the request for a start ended without a handle. An earlier note is kept."""
 
-        def add_end(record: Record) -> Record:
+        def set_asked_until(record: Record) -> Record:
             starts = [
                 replace(start, asked_until=start.asked_until or when)
                 if (start.rank, start.attempt) == (rank, attempt)
@@ -277,7 +277,7 @@ class LaunchFile:
             ]
             return replace(record, starts=tuple(starts))
 
-        return self._change(add_end)
+        return self._change(set_asked_until)
 
     def withdraw(self, rank: int, attempt: int) -> Record:
         """Remove a start that the executor has refused, so that no machine exists for it."""

@@ -80,7 +80,7 @@ class Executor(ABC):
     ) -> list[ReplicaHandle]:
         """Start `n_replicas`, rank 0 first. If one cannot be started, those before it are canceled."""
         if isinstance(n_replicas, bool) or not isinstance(n_replicas, int) or n_replicas < 1:
-            raise InputError(explain("n_replicas", got=repr(n_replicas), expected="a number from 1"))
+            raise InputError(explain("n_replicas", got=repr(n_replicas), expected="an integer of at least 1"))
         # Raises for a missing secret before anything is started.
         self.secret_values()
         job = self.job(entrypoint, entrypoint_args, gpu=gpu, timeout_s=timeout)

@@ -115,7 +115,7 @@ def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
     return Operands(hidden.contiguous(), replace(head, weight=head.weight.contiguous()))
 
 
-def prepare_term(term: TeacherTerm) -> TeacherTerm:
+def prepare_teacher_operands(term: TeacherTerm) -> TeacherTerm:
     """Return the term with its operands prepared."""
     if term.hidden is None or term.head is None:
         return term

@@ -34,7 +34,7 @@ from composer_replication.loss.linear.head import (
     check_teacher_terms,
     plan_tiles,
     prepare_operands,
-    prepare_term,
+    prepare_teacher_operands,
 )
 from composer_replication.loss.linear.tile_losses import (
     ChosenTokens,
@@ -181,7 +181,7 @@ def linear_row_stats(
     rows.check_token_dtype(token_ids_N)
     tokens = ChosenTokens.of(token_ids_N, vocab)
     student = prepare_operands(hidden_NH, head)
-    terms = tuple(prepare_term(term) for term in teacher_terms)
+    terms = tuple(prepare_teacher_operands(term) for term in teacher_terms)
     wide = products.product_dtype(student.hidden)
     stats_3N = torch.empty(3, num_rows, dtype=wide, device=hidden_NH.device)
 

@@ -36,7 +36,7 @@ from composer_replication.loss.linear.head import (
     check_teacher_terms,
     plan_tiles,
     prepare_operands,
-    prepare_term,
+    prepare_teacher_operands,
 )
 from composer_replication.loss.linear.tile_losses import (
     ChosenTokens,
@@ -80,7 +80,7 @@ def linear_divergence(
     if token_clip is not None:
         rows.check_positive(token_clip, "token_clip")
     student = prepare_operands(hidden_NH, head)
-    terms = tuple(prepare_term(term) for term in teacher_terms)
+    terms = tuple(prepare_teacher_operands(term) for term in teacher_terms)
     kernel = divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
     tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)

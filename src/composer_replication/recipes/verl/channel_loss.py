@@ -284,7 +284,7 @@ class Share(NamedTuple):
     without_adapter: bool = False
 
 
-class _TargetLogits:
+class _LogitsCapture:
     """A loss function for a forward pass without gradient: keeps the logits of some rows and returns a loss of 0."""
 
     def __init__(self, rows_N: Tensor) -> None:
@@ -387,7 +387,7 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tenso
     rows_N = torch.cat(rows) if rows else torch.empty(0, dtype=torch.int64)
     total: Tensor | None = None
     for share in shares:
-        target_logits = _TargetLogits(rows_N)
+        target_logits = _LogitsCapture(rows_N)
         # Makes the engine pass its logits to the loss function, and compute nothing else.
         keys = {"distillation_use_topk": True, "distillation_only": True}
         with _as_teacher(share):

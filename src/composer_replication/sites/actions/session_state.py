@@ -328,7 +328,7 @@ _NAME_PARAMETERS = {"task": "subagent_type", "agent": "subagent_type", "skill": 
 _MAX_HEAD, _MAX_ERROR_TEXT = 2000, 10_000
 
 
-def requested_name(call: ToolCall) -> tuple[str, str] | None:
+def requested_agent_or_skill(call: ToolCall) -> tuple[str, str] | None:
     """Return the tool and the name of the agent or skill that a call asks for, or None for other calls."""
     value = call.arguments.get(_NAME_PARAMETERS.get(plain_name(call.name), ""))
     return (call.name, value) if isinstance(value, str) else None
@@ -362,7 +362,7 @@ class Attempts:
         # A failed call to a non-shell tool has changed nothing; a failed command may have.
         is_read_only = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
         self._num_changes += not is_read_only
-        name = requested_name(call)
+        name = requested_agent_or_skill(call)
         # If the call failed for another reason, the agent or skill may or may not exist.
         if name is not None and (not failed or _UNKNOWN_NAME.search(text[:_MAX_HEAD])):
             self.names[name] = not failed

@@ -180,7 +180,7 @@ class _Lexer:
             if plain:
                 self._add_text(plain.group(), pieces)
             elif char in "'\"\\$`":
-                self._read_quoted(char, pieces)
+                self._read_quote_or_expansion(char, pieces)
             elif char in "[{":  # a glob or a brace expansion, unless the braces are harmless
                 harmless = _HARMLESS_BRACES.match(self.text, self.at)
                 is_opaque = is_opaque or harmless is None
@@ -207,7 +207,7 @@ class _Lexer:
         pieces.add(kind, text)
         self.at += len(text)
 
-    def _read_quoted(self, char: str, pieces: _WordPieces) -> None:
+    def _read_quote_or_expansion(self, char: str, pieces: _WordPieces) -> None:
         """Read a quote, an escaped character or an expansion."""
         if char == "'":
             end = self.text.find("'", self.at + 1)

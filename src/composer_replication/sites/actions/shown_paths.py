@@ -441,7 +441,7 @@ class ShownFile(NamedTuple):
     text: str
 
 
-class _ShownPart(NamedTuple):
+class _FileExcerpt(NamedTuple):
     """Consecutive lines of a file, starting at line number `first`. A truncated line is None.
 
     `has_end` is set if they include the last line of the file.
@@ -452,7 +452,7 @@ class _ShownPart(NamedTuple):
     has_end: bool
 
 
-def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
+def part_in_view(call: ToolCall, text: str) -> _FileExcerpt | None:
     """Return the first run of numbered lines that a tool showed, or None if it showed none."""
     lines, first = list[str | None](), 0
     for line in without_reminders(text).split("\n"):
@@ -470,7 +470,7 @@ def part_in_view(call: ToolCall, text: str) -> _ShownPart | None:
     # A view with fewer lines than the limit reaches the end of the file. This is only certain for `Read`.
     limit = call.arguments.get("limit")
     reaches_end = len(lines) < limit if isinstance(limit, int) and limit > 0 else len(lines) != _MAX_LINES
-    return _ShownPart(first, lines, has_end=reaches_end and plain_name(call.name) == "read")
+    return _FileExcerpt(first, lines, has_end=reaches_end and plain_name(call.name) == "read")
 
 
 def without_reminders(text: str) -> str:

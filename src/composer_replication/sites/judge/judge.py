@@ -14,7 +14,7 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from composer_replication.sites.actions.edits import Put, Replace, edit_operations
-from composer_replication.sites.actions.session_state import SessionState, requested_name
+from composer_replication.sites.actions.session_state import SessionState, requested_agent_or_skill
 from composer_replication.sites.actions.shell_tree import CommandChain, Simple, parse_script
 from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.shown_paths import KnownPaths, PathStatus
@@ -80,7 +80,7 @@ class Judge:
             return _judge_file_call(call, self._knowledge)
         if channel == "shell":
             return _judge_command(command_text(call.name, call.arguments), self._knowledge)
-        name = requested_name(call)
+        name = requested_agent_or_skill(call)
         if name is None:
             return UNKNOWN
         kind = "other" if "skill" in name[0].lower() else "input_validation"
@@ -354,7 +354,9 @@ class Knowledge:
         # A single source that has seen the path outweighs all that have not.
         if any(answer.exists for answer in answers):
             return next(answer for answer in answers if answer.exists)
-        is_another_file = self._checkout is not None and _is_another_file(relative, status.why, self._checkout.files)
+        is_another_file = self._checkout is not None and _may_mean_another_file(
+            relative, status.why, self._checkout.files
+        )
         trusted = _TRUSTED_SOURCES.get("only_its_name" if is_another_file else status.why, ())
         answers = [answer for answer in answers if answer.why in trusted]
         if not answers or self._is_outdated(answers[0]):
@@ -508,7 +510,7 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
     return any(file.rpartition(".")[0] == stem for file in files)
 
 
-def _is_another_file(relative: str, why: str, files: Collection[str]) -> bool:
+def _may_mean_another_file(relative: str, why: str, files: Collection[str]) -> bool:
     """Return whether a mention may refer to another file, since people omit the beginning of paths."""
     if why not in ("its_end_named", "named") or "/" not in relative:
         return False

@@ -122,7 +122,7 @@ class Generation:
 
     def score(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
         """Replace TRL's `_generate_and_score_completions`: add error sites, resample groups, penalize KL."""
-        batch = self._score_with_sites(original, inputs)
+        batch = self._score_then_find_sites(original, inputs)
         if self.options.max_resamples and self._trainer.model.training:
             batch = self._with_resampled_groups(original, batch, inputs)
         if self.options.k1_coefficient:
@@ -161,7 +161,7 @@ class Generation:
         self._all_rewards = summed.masked_fill(missing.all(1), torch.nan)
         return rewards
 
-    def _score_with_sites(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
+    def _score_then_find_sites(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
         self.rows = inputs
         batch = original(inputs)
         if self._finder is None:
@@ -230,7 +230,7 @@ class Generation:
             num_first_rewards = len(rewards_logged)
             self._is_resampling = True
             try:
-                new = self._score_with_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
+                new = self._score_then_find_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
             finally:
                 self._is_resampling = False
             # Only prompts with equal rewards are resampled, so logging these rewards would bias the mean reward.

@@ -220,7 +220,7 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
 
 
 def _responses(
-    into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _GoodTurns
+    into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _SelectedTurns
 ) -> frozenset[str]:
     """Return the turn ids for channel 1, and count the model's other turns by the reason for leaving them out."""
     if settings.responses == "none":
@@ -306,14 +306,14 @@ _INTERRUPTION = "[Request interrupted by user"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class _GoodTurns:
+class _SelectedTurns:
     """The ids of the turns that channel 1 trains on, and the reasons for leaving out the model's other turns."""
 
     good: frozenset[str]
     not_good: dict[str, str]
 
 
-def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _GoodTurns:
+def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _SelectedTurns:
     """Sort the model's own turns into good turns and turns that channel 1 must not imitate.
 
     A turn is not good if one of its calls failed, was refused, blocked or interrupted (according to a site, kept or
@@ -323,7 +323,7 @@ def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _GoodT
     copied from another conversation are in neither group.
     """
     reasons = {turn.id: reason for turn, reason in _TurnReasons(session, work_failures).reasons()}
-    return _GoodTurns(
+    return _SelectedTurns(
         good=frozenset(turn_id for turn_id, reason in reasons.items() if not reason),
         not_good={turn_id: reason for turn_id, reason in reasons.items() if reason},
     )

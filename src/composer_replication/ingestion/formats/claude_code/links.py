@@ -196,7 +196,7 @@ class RecordLinks:
         is_last = node is self._messages[-1]
         if node.kind == "assistant" or is_last or node.uuid in self._referenced_uuids:
             return False
-        callers = self._callers_of(node)
+        callers = self._owning_assistant_records(node)
         return bool(callers) and all(_is_above(caller, target) for caller in callers)
 
     def _note_stray(self, entry: Entry, parent: str) -> None:
@@ -209,7 +209,7 @@ class RecordLinks:
         """Return whether all records after `target` are records or results of the messages leading to `node`."""
         if target is None:
             return False
-        keys = {caller.message_key for caller in self._callers_of(target.node)}
+        keys = {caller.message_key for caller in self._owning_assistant_records(target.node)}
         if node.kind == "assistant":
             keys.add(node.message_key)
         position: _LinkedRecord | None = tail
@@ -226,17 +226,17 @@ class RecordLinks:
 
     def _answers_above(self, node: Node, keys: set[str], target: _LinkedRecord) -> bool:
         """Return whether a record holds only results, for calls in these messages or for calls at or above `target`."""
-        callers = [] if node.kind == "assistant" else self._callers_of(node)
+        callers = [] if node.kind == "assistant" else self._owning_assistant_records(node)
         return bool(callers) and all(caller.message_key in keys or _is_above(caller, target) for caller in callers)
 
-    def _callers_of(self, node: Node) -> list[Node]:
+    def _owning_assistant_records(self, node: Node) -> list[Node]:
         """Return the assistant record itself, or the assistant records whose calls the record answers."""
         if node.kind == "assistant":
             return [node]
         return [self._callers[call_id] for call_id in node.answered if call_id in self._callers]
 
     def _owner(self, node: Node) -> str:
-        keys = {caller.message_key for caller in self._callers_of(node)}
+        keys = {caller.message_key for caller in self._owning_assistant_records(node)}
         return keys.pop() if len(keys) == 1 else ""
 
     def _is_rewind(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None, written_at: Any) -> bool:
@@ -280,7 +280,7 @@ class RecordLinks:
             (self._messages[0] if position is None else position.node).record.get("timestamp")
             for position in (tail, target)
         ]
-        if _is_too_soon(written_at, *times):
+        if _is_too_soon_for_rewind(written_at, *times):
             return "went on"
         # Built on demand: most logs have no doubtful link.
         self._lengths = self._lengths or _ContextLengths(self._messages)
@@ -461,7 +461,7 @@ class _ContextLengths:
         return max((_prompt_tokens(self._messages[first]) or 0) - self._tokens_before[first], 0)
 
 
-def _is_too_soon(written_at: Any, tail_at: Any, target_at: Any) -> bool:
+def _is_too_soon_for_rewind(written_at: Any, tail_at: Any, target_at: Any) -> bool:
     """Return whether a message follows the tail too closely for a rewind to the target, judging by timestamps."""
     written_at, tail_at, target_at = _time(written_at), _time(tail_at), _time(target_at)
     if written_at is None or tail_at is None or target_at is None:

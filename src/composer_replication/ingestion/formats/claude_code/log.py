@@ -20,7 +20,7 @@ from composer_replication.ingestion.formats.claude_code.record import (
     plain_prompt,
 )
 from composer_replication.ingestion.formats.claude_code.tree import (
-    ContextPart,
+    ContextSegment,
     RecordTree,
     connected_groups,
     live_parts,
@@ -155,7 +155,7 @@ class _LogReader:
             queue.take(line, record)
         return queue.place(self._tree.nodes.values(), self._tree.attachments)
 
-    def _part_link(self, part: ContextPart, previous: Conversation | None) -> Link | None:
+    def _part_link(self, part: ContextSegment, previous: Conversation | None) -> Link | None:
         """Return the link to the context before a compaction, or from a subagent file to its session."""
         if part.boundary is not None and previous is not None:
             last = previous.turns[-1].id if previous.turns else None

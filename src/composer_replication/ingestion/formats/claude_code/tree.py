@@ -156,26 +156,26 @@ class RecordTree:
 
 
 @dataclass(slots=True)
-class ContextPart:
+class ContextSegment:
     """The records of one context in file order, and the node at which it begins (None: the start of the session)."""
 
     nodes: list[Node]
     boundary: Node | None
 
 
-def live_parts(tree: RecordTree) -> list[ContextPart]:
+def live_parts(tree: RecordTree) -> list[ContextSegment]:
     """Return the main thread at the end of the session, split at compactions, oldest part first."""
     main = _MainThread(tree)
     # The thread at the end of the session is the live one.
     leaf = next((node for node in reversed(main.nodes) if not node.is_boundary and node.attachment is None), None)
-    parts: list[ContextPart] = []
+    parts: list[ContextSegment] = []
     taken_uuids: set[str] = set()
     while leaf is not None:
         path = tree.path_to_root(leaf.uuid)
         boundary = path[-1] if tree.is_start(path[-1]) else None
         live_nodes = main.with_siblings([node for node in path if not node.is_boundary], taken_uuids)
         taken_uuids |= {node.uuid for node in live_nodes}
-        parts.append(ContextPart(live_nodes, boundary))
+        parts.append(ContextSegment(live_nodes, boundary))
         leaf = None if boundary is None else _before_boundary(tree, boundary, taken_uuids)
     return parts[::-1]
 

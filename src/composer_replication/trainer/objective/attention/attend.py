@@ -278,7 +278,7 @@ def plan_branches(tree: TokenTree) -> _BranchPlan:
     sizes = [sum(branch.end - branch.start for branch in group) for group in groups]
     trunk_part = _packed(sizes, [[prefix] for prefix in prefixes], device)
     all_branches = [(branch, prefix) for group, prefix in zip(groups, prefixes, strict=True) for branch in group]
-    own_keys = [_runs_after(branch, prefix) for branch, prefix in all_branches]
+    own_keys = [_row_ranges_after_prefix(branch, prefix) for branch, prefix in all_branches]
     own_part = _packed([branch.end - branch.start for branch, _ in all_branches], own_keys, device)
     runs = _joined((branch.start, branch.end) for branch, _ in all_branches)
     return _BranchPlan(tuple(trunks), _Branches(tuple(runs), trunk_part, own_part), len(tree))
@@ -427,7 +427,7 @@ def _packed(num_queries: list[int], key_runs: list[list[Run]], device: torch.dev
     return _PackedBranches(rows.to(device), _Lengths(query_ends, key_ends, max(num_queries), max(num_keys)))
 
 
-def _runs_after(branch: Stretch, prefix: Run) -> list[Run]:
+def _row_ranges_after_prefix(branch: Stretch, prefix: Run) -> list[Run]:
     """Return a branch's rows and those on its path after `prefix`, the part of the trunk that its group shares."""
     runs = [(prefix[1], branch.context[0][1]), *branch.context[1:], (branch.start, branch.end)]
     return [run for run in runs if run[0] < run[1]]

@@ -56,7 +56,7 @@ _REPLACEABLE = ("sdpa", "flash", "flex")
 _MIN_PATH_TO_FAIL = 16
 
 
-class _HiddenRows(NamedTuple):
+class _HiddenStates(NamedTuple):
     """Last hidden states (L, H), one row per token, and the kind of tree attention or the reason for running flat."""
 
     hidden: Tensor
@@ -84,21 +84,21 @@ class _Trial(NamedTuple):
 _trials: WeakKeyDictionary[nn.Module, dict[str, _Trial]] = WeakKeyDictionary()
 
 
-def hidden_rows(model: nn.Module, tokens: Tokens) -> _HiddenRows:
+def hidden_rows(model: nn.Module, tokens: Tokens) -> _HiddenStates:
     """Return the hidden states of a tree's tokens, or of padded sequences, one sequence after the other."""
     if isinstance(tokens, TokenTree):
         return tree_hidden_states(model, tokens)
-    return _HiddenRows(hidden_states(model, tokens.input_ids, tokens.attention_mask).flatten(0, 1))
+    return _HiddenStates(hidden_states(model, tokens.input_ids, tokens.attention_mask).flatten(0, 1))
 
 
-def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenRows:
+def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenStates:
     """Return the hidden states of all tokens, equal to those of the flat sequences up to rounding."""
     body = causal_lm_of(model)
 
-    def work() -> _HiddenRows:
+    def work() -> _HiddenStates:
         kind, why, _ = _choose_attention(model, tree)
         hidden = run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
-        return _HiddenRows(hidden, kind, why)
+        return _HiddenStates(hidden, kind, why)
 
     return inside_forward(model, body, work)
 
@@ -199,7 +199,7 @@ class _AttentionChoice(NamedTuple):
     window: int | None = None
 
 
-class _LoneSequence(NamedTuple):
+class _StandaloneSequence(NamedTuple):
     """A sequence's rows in the tree, and the hidden states of the sequence when it runs alone."""
 
     sequence: Tensor
@@ -213,7 +213,7 @@ class _Pass(NamedTuple):
     masked_tree: MaskedTree
     rows: Tensor
     trace: _LayerTrace
-    alone: list[_LoneSequence]
+    alone: list[_StandaloneSequence]
 
 
 def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: int) -> _AttentionChoice:
@@ -228,7 +228,8 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
     with torch.no_grad(), evaluating(model):
         try:  # before the model is changed in any way: every kind of attention has to reproduce these rows
             alone = [
-                _LoneSequence(sequence, _flat_rows(model, tree, sequence)) for sequence in _trunk_and_branches(tree)
+                _StandaloneSequence(sequence, _flat_rows(model, tree, sequence))
+                for sequence in _trunk_and_branches(tree)
             ]
         except torch.OutOfMemoryError:  # a RuntimeError, but no evidence against the model
             raise
@@ -345,7 +346,7 @@ def _num_branch_rows(tree: TokenTree) -> int:
     return sum(branch.numel() - _shared(trunk, branch) for branch in branches)
 
 
-def _noise_of_branches(body: Any, ran: _Pass, trunk: _LoneSequence) -> float:
+def _noise_of_branches(body: Any, ran: _Pass, trunk: _StandaloneSequence) -> float:
     """Return the gap for the end of the trunk, run as a branch in its own slots: the rounding of the kernels."""
     length = trunk.sequence.numel()
     cut = length - max(1, length // 8)
@@ -355,14 +356,14 @@ def _noise_of_branches(body: Any, ran: _Pass, trunk: _LoneSequence) -> float:
     ids = ran.masked_tree.tree.input_ids[trunk.sequence]
     chain = TokenTree(ids, index, is_end, torch.full_like(is_end, 2), (index,), stretches)
     rows = run_tree(body, masked(body, chain, ran.kind))
-    return _median_gap(_LoneSequence(index, trunk.rows), rows, cut)
+    return _median_gap(_StandaloneSequence(index, trunk.rows), rows, cut)
 
 
 def _flat_rows(model: nn.Module, tree: TokenTree, sequence: Tensor) -> Tensor:
     return hidden_states(model, tree.input_ids[sequence][None], None)[0].float()
 
 
-def _median_gap(alone: _LoneSequence, rows: Tensor, skip: int) -> float:
+def _median_gap(alone: _StandaloneSequence, rows: Tensor, skip: int) -> float:
     """Return the median relative difference between tree and lone sequence, over all rows after the first `skip`."""
     got = rows[alone.sequence].float()
     gaps = (got - alone.rows).norm(dim=-1) / alone.rows.norm(dim=-1).clamp_min(1e-12)
