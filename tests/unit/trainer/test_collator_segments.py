@@ -293,6 +293,6 @@ def test_tokens_that_come_before_some_texts_only_are_an_error_and_no_target():
             ids = super().ids(f"!{text}")
             return ids[1:] if text.startswith("And") else ids
 
-    with refusal(InputError, what="tokens", got="ids") as refused:
+    with refusal(InputError, what="ids", expected="tokenizer") as refused:
         collator_of(Sometimes())([session()])
     assert "'And" in refused.value.what
