@@ -67,7 +67,9 @@ def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
     This is the only place where -100 becomes a boolean.
     """
     if mask.shape != shape:
-        raise ShapeError(explain(f"{name} shape", got=tuple(mask.shape), expected=f"{tuple(shape)}, the shape of its ids"))
+        raise ShapeError(
+            explain(f"{name} shape", got=tuple(mask.shape), expected=f"{tuple(shape)}, the shape of its ids")
+        )
     if mask.dtype == torch.bool:
         return mask
     counted = mask == 1

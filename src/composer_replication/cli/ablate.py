@@ -69,7 +69,9 @@ def run(args: argparse.Namespace) -> int:
         return _finish(read_results(folder), folder, as_json=args.json)
     if not config.is_file():
         fix = "docs/guides/ablate.md has an example."
-        raise InputError(explain("--config", got=f"{config}, which is not a file", expected="the path to an arms.toml", fix=fix))
+        raise InputError(
+            explain("--config", got=f"{config}, which is not a file", expected="the path to an arms.toml", fix=fix)
+        )
     refuse_unread(args)
     plan = read_plan(config, args.set, run=args.run)
     jobs = job_keys_of(plan, only=args.only, seeds=args.seeds)

@@ -201,7 +201,9 @@ _SCALARS: Mapping[object, Callable[[object, Bounds], object]] = {
 HIDDEN = "<hidden>"
 # "hub_token", "API_KEY", "passwd"; not "tokenizer", "sdpo_token_clip" or "token_rows", where a token is a piece of text
 _WORDS = r"(?:key|token(?!i[sz]|_clip|_rows)|secret|passw|credential)"
+# "hub_token" -> "token"
 _SECRET = re.compile(_WORDS, re.IGNORECASE)
+# "hub_token = x" -> "token ="
 _SECRET_AND_EQUALS = re.compile(rf"{_WORDS}\s*=?", re.IGNORECASE)
 # 'api_key = x', '"api_key": x' -> the name and the sign; the rest is hidden
 _ASSIGNMENT = re.compile(rf"({_WORDS}[\w-]*[\"']?\s*[=:]).*", re.IGNORECASE | re.DOTALL)

@@ -250,7 +250,7 @@ _WORD = re.compile("[A-Za-z\u0080-\U0010ffff]+")
 # Repeated signs, or one repeated letter or digit, are few tokens however long they are: "=====" -> "=",
 # "-=-=-=-=" -> "-=", "|---|---|---|---" -> "|---", "AAAAAAAA" -> "A".
 _RUN = re.compile(r"([\W_]{1,4}?|.)\1{3,}")
-# Hangul, kana, Chinese characters, emoji.
+# Hangul, kana, Chinese characters, emoji: each character of "한글", not "é".
 _WIDE = re.compile("[\u1100-\u11ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-\ufaff\U0001f000-\U0003ffff]")
 
 

@@ -165,6 +165,7 @@ class _TokenTexts:
     def find(self, pattern: str, after: int) -> Stretch | None:
         """Return the tokens of the first match that begins at token `after` or later."""
         begin = 0 if after == self._first else self._ends[after - self._first - 1]
+        # The callers search for literal names: "bash" in '"name": "bash"', not in "bashrc".
         match = re.compile(pattern).search(self._text, begin)
         if match is None or match.end() == match.start():
             return None

@@ -386,10 +386,14 @@ class ProtectedTokens:
         self._endings = {text[size:] for text in self._texts for size in range(1, len(text))}
         tokens = _any_of(self._texts)
         # All patterns below match any protected string: "<|im_end|>", but not "<|im_end|" or "im_end".
+        # "<|im_end|>" in "a <|im_end|> b"
         self.pattern = re.compile(tokens)
+        # "<|im_end|>" too, but not a plain added token such as "<tool_call>"
         self._special_pattern = re.compile(_any_of([text for text in self._texts if text in self.special]))
+        # "<|im_end|>", and private-use characters that are escapes themselves
         self._to_escape = re.compile(f"[{_PRIVATE}]|{tokens}")
-        # Group 1 is a sentinel or token; an escaped character matches without a group, and so is no boundary.
+        # Group 1 is a sentinel or a token such as "<|im_end|>"; an escaped character matches without a group, and so is not
+        # a boundary.
         self.boundary = re.compile(f"{_ESCAPE}.|([{_PRIVATE}]|{tokens})", re.DOTALL)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = getattr(backend, "normalizer", None)

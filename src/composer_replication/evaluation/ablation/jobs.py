@@ -314,7 +314,9 @@ def read_results(folder: Path) -> AblationResults:
     path = stored_path(folder / RESULTS)
     if not path.is_file():
         fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
-        raise ArtefactNotFoundError(explain(str(path), got="no such file", expected="a file with the results of jobs", fix=fix))
+        raise ArtefactNotFoundError(
+            explain(str(path), got="no such file", expected="a file with the results of jobs", fix=fix)
+        )
 
     def make(value: Mapping[str, Any]) -> AblationResults:
         return AblationResults(
