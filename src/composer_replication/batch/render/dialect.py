@@ -392,8 +392,8 @@ class ProtectedTokens:
         self._special_pattern = re.compile(_any_of([text for text in self._texts if text in self.special]))
         # "<|im_end|>", and private-use characters that are escapes themselves
         self._to_escape = re.compile(f"[{_PRIVATE}]|{tokens}")
-        # Group 1 is a sentinel or a token such as "<|im_end|>"; an escaped character matches without a group, and so is not
-        # a boundary.
+        # Group 1 is a sentinel or a token such as "<|im_end|>". An escaped character matches without a group, so it is
+        # not a boundary.
         self.boundary = re.compile(f"{_ESCAPE}.|([{_PRIVATE}]|{tokens})", re.DOTALL)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = getattr(backend, "normalizer", None)
