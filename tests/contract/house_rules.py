@@ -21,22 +21,16 @@ asked shown owed luck
 VAGUE_NAMES = frozenset(_VAGUE.split())
 """Words that say nothing of what a variable holds: a participle or a pronoun, where a noun of the domain belongs."""
 
-# Vague names that stay: fields of files and of the public surface, and parameters that callers pass by name.
+# Vague names that stay: fields of stored files and of the frozen surface, and parameters that tests and subclasses of
+# users name.
 TOLERATED = frozenset(
     {
-        *("batch.render.dialect own", "batch.render.dialect others", "cli.doctor found", "cli.replicas.checking place"),
-        *("cli.replicas.launches place", "cli.replicas.launches begun", "hint_generator.context places"),
-        *("ingestion.source other", "privacy.scrubber seen", "runs.conventions gone", "runs.conventions said"),
-        *(
-            "runs.files given",
-            "sites.judge.checkout shown",
-            "sites.judge.walk said",
-            "teacher_replay.ask_and_retry found",
-        ),
-        *("teacher_replay.cost_survey left", "teacher_replay.forget gone", "teacher_replay.ledger own"),
-        *("teacher_replay.ledger kept", "teacher_replay.requests place", "teacher_replay.teachers given"),
-        *("trainer.objective.fingerprint other", "trainer.rollouts.generation.talks said"),
-        *("trainer.rollouts.generation.talks places", "trainer.sessions.reference other"),
+        *("batch.render.dialect own", "batch.render.dialect others", "hint_generator.context places"),
+        *("cli.doctor found", "cli.replicas.checking place", "cli.replicas.launches place"),
+        *("cli.replicas.launches begun", "ingestion.source other", "privacy.scrubber seen", "runs.conventions said"),
+        *("sites.judge.checkout shown", "sites.judge.walk said", "trainer.objective.fingerprint other"),
+        *("trainer.rollouts.generation.talks said", "trainer.rollouts.generation.talks places"),
+        "trainer.sessions.reference other",
     }
 )
 _SHORT_MODULE = 250
@@ -48,11 +42,22 @@ Sources = Mapping[str, str]
 def vague_names(sources: Sources) -> list[str]:
     """Return the variables and parameters with a vague name, each as `module:line name`."""
     return [
-        f"{_short(module)}:{line} {name}"
-        for module, source in sources.items()
-        for line, name in _names_bound_in(ast.parse(source))
-        if name in VAGUE_NAMES and f"{_short(module)} {name}" not in TOLERATED
+        f"{module}:{line} {name}"
+        for module, line, name in _vague_bindings(sources)
+        if f"{module} {name}" not in TOLERATED
     ]
+
+
+def needless_tolerance(sources: Sources) -> list[str]:
+    """Return the entries of `TOLERATED` that no source needs any more."""
+    return sorted(TOLERATED - {f"{module} {name}" for module, _, name in _vague_bindings(sources)})
+
+
+def _vague_bindings(sources: Sources) -> Iterator[tuple[str, int, str]]:
+    for module, source in sources.items():
+        for line, name in _names_bound_in(ast.parse(source)):
+            if name in VAGUE_NAMES:
+                yield _short(module), line, name
 
 
 def _names_bound_in(tree: ast.AST) -> list[tuple[int, str]]:

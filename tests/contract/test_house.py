@@ -6,6 +6,7 @@ import pytest
 from house_rules import (
     duplicate_classes,
     longest_chain,
+    needless_tolerance,
     package_sources,
     patterns_without_example,
     single_importers,
@@ -34,6 +35,11 @@ def test_the_longest_chain_of_imports(sources):
 def test_no_more_variables_have_a_vague_name(sources):
     names = vague_names(sources)
     assert len(names) <= MOST_VAGUE_NAMES, names[-20:]
+
+
+def test_each_tolerated_name_is_still_needed(sources):
+    assert needless_tolerance(sources) == []
+    assert needless_tolerance({}) != []
 
 
 def test_small_modules_are_part_of_their_one_importer(sources):

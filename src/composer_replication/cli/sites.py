@@ -377,7 +377,7 @@ def _find_sites(
             write_hint,
             conversation=conversation,
             along=StateCursor(conversation),
-            tool_schemas=tools.given,  # declared schemas: only they say which arguments a tool requires
+            tool_schemas=tools.declared,  # declared schemas: only they say which arguments a tool requires
             inferred_tools=tools.schemas(conversation.format),  # from calls: enough to know which tools exist
             **hint_options,
         )

@@ -135,7 +135,7 @@ async def _ask(
     label = f"site {site.id}"
     if (find := _find_in_uncut(site, conversation, gate, label)) is not None:
         return TeacherAnswer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
-    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, place=label))
+    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, label=label))
 
 
 def _text_of(answer: TeacherAnswer) -> str:

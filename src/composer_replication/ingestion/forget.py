@@ -34,7 +34,7 @@ def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
 
 def forget(run: RunDir, ids: Set[str]) -> None:
     """Remove these conversations, their sources and the tools inferred from them from the run."""
-    given_tools = read_tools(run, with_test=True).given
+    given_tools = read_tools(run, with_test=True).declared
     meta, tools, sources = run.meta("conversations"), ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()
     is_scrubbed = meta.settings.get("scrubbed") is True

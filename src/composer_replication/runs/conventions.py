@@ -178,16 +178,16 @@ def kept_by_call(rules: Iterable[Convention]) -> dict[tuple[str, str], str]:
     return words_by_call
 
 
-def num_forgotten(run: RunDir, gone: Set[str]) -> int:
+def num_forgotten(run: RunDir, forgotten_ids: Set[str]) -> int:
     """Return how many rules were stated only in these conversations."""
-    return sum(bool(rule.said) and {where for _, where in rule.said} <= gone for rule in read_conventions(run))
+    return sum(bool(rule.said) and {where for _, where in rule.said} <= forgotten_ids for rule in read_conventions(run))
 
 
-def forget_conventions(run: RunDir, gone: Set[str]) -> None:
+def forget_conventions(run: RunDir, forgotten_ids: Set[str]) -> None:
     """Remove rules that were stated only in these conversations, kept or not; the user's own rules stay."""
     file = _read(run)
     before = file.text()
-    remaining_sites = {site for rule in file.rules for site, where in rule.said if where not in gone}
+    remaining_sites = {site for rule in file.rules for site, where in rule.said if where not in forgotten_ids}
     _keep_said(file, remaining_sites, with_kept=True)
     _write(run, file, before)
 

@@ -121,15 +121,15 @@ Tool = dict[str, Any]
 class ToolTable:
     """The tools of each agent in a run; the format of a log says which agent wrote it.
 
-    `given` are the schemas of a file of the user, by name. They hold for every agent and override inferred ones.
+    `declared` are the schemas of a file of the user, by name. They hold for every agent and override inferred ones.
     `by_format` has the tools of each format as OpenAI's API takes them; those under None are for all other formats.
     """
 
-    def __init__(self, given: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
-        self.given = dict(given)
-        self.by_format: dict[str | None, list[Tool]] = {None: _as_requests_take_them(self.given)}
+    def __init__(self, declared: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
+        self.declared = dict(declared)
+        self.by_format: dict[str | None, list[Tool]] = {None: _as_requests_take_them(self.declared)}
         for format_name, schemas in sorted(inferred.items()):
-            self.by_format[format_name] = _as_requests_take_them({**schemas, **self.given})
+            self.by_format[format_name] = _as_requests_take_them({**schemas, **self.declared})
 
     def of(self, format_name: str) -> list[Tool]:
         """Return the tools of sessions in this format, the same list each time.
@@ -156,7 +156,7 @@ def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
     for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION):
         if row["id"] not in held_out:
             inferred.add_row(row)
-    return table_of(tool_rows(inferred, table_of(rows).given))
+    return table_of(tool_rows(inferred, table_of(rows).declared))
 
 
 def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:

@@ -169,7 +169,7 @@ class Asker:
 
     async def _ask(self, request: Request, attempts_made: int) -> TeacherAnswer | _Claimed:
         """Make the attempts that remain after `attempts_made`."""
-        if finds := self._gate.in_request(request.body, request.place):
+        if finds := self._gate.in_request(request.body, request.label):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
             return TeacherAnswer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
@@ -286,7 +286,7 @@ def answer_of(data: dict[str, Any], *, is_cached: bool) -> TeacherAnswer:
     return TeacherAnswer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
 
 
-def call_result(state_id: str, found: list[str], slug: str, answer: TeacherAnswer) -> TeacherCallResult:
+def call_result(state_id: str, state_flags: list[str], slug: str, answer: TeacherAnswer) -> TeacherCallResult:
     """Return the result of a call, with the flags found in its state."""
     reply = answer.reply or {}
     message = reply.get("message")
@@ -303,7 +303,7 @@ def call_result(state_id: str, found: list[str], slug: str, answer: TeacherAnswe
         finish_reason=reply.get("finish_reason"),
         is_cached=answer.is_cached,
         attempts=answer.attempts,
-        flags=found,
+        flags=state_flags,
     )
 
 

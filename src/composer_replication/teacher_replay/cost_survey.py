@@ -76,20 +76,20 @@ class Survey:
             if self._store.reply(request.key) is not None:
                 self._num_cached += 1
                 continue
-            for find in self._gate.in_request(request.body, request.place):
+            for find in self._gate.in_request(request.body, request.label):
                 self.finds.setdefault(find.digest, find)
             self._bounds.append(request.bound_nano)
             self._usual.append(teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER))
         return PlannedState(state["state_id"], session_of(state), flags(state["messages"]), tuple(keys))
 
-    def price(self, spent: int, left: int) -> PriceRange:
+    def price(self, spent: int, remaining: int) -> PriceRange:
         """Return the lowest and highest price of asking every teacher once, without cached replies."""
         return PriceRange(
             num_calls=len(self._bounds),
             num_cached=self._num_cached,
-            num_fitting=self._fitting(left),
+            num_fitting=self._fitting(remaining),
             cheapest_nano=min(self._bounds, default=None),
-            left_nano=left,
+            left_nano=remaining,
             low_usd=to_dollars(sum(self._usual)),
             high_usd=to_dollars(sum(self._bounds)),
             spent_usd=to_dollars(spent),

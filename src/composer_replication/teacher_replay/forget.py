@@ -43,7 +43,7 @@ class AnswersOfRun:
     num_unowned: int
 
 
-def count_answers(run: RunDir, alive: Set[str], gone: Set[str]) -> AnswersOfRun | None:
+def count_answers(run: RunDir, alive: Set[str], forgotten_ids: Set[str]) -> AnswersOfRun | None:
     """Return how many answers would stay and go, without changing anything; None if there is no store.
 
     A link to a store does not count: other runs may share its target, and their answers are not ours to delete.
@@ -52,20 +52,20 @@ def count_answers(run: RunDir, alive: Set[str], gone: Set[str]) -> AnswersOfRun 
     if path.is_symlink() or not path.exists():
         return None
     try:
-        with _opened(path, alive, gone) as connection:
+        with _opened(path, alive, forgotten_ids) as connection:
             return _count(connection)
     except sqlite3.DatabaseError:
         return None
 
 
-def forget(run: RunDir, gone: Set[str], alive: Set[str]) -> None:
+def forget(run: RunDir, forgotten_ids: Set[str], alive: Set[str]) -> None:
     """Delete all answers without a remaining session, and the tools recorded for forgotten sessions.
 
     The amount spent is preserved, since the cap covers all that the store ever spent.
     """
-    if count_answers(run, alive, gone) is not None:
+    if count_answers(run, alive, forgotten_ids) is not None:
         _keep_answers(run.path(STORE), alive)
-    _forget_asked(run, gone)
+    _forget_asked(run, forgotten_ids)
 
 
 def _keep_answers(path: Path, alive: Set[str]) -> None:
@@ -145,11 +145,11 @@ class AskedTools:
         self._lists[digest], self._digest_of[conversation_id] = tools, digest
 
 
-def _forget_asked(run: RunDir, gone: Iterable[str]) -> None:
+def _forget_asked(run: RunDir, forgotten_ids: Iterable[str]) -> None:
     """Remove sessions, and the tools that only they were asked about with."""
-    gone, rows = set(gone), _rows(run)
+    forgotten_ids, rows = set(forgotten_ids), _rows(run)
     texts = {row["digest"]: row["tools"] for row in rows if row["tools"] is not None}
-    last = {row["conversation_id"]: row["digest"] for row in rows if row["conversation_id"] not in gone}
+    last = {row["conversation_id"]: row["digest"] for row in rows if row["conversation_id"] not in forgotten_ids}
     path = run.path(_NAME)
     if not last:
         path.unlink(missing_ok=True)

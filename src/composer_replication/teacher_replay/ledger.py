@@ -164,10 +164,10 @@ class TeacherStore:
             held, teacher = self._drop(intent)
             kept_reply = None if reply is None else self._keep(reply, session)
             if cost_nano is None:
-                self._add_bill(teacher, held or 0, is_known=False, kept=kept_reply)
+                self._add_bill(teacher, held or 0, is_known=False, reply=kept_reply)
                 return
             if cost_nano or kept_reply:
-                self._add_bill(teacher, cost_nano, is_known=True, kept=kept_reply)
+                self._add_bill(teacher, cost_nano, is_known=True, reply=kept_reply)
             if held is not None and cost_nano > held:
                 reason = f"{teacher} took ${to_dollars(cost_nano):.6f} where at most ${to_dollars(held):.6f} was due"
                 self._execute("UPDATE meter SET halted = COALESCE(halted, ?)", (reason,))
@@ -192,9 +192,9 @@ class TeacherStore:
         self._execute("UPDATE meter SET reserved = reserved - ?", (row[0],))
         return row[0], row[1]
 
-    def _add_bill(self, teacher: str, nano: int, *, is_known: bool, kept: tuple[bytes, bytes] | None) -> None:
+    def _add_bill(self, teacher: str, nano: int, *, is_known: bool, reply: tuple[bytes, bytes] | None) -> None:
         """Add a bill and update the totals."""
-        row = (time.time(), teacher, nano, is_known, *(kept or (None, None)))
+        row = (time.time(), teacher, nano, is_known, *(reply or (None, None)))
         self._execute("INSERT INTO bills (at, teacher, amount, is_known, key, digest) VALUES (?, ?, ?, ?, ?, ?)", row)
         if is_known:
             self._execute("UPDATE meter SET spent = spent + ?", (nano,))
@@ -217,7 +217,7 @@ class TeacherStore:
     def _take_over(self, owner: str) -> None:
         for (intent,) in self._execute("SELECT id FROM intents WHERE owner = ?", (owner,)).fetchall():
             held, teacher = self._drop(intent)
-            self._add_bill(teacher, held or 0, is_known=False, kept=None)
+            self._add_bill(teacher, held or 0, is_known=False, reply=None)
 
     def _prepare(self) -> None:
         if self._path is None:
@@ -378,12 +378,12 @@ def is_alive(store: Path, name: str) -> bool:
         os.close(descriptor)
 
 
-def dead_owners(store: Path | None, names: Sequence[str], own: str = "") -> Iterator[str]:
+def dead_owners(store: Path | None, names: Sequence[str], own_name: str = "") -> Iterator[str]:
     """Yield the names of dead processes, and remove the lock files of all dead ones."""
     if store is None:
         return
     lock_names = {path.name[len(store.name) + 1 : -len(".lock")] for path in store.parent.glob(f"{store.name}.*.lock")}
-    for name in sorted({*names, *lock_names} - {own}):
+    for name in sorted({*names, *lock_names} - {own_name}):
         if not is_alive(store, name):
             yield name
 

@@ -276,7 +276,7 @@ class _Replay:
 def request_of(builder: RequestBuilder, state: TraceState) -> Request:
     """Return the request that asks about a state."""
     label = f"state {state['state_id']}"
-    return builder.build(state["messages"], state.get("tools"), session_of(state), place=label)
+    return builder.build(state["messages"], state.get("tools"), session_of(state), label=label)
 
 
 def check_threshold(num_teachers: int, threshold: int) -> None:

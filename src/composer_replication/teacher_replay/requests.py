@@ -27,7 +27,7 @@ class Request(NamedTuple):
     body: bytes
     bound_nano: int
     session: str = ""
-    place: str = "a request"
+    label: str = "a request"
 
 
 class RequestSettings(NamedTuple):
@@ -57,7 +57,7 @@ class RequestBuilder:
         tools: Sequence[Mapping[str, Any]] | None,
         session: str = "",
         *,
-        place: str = "a request",
+        label: str = "a request",
     ) -> Request:
         """Build the request for one state from its messages, which are fenced here with the session's marks."""
         sent_messages = fence(messages, session) if self._settings.fence else _as_sent(messages)
@@ -65,7 +65,7 @@ class RequestBuilder:
         body = encode_as_written({**parameters, "messages": sent_messages}, where=f"request to {self._teacher.slug}")
         # A token has at least one byte, and the JSON around a message is longer than what a template puts around it.
         bound = self._teacher.price.bound(len(body), self._settings.max_tokens)
-        return Request(self._teacher, self._key(parameters, messages), body, bound, session, place)
+        return Request(self._teacher, self._key(parameters, messages), body, bound, session, label)
 
     def _parameters(self, tools: Sequence[Mapping[str, Any]] | None) -> dict[str, Any]:
         settings, teacher = self._settings, self._teacher

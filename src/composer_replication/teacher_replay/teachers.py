@@ -93,7 +93,7 @@ def writer_in(path: str | None) -> str | None:
 
 
 def read_teachers(
-    given: Sequence[Mapping[str, Any]],
+    specs: Sequence[Mapping[str, Any]],
     *,
     environment: Mapping[str, str],
     api_key: str | None = None,
@@ -101,12 +101,12 @@ def read_teachers(
     prices: Mapping[str, Price] | None = None,
 ) -> list[Teacher]:
     """Return teachers with their endpoint, price and key. Raises for anything missing, before a request is sent."""
-    if not given:
+    if not specs:
         raise InputError(explain("teachers", got="none", expected="at least one"))
-    slugs = [str(spec.get("slug") or "") for spec in given]
+    slugs = [str(spec.get("slug") or "") for spec in specs]
     if len(set(slugs)) < len(slugs) or not all(slugs):
         raise InputError(explain("teachers", got=f"slugs {slugs}", expected="each with a slug of its own"))
-    return [_read(spec, environment, api_key, base_url, prices or {}) for spec in given]
+    return [_read(spec, environment, api_key, base_url, prices or {}) for spec in specs]
 
 
 def _read(

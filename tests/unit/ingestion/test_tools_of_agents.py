@@ -34,7 +34,7 @@ def test_two_agents_have_a_row_each_for_tools_of_one_name(tmp_path):
         ("shell", CODEX, "inferred", 1),
     ]
     table = read_tools(run)
-    assert (table.given, tool_names(table.of(CLAUDE))) == ({}, ["Edit", "Read", "shell"])
+    assert (table.declared, tool_names(table.of(CLAUDE))) == ({}, ["Edit", "Read", "shell"])
     assert tool_names(table.of(CODEX)) == ["apply_patch", "shell"]
     assert table.of("gemini") == []
     types = [table.of(each)[-1]["function"]["parameters"]["properties"]["command"] for each in (CLAUDE, CODEX)]
@@ -45,7 +45,7 @@ def test_what_a_file_gave_is_every_agents_and_goes_before_what_was_inferred(tmp_
     run = two_agents_run(tmp_path, tools=GIVEN)
     assert [row for row in rows_of(run) if row[2] == "file"] == [("Ask", None, "file", 0), ("shell", None, "file", 2)]
     table = read_tools(run)
-    assert table.given == GIVEN
+    assert table.declared == GIVEN
     assert tool_names(table.of(CLAUDE)) == ["Ask", "Edit", "Read", "shell"]
     assert tool_names(table.of(CODEX)) == ["Ask", "apply_patch", "shell"]
     assert tool_names(table.of("gemini")) == ["Ask", "shell"]

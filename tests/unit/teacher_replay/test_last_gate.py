@@ -53,7 +53,7 @@ def with_secret(secret, num_sessions=2):
 
 def body_of(messages, tools=None):
     (teacher,) = read_teachers(TEACHERS[1:2], environment={}, api_key=KEY, base_url="http://127.0.0.1:1/v1")
-    return RequestBuilder(teacher, RequestSettings()).build(messages, tools, "s", place="state s::0001").body
+    return RequestBuilder(teacher, RequestSettings()).build(messages, tools, "s", label="state s::0001").body
 
 
 @pytest.mark.parametrize(
