@@ -3,9 +3,8 @@
 It can be interrupted or killed at any time. Steps write their files atomically, training resumes from its last
 checkpoint, and paid answers are cached. Running the same command again ends with the same report.
 
-    run_steps         run every stale step
-    STEPS             the table: what each step reads and writes
-    why_..._stale     why a step has to run (again)
+    STEPS        the table: the function of each step, what it reads and writes, and which settings its records use
+    run_steps    run every stale step
 """
 
 from __future__ import annotations
@@ -37,16 +36,166 @@ from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundEr
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import NOT_THERE, sha256_of_file
 from composer_replication.runs.files import control_name, read_evaluation, struck_sites, weight_files_digest
+from composer_replication.runs.shared_reads import sharing_reads
 from composer_replication.teacher_replay.teachers import read_specs, writer_in
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.training import TrainingCallbacks
 
 
-RECORDS = {"split": "split", "sites": "sites", "replay": "teacher_calls", "pairs": "pairs"}
-"""The steps that write records, and the artefact of each whose sidecar tells whether the step is stale."""
 NOTHING_TO_DO = "nothing to do: the training, the evaluation and the report are up to date"
 UP_TO_DATE = "up to date"
+
+
+class Step(NamedTuple):
+    """A step of the pipeline, which is also a verb of the command line with the same name."""
+
+    name: str
+    function_path: str  # "module:function", of `function(section, run, **options)`
+    reads: tuple[str, ...]
+    # A step can do without these: a replay then finds failures itself, pairs come from the sessions only, a training
+    # has no channel 3, and without a split nothing is held out.
+    reads_if_there: tuple[str, ...]
+    writes: tuple[str, ...]
+    # The last two are for steps that write records. The sidecar of the first artefact in `writes` names its sources
+    # and the settings that it was written with. It is stale if one of `optional_sources` has been written since, or
+    # if `settings` returns other values.
+    optional_sources: tuple[str, ...] = ()
+    settings: Callable[[CrfConfig, RunDir], dict[str, Any]] | None = None
+
+    @property
+    def function(self) -> Callable[..., Any]:
+        """The step's function. Its module is imported on demand, because some of them load torch."""
+        module, name = self.function_path.split(":")
+        return getattr(import_module(f"composer_replication.{module}"), name)
+
+    def why_stale(self, config: CrfConfig, run: RunDir) -> str:
+        """Return why the records of this step have to be written (again); empty if they are up to date."""
+        assert self.settings is not None
+        name = self.writes[0]
+        if not run.path(name).exists():
+            return NOT_THERE
+        try:
+            changed = run.changed_sources(name)
+            meta = run.meta(name)
+        except (ArtefactCorruptError, ArtefactNotFoundError):
+            return "cannot be read"
+        recorded = {source.name for source in meta.sources}
+        changed += [source for source in self.optional_sources if run.path(source).exists() and source not in recorded]
+        if changed:
+            return f"{' and '.join(dict.fromkeys(changed))} changed since"
+        # A sidecar of an earlier version lacks newer settings. Their old values are unknown and count as unchanged.
+        changed_settings = [
+            f"{key}: {meta.settings[key]} -> {value}"
+            for key, value in self.settings(config, run).items()
+            if key in meta.settings and meta.settings[key] != value
+        ]
+        return "; ".join(changed_settings)
+
+
+def _split_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+    options = config.split
+    return {"by": options.by, "validation": options.validation, "test": TEST if options.test is None else options.test}
+
+
+def _sites_settings(config: CrfConfig, run: RunDir) -> dict[str, Any]:
+    options = config.sites
+    return {
+        "min_confidence": options.min_confidence,
+        "struck": sorted(struck_sites(run)),
+        "writer": writer_in(options.writer),
+    }
+
+
+def _replay_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+    options = config.replay
+    names = ("gate", "threshold", "send_tools", "max_history_tokens", "states", "limit", "max_usd")
+    slugs = [str(spec["slug"]) for spec in read_specs(options.teachers, "replay.teachers") or ()]
+    return {"teachers": slugs, **{name: getattr(options, name) for name in names}}
+
+
+def _pairs_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
+    options = config.pairs
+    settings = {"threshold": options.threshold} if options.threshold is not None else {}
+    names = ("where_it_worked", "thinking", "corrections", "filters", "recipe")
+    return settings | {name: getattr(options, name) for name in names}
+
+
+_INGESTED = ("conversations", "tools")
+_TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model", "control")
+_EVALUATED = ("evaluation", "evaluated", "sampled", "token_gaps")
+_SHOWN = ("split", "sites", "conventions", "teacher_calls", "pairs", "hint_proof", "metrics", "adapter", "model")
+STEPS = (
+    Step("ingest", "cli.ingest:ingest", reads=(), reads_if_there=(), writes=(*_INGESTED, "session_sources")),
+    Step(
+        "split",
+        "cli.split:write_split",
+        reads=("conversations",),
+        reads_if_there=(),
+        writes=("split",),
+        settings=_split_settings,
+    ),
+    Step(
+        "sites",
+        "cli.sites:write_sites",
+        reads=_INGESTED,
+        reads_if_there=("split", "conventions"),
+        writes=("sites", "conventions"),
+        optional_sources=("split", "conventions"),
+        settings=_sites_settings,
+    ),
+    Step(
+        "replay",
+        "cli.replay:replay",
+        reads=_INGESTED,
+        reads_if_there=("split", "sites"),
+        writes=("teacher_calls", "teacher_cache", "asked_tools"),
+        optional_sources=("split",),
+        settings=_replay_settings,
+    ),
+    Step(
+        "pairs",
+        "cli.pairs:write_pairs",
+        reads=_INGESTED,
+        reads_if_there=("split", "sites", "teacher_calls", "asked_tools"),
+        writes=("pairs",),
+        optional_sources=("split", "sites", "teacher_calls"),
+        settings=_pairs_settings,
+    ),
+    Step(
+        "train",
+        "trainer.from_config.train_run:train",
+        reads=_INGESTED,
+        reads_if_there=("split", "sites", "pairs"),
+        writes=_TRAINED,
+    ),
+    Step(
+        "evaluate",
+        "evaluation.evaluate:evaluate",
+        reads=(*_INGESTED, "split"),
+        reads_if_there=("sites", "pairs", "adapter", "model", "control"),
+        writes=_EVALUATED,
+    ),
+    Step(
+        "report",
+        "cli.report:write_report",
+        reads=("conversations",),
+        reads_if_there=(*_SHOWN, *_EVALUATED),
+        writes=("report_html", "report_md", "report_sessions"),
+    ),
+)
+_STEP_BY_NAME = {step.name: step for step in STEPS}
+
+
+def step_named(name: str) -> Step:
+    """Return the step with this name."""
+    return _STEP_BY_NAME[name]
+
+
+def record_steps(config: CrfConfig) -> list[Step]:
+    """Return the steps that write records; without teachers there is no replay among them."""
+    has_teachers = config.replay.teachers is not None
+    return [step for step in STEPS if step.settings is not None and (step.name != "replay" or has_teachers)]
 
 
 @dataclass(frozen=True)
@@ -100,7 +249,7 @@ def run_steps(
     if is_remembered:
         remember(config, run)
     config = replace(config, train=replace(config.train, run=str(run.root)))
-    with run.used_alone("crf run"):
+    with run.used_alone("crf run"), sharing_reads():
         for name, why, function in _steps(config, run, callbacks):
             if not why:
                 result.outcomes.append(_StepOutcome(name, False, UP_TO_DATE, 0.0))
@@ -127,13 +276,8 @@ def _steps(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Iterator[
     """Yield the steps in order. As a generator, it checks each one only after those before it have run."""
     if config.ingest.paths:
         yield "ingest", "reads what is new", lambda: _ingest(config, run, callbacks)
-    for name, artefact in RECORDS.items():
-        if name != "replay" or config.replay.teachers is not None:
-            yield (
-                name,
-                why_records_stale(artefact, config, run),
-                partial(step_named(name).function, getattr(config, name), run),
-            )
+    for step in record_steps(config):
+        yield step.name, step.why_stale(config, run), partial(step.function, getattr(config, step.name), run)
     learnable = count_learnable(run)
     check_enough_to_learn(config, learnable)
     yield from _training_steps(resolve_for_training(config), run, learnable, callbacks)
@@ -145,7 +289,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
     from composer_replication.evaluation.evaluate import PARTIAL
     from composer_replication.trainer.from_config.train_run import set_aside, trained_in, what_training_does, why_train
 
-    arms = arms_of(config)
+    arms = arm_configs(config)
     if any(why_train(arm, run).why for arm in arms.values()):
         check_verdict_possible(config, learnable, count_measurable(config, run), callbacks.on_message)
     for name, arm in arms.items():
@@ -156,29 +300,29 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
         yield name, words, lambda arm=arm: _train(arm, run, callbacks)
     folders = {name: trained_in(arm, run) for name, arm in arms.items()}
     weights: dict[str, Any] = {"control": None, "after": folders.pop("train"), **folders}
-    inputs = evaluation_inputs(config, run, weights)
+    inputs = _evaluation_inputs(config, run, weights)
 
     def evaluate() -> Any:
         models = {"before": config.train.model, "after": str(weights["after"])}
         controls = [*map(str, folders.values())]
         with callbacks.training_progress(0) as progress:
             record = step_named("evaluate").function(config, run, **models, control=controls, progress=progress)
-        record_artefact_hashes("evaluate", run, inputs)
+        _record_hashes("evaluate", run, inputs)
         return record
 
-    why_evaluate = why_output_stale("evaluate", run, inputs)
+    why_evaluate = _why_output_stale("evaluate", run, inputs)
     if why_evaluate and (run.root / PARTIAL).exists():
         why_evaluate += "; scores of an interrupted evaluation are reused where they are still valid"
     yield "evaluate", why_evaluate, evaluate
     records = ("evaluation", "conversations", "split", "sites", "pairs", "teacher_calls", "hint_proof")
-    report_sources = {**artefact_hashes(run, records), **_weight_hashes(weights)}
+    report_sources = {**_artefact_hashes(run, records), **_weight_hashes(weights)}
 
     def write_report() -> Any:
         report = step_named("report").function(run, trained_in=weights["after"].parent)
-        record_artefact_hashes("report", run, report_sources)
+        _record_hashes("report", run, report_sources)
         return report
 
-    yield "report", why_output_stale("report", run, report_sources), write_report
+    yield "report", _why_output_stale("report", run, report_sources), write_report
 
 
 def _ingest(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Any:
@@ -191,7 +335,7 @@ def _train(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Any:
         return step_named("train").function(config, run, progress=progress)
 
 
-def arms_of(config: CrfConfig) -> dict[str, CrfConfig]:
+def arm_configs(config: CrfConfig) -> dict[str, CrfConfig]:
     """Return the configs of the training and of its controls, by the name of their step."""
     arms, shuffles = {"train": config}, range(1, config.run.shuffles + 1) if config.run.control else ()
     for shuffle in shuffles:
@@ -207,151 +351,22 @@ def resolve_for_training(config: CrfConfig) -> CrfConfig:
     return replace(inputs.config, train=replace(inputs.config.train, run=config.train.run))
 
 
-# ---- The table of the steps
-# A step can do without what it reads "if there": a replay then finds failures itself, pairs come from the sessions
-# only, a training has no channel 3, and without a split nothing is held out.
-
-# Ablations run these steps as well, without the command line. All others are in this package.
-_MODULES_OUTSIDE_CLI = {
-    "train": "composer_replication.trainer.from_config.train_run",
-    "evaluate": "composer_replication.evaluation.evaluate",
-}
-
-
-class Step(NamedTuple):
-    """A step. Its name is also that of its verb and of its section of the config; a report has no section."""
-
-    name: str
-    function_name: str
-    reads: tuple[str, ...]
-    reads_if_there: tuple[str, ...]
-    writes: tuple[str, ...]
-
-    @property
-    def function(self) -> Callable[..., Any]:
-        """The step's `function(section, run, **options)`. Imported on demand: some of them load torch."""
-        return getattr(
-            import_module(_MODULES_OUTSIDE_CLI.get(self.name, f"composer_replication.cli.{self.name}")),
-            self.function_name,
-        )
-
-
-def step_named(name: str) -> Step:
-    """Return the step of this name."""
-    return next(step for step in STEPS if step.name == name)
-
-
-_INGESTED = ("conversations", "tools")
-_TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model", "control")
-_EVALUATED = ("evaluation", "evaluated", "sampled", "token_gaps")
-_SHOWN_IN_REPORT = (
-    "split",
-    "sites",
-    "conventions",
-    "teacher_calls",
-    "pairs",
-    "hint_proof",
-    "metrics",
-    "adapter",
-    "model",
-)
-_PAGES = ("report_html", "report_md", "report_sessions")
-STEPS = (
-    Step("ingest", "ingest", (), (), (*_INGESTED, "session_sources")),
-    Step("split", "write_split", ("conversations",), (), ("split",)),
-    Step("sites", "write_sites", _INGESTED, ("split", "conventions"), ("sites", "conventions")),
-    Step("replay", "replay", _INGESTED, ("split", "sites"), ("teacher_calls", "teacher_cache", "asked_tools")),
-    Step("pairs", "write_pairs", _INGESTED, ("split", "sites", "teacher_calls", "asked_tools"), ("pairs",)),
-    Step("train", "train", _INGESTED, ("split", "sites", "pairs"), _TRAINED),
-    Step("evaluate", "evaluate", (*_INGESTED, "split"), ("sites", "pairs", "adapter", "model", "control"), _EVALUATED),
-    Step("report", "write_report", ("conversations",), (*_SHOWN_IN_REPORT, *_EVALUATED), _PAGES),
-)
-
-
-# ---- Why a step has to run (again)
-# Its output does not exist, or was made from other inputs or with other settings. Records have a sidecar that lists
-# both, weights have training.json. For evaluation and report, `crf run` stores the inputs itself, in this file:
+# ---- Whether the evaluation and the report are up to date
+# Records have a sidecar that lists their inputs, and weights have training.json. For these two steps, `crf run` stores
+# the hashes of the inputs and outputs itself, in this file:
 
 _INPUT_RECORDS = ".made_of.json"
-_UNSET = object()
-# Sources that an artefact need not have, but that make it stale if they appear later.
-_OPTIONAL_SOURCES = {
-    "sites": ("split", "conventions"),
-    "teacher_calls": ("split",),
-    "pairs": ("split", "sites", "teacher_calls"),
-}
-_OUTPUTS = {"evaluate": ("evaluation",), "report": ("report_html", "report_md")}
 
 
-def why_records_stale(name: str, config: CrfConfig, run: RunDir) -> str:
-    """Return why the records `name` have to be written (again); empty if they are up to date."""
-    if not run.path(name).exists():
-        return NOT_THERE
-    try:
-        changed = run.changed_sources(name)
-        meta = run.meta(name)
-    except (ArtefactCorruptError, ArtefactNotFoundError):
-        return "cannot be read"
-    source_names = {source.name for source in meta.sources}
-    changed += [
-        source for source in _OPTIONAL_SOURCES.get(name, ()) if run.path(source).exists() and source not in source_names
-    ]
-    if changed:
-        return f"{' and '.join(dict.fromkeys(changed))} changed since"
-    # A setting that the sidecar does not have is newer than the file: nobody knows its value then, so it cannot differ.
-    changed_settings = [
-        f"{key}: {old} -> {value}"
-        for key, value in _SETTINGS[name](config, run).items()
-        if (old := meta.settings.get(key, _UNSET)) is not _UNSET and old != value
-    ]
-    return "; ".join(changed_settings)
-
-
-def _split_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
-    section = config.split
-    return {"by": section.by, "validation": section.validation, "test": TEST if section.test is None else section.test}
-
-
-def _sites_settings(config: CrfConfig, run: RunDir) -> dict[str, Any]:
-    section = config.sites
-    return {
-        "min_confidence": section.min_confidence,
-        "struck": sorted(struck_sites(run)),
-        "writer": writer_in(section.writer),
-    }
-
-
-def _replay_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
-    section = config.replay
-    names = ("gate", "threshold", "send_tools", "max_history_tokens", "states", "limit", "max_usd")
-    slugs = [str(spec["slug"]) for spec in read_specs(section.teachers, "replay.teachers") or ()]
-    return {"teachers": slugs, **{name: getattr(section, name) for name in names}}
-
-
-def _pairs_settings(config: CrfConfig, _run: RunDir) -> dict[str, Any]:
-    section = config.pairs
-    settings = {"threshold": section.threshold} if section.threshold is not None else {}
-    names = ("where_it_worked", "thinking", "corrections", "filters", "recipe")
-    return settings | {name: getattr(section, name) for name in names}
-
-
-_SETTINGS: Mapping[str, Callable[[CrfConfig, RunDir], dict[str, Any]]] = {
-    "split": _split_settings,
-    "sites": _sites_settings,
-    "teacher_calls": _replay_settings,
-    "pairs": _pairs_settings,
-}
-
-
-def why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> str:
+def _why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> str:
     """Return why an evaluation or a report has to be made (again), given the hashes of its current inputs."""
-    if not all(run.path(name).exists() for name in _OUTPUTS[step]):
+    if not all(run.path(name).exists() for name in _output_files(step)):
         return NOT_THERE
     recorded = _read_input_records(run).get(step)
     if recorded is None:
         return "was not made by `crf run`"
     # The outputs are compared as well: somebody may have replaced them.
-    current = {**inputs, **artefact_hashes(run, _OUTPUTS[step])}
+    current = {**inputs, **_artefact_hashes(run, _output_files(step))}
     changed = [name for name in {**recorded, **current} if recorded.get(name) != current.get(name)]
     # Options have dotted names ("evaluation.samples"), files have not.
     options = [f"{name}: {recorded.get(name, 'unset')} -> {current.get(name)}" for name in changed if "." in name]
@@ -359,10 +374,14 @@ def why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -
     return "; ".join([*([f"{' and '.join(files)} changed since"] if files else []), *options])
 
 
-def record_artefact_hashes(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> None:
+def _record_hashes(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> None:
     """Store the hashes of the inputs and outputs of a finished evaluation or report."""
-    record = {**inputs, **artefact_hashes(run, _OUTPUTS[step])}
+    record = {**inputs, **_artefact_hashes(run, _output_files(step))}
     atomic_write_json(run.root / _INPUT_RECORDS, {**_read_input_records(run), step: record})
+
+
+def _output_files(step: str) -> list[str]:
+    return [name for name in step_named(step).writes if ARTEFACTS[name].kind == "file"]
 
 
 def _read_input_records(run: RunDir) -> dict[str, Any]:
@@ -370,9 +389,9 @@ def _read_input_records(run: RunDir) -> dict[str, Any]:
     return decode_object(path.read_bytes()) if path.exists() else {}
 
 
-def evaluation_inputs(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
+def _evaluation_inputs(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
     """Return hashes of what an evaluation reads: records, weights, the files of its section, and its options."""
-    records = artefact_hashes(run, ("conversations", "split", "sites", "pairs"))
+    records = _artefact_hashes(run, ("conversations", "split", "sites", "pairs"))
     section = config.evaluation
     paths = {"gsm8k": section.gsm8k, "code": section.code}
     files = {name: None if path is None else _file_hash(Path(path)) for name, path in paths.items()}
@@ -389,7 +408,7 @@ def _weight_hashes(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
     return digests
 
 
-def artefact_hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
+def _artefact_hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
     """Return hashes of the files of these artefacts; None for those that do not exist."""
     return {name: _file_hash(run.path(name)) for name in names if ARTEFACTS[name].kind != "folder"}
 

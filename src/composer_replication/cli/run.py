@@ -30,12 +30,11 @@ from composer_replication.cli.console import (
 )
 from composer_replication.cli.main import INTERRUPTED
 from composer_replication.cli.pipeline import (
-    RECORDS,
     UP_TO_DATE,
-    arms_of,
+    arm_configs,
+    record_steps,
     resolve_for_training,
     step_named,
-    why_records_stale,
 )
 from composer_replication.cli.run_checks import (
     check_enough_to_learn,
@@ -408,14 +407,12 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
         "sites": replace(config.sites, writer=None),
         "pairs": config.pairs,
     }
-    for name, written in RECORDS.items():
-        if name == "replay" and config.replay.teachers is None:
-            continue
-        steps.append(_PlannedStep(name, why_records_stale(written, config, run)))
-        if name == "replay":
+    for step in record_steps(config):
+        steps.append(_PlannedStep(step.name, step.why_stale(config, run)))
+        if step.name == "replay":
             price = plan_replay(config.replay, run).price
         elif steps[-1].why:
-            step_named(name).function(sections[name], run)
+            step.function(sections[step.name], run)
     return steps, price
 
 
@@ -425,7 +422,7 @@ def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedS
 
     has_run = (output / "run.json").exists()
     steps = list[_PlannedStep]()
-    for name, arm in arms_of(config).items():
+    for name, arm in arm_configs(config).items():
         arm = replace(arm, train=replace(arm.train, output=arm.train.output or str(output)))
         why = why_train(arm, run)
         words = what_training_does(arm, run, why) if why.why else ""

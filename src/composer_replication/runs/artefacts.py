@@ -6,10 +6,11 @@ written whole, and no row is returned before the file agrees with its sidecar.
 
 from __future__ import annotations
 
+import contextlib
 import difflib
 import hashlib
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Generator, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import UTC, datetime
 from io import BufferedReader
@@ -20,6 +21,7 @@ from typing import Any, BinaryIO, Literal, NamedTuple, TypeVar, cast
 from composer_replication.atomic import commit_together, directory_lock, staged
 from composer_replication.canonical_json import decode_object, encode, encode_as_written
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError, explain
+from composer_replication.runs.shared_reads import shared_read
 
 NOT_THERE = "is not there yet"  # the reason to run a step that has never run
 Kind = Literal["records", "journal", "file", "folder"]
@@ -291,14 +293,37 @@ def read_records(
 
 def open_records(directory: Path, artefact: Artefact) -> tuple[ArtefactMeta, BufferedReader]:
     """Return the sidecar and the open data file, opened under a lock so that no writer replaces one of the two."""
-    data, sidecar = directory / artefact.file_name, directory / artefact.sidecar_name
-    if not data.exists():
+    with _locked_meta(directory, artefact) as meta:
+        return meta, (directory / artefact.file_name).open("rb")
+
+
+def read_meta(directory: Path, artefact: Artefact) -> ArtefactMeta:
+    """Return the sidecar of an artefact that exists."""
+    with _locked_meta(directory, artefact) as meta:
+        return meta
+
+
+@contextlib.contextmanager
+def _locked_meta(directory: Path, artefact: Artefact) -> Generator[ArtefactMeta]:
+    if not (directory / artefact.file_name).exists():
         raise not_found(artefact, directory)
     with directory_lock(directory, exclusive=False):
+        sidecar = directory / artefact.sidecar_name
         if not sidecar.exists():
             raise _corrupt(artefact, got="no sidecar", expected=f"{artefact.sidecar_name} beside it")
-        meta = _read_sidecar(sidecar)
-        return meta, data.open("rb")
+        yield _read_sidecar(sidecar)
+
+
+def verified_meta(directory: Path, artefact: Artefact) -> ArtefactMeta:
+    """Return the sidecar of an artefact after comparing it with the data file."""
+
+    def verify() -> ArtefactMeta:
+        meta, file = open_records(directory, artefact)
+        with file:
+            check_pair(file, meta, artefact, verify=True)
+        return meta
+
+    return shared_read("verified", [directory / artefact.file_name, directory / artefact.sidecar_name], verify)
 
 
 def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, verify: bool) -> None:

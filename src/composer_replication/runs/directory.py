@@ -22,7 +22,7 @@ from composer_replication.runs.artefacts import (
     find_artefact,
     not_found,
     now,
-    open_records,
+    read_meta,
     read_records,
     refuse_old,
     write_records,
@@ -137,9 +137,7 @@ class RunDir:
 
     def meta(self, name: str) -> ArtefactMeta:
         """Return the sidecar of a JSONL artefact."""
-        meta, file = open_records(self.root, find_artefact(name, kind="records"))
-        file.close()
-        return meta
+        return read_meta(self.root, find_artefact(name, kind="records"))
 
     def write_jsonl(
         self,

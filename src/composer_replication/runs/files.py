@@ -16,6 +16,7 @@ from composer_replication.errors import ArtefactCorruptError, InputError, explai
 from composer_replication.messages import ToolSchemas, tool_rows
 from composer_replication.runs.artefacts import find_artefact, not_found, sha256_of_file
 from composer_replication.runs.directory import RunDir
+from composer_replication.runs.shared_reads import MAX_SHARED_BYTES, is_sharing_reads, shared_read
 from composer_replication.runs.split import held_out_of
 from composer_replication.types import (
     Action,
@@ -70,12 +71,23 @@ def conversation_from_row(row: Mapping[str, Any]) -> Conversation:
 
 def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversation]:
     """Return an iterator over the conversations of a run; `verify` as in `RunDir.read_jsonl`."""
-    return (
-        conversation_from_row(row)
-        for row in run.read_jsonl(
+
+    def decode() -> Iterator[Conversation]:
+        rows = run.read_jsonl(
             "conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION, verify=verify
         )
-    )
+        return (conversation_from_row(row) for row in rows)
+
+    path = run.path("conversations")
+    if not is_sharing_reads() or not path.exists() or path.stat().st_size > MAX_SHARED_BYTES:
+        return decode()
+    return iter(shared_read("conversations", _files_of(run, "conversations"), lambda: tuple(decode())))
+
+
+def _files_of(run: RunDir, *names: str) -> list[Path]:
+    """Return the files that these records are read from, sidecars included."""
+    artefacts = [find_artefact(name) for name in names]
+    return [run.root / name for artefact in artefacts for name in (artefact.file_name, artefact.sidecar_name)]
 
 
 def _turn(row: Mapping[str, Any]) -> Turn:
@@ -148,15 +160,19 @@ def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
 
     With `with_test`, return those of all sessions: the judge of calls needs to know what the agents really had.
     """
-    rows = list(run.read_jsonl("tools", schema=TOOLS_SCHEMA, version=TOOLS_VERSION))
-    held_out = frozenset[str]() if with_test else held_out_of(run)
-    if not held_out:
-        return table_of(rows)
-    inferred = ToolSchemas()
-    for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION):
-        if row["id"] not in held_out:
-            inferred.add_row(row)
-    return table_of(tool_rows(inferred, table_of(rows).declared))
+
+    def read() -> ToolTable:
+        rows = list(run.read_jsonl("tools", schema=TOOLS_SCHEMA, version=TOOLS_VERSION))
+        held_out = frozenset[str]() if with_test else held_out_of(run)
+        if not held_out:
+            return table_of(rows)
+        inferred = ToolSchemas()
+        for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION):
+            if row["id"] not in held_out:
+                inferred.add_row(row)
+        return table_of(tool_rows(inferred, table_of(rows).declared))
+
+    return shared_read(f"tools, with_test={with_test}", _files_of(run, "tools", "split", "conversations"), read)
 
 
 def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:

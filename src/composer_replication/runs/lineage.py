@@ -21,11 +21,10 @@ from composer_replication.runs.artefacts import (
     ARTEFACTS,
     ArtefactMeta,
     Source,
-    check_pair,
     find_artefact,
     not_found,
-    open_records,
     sha256_of_file,
+    verified_meta,
 )
 
 RECORD = "training.json"
@@ -119,9 +118,7 @@ def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
     """Return the sidecar (None unless it has records) and the hash of an artefact as it is on disk."""
     artefact = find_artefact(name)
     if artefact.kind == "records":
-        meta, file = open_records(directory, artefact)
-        with file:
-            check_pair(file, meta, artefact, verify=True)
+        meta = verified_meta(directory, artefact)
         return meta, meta.sha256
     if artefact.kind == "folder":
         raise InputError(f"artefact {name!r} is a folder and has no hash: name the files in it as sources")

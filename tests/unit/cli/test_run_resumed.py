@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from collections import Counter
+from pathlib import Path
 
 import pytest
 
@@ -11,7 +13,7 @@ from composer_replication.cli.main import main
 from composer_replication.cli.pipeline import NOTHING_TO_DO
 from composer_replication.evaluation import evaluate
 from composer_replication.evaluation.record import record_of
-from composer_replication.runs.artefacts import NOT_THERE
+from composer_replication.runs.artefacts import NOT_THERE, PASSES
 from composer_replication.trainer.metrics_file import StepCallback
 from composer_replication.trainer.sessions.phases import PhaseTimes
 from output_facts import lines_with
@@ -116,3 +118,25 @@ def test_a_warm_up_that_was_stopped_is_resumed_and_an_evaluation_too(crf_run):
     ended = crf_run(**warm)
     assert lines_with(line(ended, "evaluate: "), "evaluation", "scores")
     assert not [each for each in ended.splitlines() if each.startswith("train: ")]
+
+
+def test_a_run_decodes_a_conversation_twice_at_most_and_seldom_opens_the_file(crf_run, monkeypatch):
+    """Steps hand what they have read to the next: all steps with a control and sampled calls, then nothing to do."""
+    opened, original = Counter(), Path.open
+
+    def counted(path, mode="r", *args, **kwargs):
+        opened[path.name] += 1
+        return original(path, mode, *args, **kwargs)
+
+    monkeypatch.setattr(Path, "open", counted)
+    before = Counter(PASSES)
+    evaluation = {"evaluation__samples": "1", "evaluation__good_turns": "4", "evaluation__new_tokens": "8"}
+    settings = {"run__control": "true", "run__shuffles": "2", "train__proof__on": "false", **evaluation}
+    crf_run(**settings)
+    assert (Counter(PASSES) - before)["decoded conversations"] <= 2
+    assert 0 < opened["conversations.jsonl"] <= 20
+    opened.clear()
+    before = Counter(PASSES)
+    assert NOTHING_TO_DO in crf_run(**settings)
+    assert (Counter(PASSES) - before)["decoded conversations"] <= 2
+    assert opened["conversations.jsonl"] <= 20

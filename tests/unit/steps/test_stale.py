@@ -13,10 +13,10 @@ from run_pieces import ingested, write_session
 
 from composer_replication.cli.pairs import write_pairs
 from composer_replication.cli.pipeline import (
-    evaluation_inputs,
-    record_artefact_hashes,
-    why_output_stale,
-    why_records_stale,
+    _evaluation_inputs,
+    _record_hashes,
+    _why_output_stale,
+    step_named,
 )
 from composer_replication.cli.run_checks import Learnable, TrainingSessions, check_enough_to_learn, count_learnable
 from composer_replication.cli.sites import write_sites
@@ -61,7 +61,7 @@ def made(run, config=None):
 
 
 def whys(run, config=None):
-    return [why_records_stale(name, config or CrfConfig(), run) for name in NAMES]
+    return [step_named(name).why_stale(config or CrfConfig(), run) for name in NAMES]
 
 
 def named_in(why):
@@ -116,29 +116,29 @@ def test_a_hint_that_is_struck_out_makes_pairs_old_and_the_reason_is_the_right_o
 
 
 def test_an_evaluation_is_made_again_when_what_it_was_made_of_is_another(run):
-    assert why_output_stale("evaluate", run, {"sites": "1"}) == NOT_THERE
+    assert _why_output_stale("evaluate", run, {"sites": "1"}) == NOT_THERE
     run.path("evaluation").write_text("{}")
-    assert "`crf run`" in why_output_stale("evaluate", run, {"sites": "1"})
-    record_artefact_hashes("evaluate", run, {"sites": "1", "after": "x"})
-    assert why_output_stale("evaluate", run, {"sites": "1", "after": "x"}) == ""
-    assert named_in(why_output_stale("evaluate", run, {"sites": "1", "after": "y"})) == ["after"]
+    assert "`crf run`" in _why_output_stale("evaluate", run, {"sites": "1"})
+    _record_hashes("evaluate", run, {"sites": "1", "after": "x"})
+    assert _why_output_stale("evaluate", run, {"sites": "1", "after": "x"}) == ""
+    assert named_in(_why_output_stale("evaluate", run, {"sites": "1", "after": "y"})) == ["after"]
 
 
 def test_an_option_of_an_evaluation_that_changed_is_named_with_both_values(run):
     weights = {"after": None}
     run.path("evaluation").write_text("{}")
-    record_artefact_hashes("evaluate", run, evaluation_inputs(CrfConfig(), run, weights))
+    _record_hashes("evaluate", run, _evaluation_inputs(CrfConfig(), run, weights))
     other = CrfConfig(evaluation=EvaluationConfig(samples=1, seed=3))
-    assert why_output_stale("evaluate", run, evaluation_inputs(other, run, weights)) == (
+    assert _why_output_stale("evaluate", run, _evaluation_inputs(other, run, weights)) == (
         "evaluation.samples: 4 -> 1; evaluation.seed: 0 -> 3"
     )
 
 
 def test_an_evaluation_that_somebody_replaced_is_made_again(run):
     run.path("evaluation").write_text("{}")
-    record_artefact_hashes("evaluate", run, {})
+    _record_hashes("evaluate", run, {})
     run.path("evaluation").write_text('{"models": "others"}')
-    assert named_in(why_output_stale("evaluate", run, {})) == ["evaluation"]
+    assert named_in(_why_output_stale("evaluate", run, {})) == ["evaluation"]
 
 
 def test_other_bytes_of_weights_and_of_files_for_damage_are_seen(run, tmp_path):
@@ -148,12 +148,13 @@ def test_other_bytes_of_weights_and_of_files_for_damage_are_seen(run, tmp_path):
     tasks.write_text("{}")
     config = CrfConfig(evaluation=EvaluationConfig(gsm8k=str(tasks)))
     run.path("evaluation").write_text("{}")
-    record_artefact_hashes("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None}))
-    assert why_output_stale("evaluate", run, evaluation_inputs(config, run, {"after": weights, "control": None})) == ""
+    inputs = _evaluation_inputs(config, run, {"after": weights, "control": None})
+    _record_hashes("evaluate", run, inputs)
+    assert _why_output_stale("evaluate", run, inputs) == ""
     (weights / "adapter_model.safetensors").write_bytes(b"two")
     tasks.write_text("[]")
-    now = evaluation_inputs(config, run, {"after": weights, "control": None})
-    assert named_in(why_output_stale("evaluate", run, now)) == ["after", "gsm8k"]
+    now = _evaluation_inputs(config, run, {"after": weights, "control": None})
+    assert named_in(_why_output_stale("evaluate", run, now)) == ["after", "gsm8k"]
 
 
 def numbers_of(text):

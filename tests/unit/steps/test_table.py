@@ -37,6 +37,7 @@ def test_what_a_step_reads_was_written_before_it_and_each_artefact_has_one_write
     written = set()
     for step in STEPS:
         assert {*step.reads, *step.reads_if_there} <= written | set(step.writes)
+        assert set(step.optional_sources) <= set(step.reads_if_there)
         assert not written & set(step.writes)
         written |= set(step.writes)
     made_by_steps = {
