@@ -13,8 +13,9 @@ from transformers import PreTrainedTokenizerBase
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.envs.workspace import TOOLS, Difficulty, Outcome, Task, TestRunner, Workspace, generate_task
-from composer_replication.trainer.rollouts.channel import add_wrong_hints
-from composer_replication.trainer.rollouts.sites import FoundSites, Rollout, RolloutSites
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder, ErringTurns
+from composer_replication.trainer.rollouts.sites import Rollout
+from composer_replication.trainer.rollouts.unrelated_hints import add_unrelated_hints
 from composer_replication.types import Message
 
 SCHEMAS = {each["function"]["name"]: each["function"]["parameters"] for each in TOOLS}
@@ -154,9 +155,9 @@ class Retrial:
         return None if is_over else answer_ids(self.tokenizer, outcome)
 
 
-def hinted_sites(tokenizer: PreTrainedTokenizerBase, episodes: Sequence[Acting]) -> list[FoundSites]:
+def hinted_sites(tokenizer: PreTrainedTokenizerBase, episodes: Sequence[Acting]) -> list[ErringTurns]:
     """The sites of these episodes with their hints, and with hints of other kinds for contrast: as GRPO finds them."""
-    finder = RolloutSites(Renderer(tokenizer, tools=list(TOOLS)))
+    finder = ErringTurnFinder(Renderer(tokenizer, tools=list(TOOLS)))
     found = [finder.find(episode.rollout()) for episode in episodes]
-    add_wrong_hints(finder, found, "card")
+    add_unrelated_hints(finder, found, "card")
     return found

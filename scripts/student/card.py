@@ -88,7 +88,7 @@ def hint_figures(model: torch.nn.Module, tokenizer: Any, episodes: Sequence[Acti
     """How often a turn that erred errs in the same way when it is taken again, by the hint before it."""
     trials: list[tuple[int, str, str, Retrial]] = []
     for number, (episode, found) in enumerate(zip(episodes, hinted_sites(tokenizer, episodes), strict=True)):
-        for taught in found.taught:
+        for taught in found.turns:
             if taught.wrong_ids is None:
                 continue
             turn = int(taught.turn_id.rpartition("-")[2])

@@ -50,8 +50,10 @@ def test_a_teacher_without_a_hint_teaches_nothing_in_mixed_precision(policy: Pat
         for sample, each in enumerate(batch["sdpo_sites"]):
             ids = torch.cat([batch["prompt_ids"][sample], batch["completion_ids"][sample]])
             padding = int((batch["prompt_mask"][sample] == 0).sum())
-            for site in each:
-                site["teacher_ids"], site["teacher_start"] = ids[padding : padding + site["end"]].cpu(), site["start"]
+            each[:] = [
+                turn._replace(teacher_ids=ids[padding : padding + turn.end].cpu(), teacher_start=turn.start)
+                for turn in each
+            ]
         return batch
 
     trainer._generate_and_score_completions = unhinted  # type: ignore[method-assign]

@@ -17,7 +17,7 @@ from composer_replication.envs.trl_environment import task_rows
 from composer_replication.evaluation.ablation.workspace import SCHEMAS, TaskEpisode, files_worth, play_all
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.presets import ChannelSettings
-from composer_replication.trainer.rollouts.sites import ITEMS, SITES
+from composer_replication.trainer.rollouts.hint_distillation import ITEMS, SITES, ErringTurn
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from recipes.recorded_episodes import played
 from recipes.recorded_steps import (
@@ -81,13 +81,21 @@ class Recorder(TrainerCallback):
         self._trainer, self._most, self._start = trainer, most_steps, start_weights(trainer.model)
         self._sums: list[torch.Tensor] = []
         self._compute, self._score = trainer.channel_loss.compute, trainer.sampling.score
+        self._rate, self._rewards = trainer.sampling.rewards, torch.empty(0)
         trainer.channel_loss.compute, trainer.sampling.score = self.compute, self.score
+        trainer.sampling.rewards = self.rewards
         trainer.add_callback(self)
+
+    def rewards(self, original: Any, *given: Any) -> torch.Tensor:
+        """Those of the only reward function."""
+        rewards = self._rate(original, *given)
+        self._rewards = rewards[:, 0]
+        return rewards
 
     def score(self, original: Any, inputs: list[dict[str, Any]]) -> dict[str, Any]:
         """With the rewards and the groups, which TRL then shuffles with the rest."""
         batch = self._score(original, inputs)
-        batch["rewards"] = self._trainer.sampling._all_rewards.clone()
+        batch["rewards"] = self._rewards.clone()
         batch["group"] = torch.arange(ROWS) // GROUP
         batch["place"] = torch.arange(ROWS)
         batch["task_seeds"] = torch.tensor([each["seed"] for each in inputs])
@@ -119,7 +127,7 @@ class Recorder(TrainerCallback):
 
 def batch_of(inputs: dict[str, Any]) -> Batch:
     sites = [
-        Site(row, turn["start"], turn["end"], turn["teacher_start"], turn["teacher_ids"], turn["kind"], turn["hint"])
+        Site(row, turn.start, turn.end, turn.teacher_start, turn.teacher_ids, turn.kind, turn.hint)
         for row, turns in enumerate(inputs[SITES])
         for turn in turns
     ]
@@ -228,15 +236,7 @@ def inputs_of(batch: Batch) -> dict[str, Any]:
     """A recorded batch as TRL's loss takes it, with our sites."""
     turns = [
         [
-            {
-                "start": site.start,
-                "end": site.end,
-                "teacher_ids": site.teacher_ids,
-                "teacher_start": site.teacher_start,
-                "kind": site.kind,
-                "hint": site.hint,
-                "turn_id": f"{row}",
-            }
+            ErringTurn(site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, f"{row}")
             for site in batch.sites
             if site.row == row
         ]

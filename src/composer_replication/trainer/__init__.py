@@ -2,7 +2,7 @@
 
 The names below are imported on first use, so importing this package loads no trainer.
 
-presets           recommended settings as arguments, and the knobs of channels 2 and 3
+presets           recommended settings as arguments
 same_start        checks that all processes begin with the same weights, data and settings
 teacher_keeper    channel 2's teacher during a run
 start_model       preparing the initial model, and finding untrained rows in its head
@@ -33,15 +33,16 @@ from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
+    from composer_replication.trainer.objective.channels import ChannelSettings
     from composer_replication.trainer.offline_trainer import OfflineTrainer
-    from composer_replication.trainer.presets import ChannelSettings, composer_grpo_config, trainer_arguments
+    from composer_replication.trainer.presets import composer_grpo_config, trainer_arguments
     from composer_replication.trainer.rollouts.sites import RolloutOptions
     from composer_replication.trainer.sessions.dataset import LoggedSessions
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
     from composer_replication.trainer.warmup import warm_up
 
 _HOMES = {
-    "ChannelSettings": "trainer.presets",
+    "ChannelSettings": "trainer.objective.channels",
     "ComposerReplicationTrainer": "trainer.composer_trainer",
     "LoggedSessions": "trainer.sessions.dataset",
     "OfflineTrainer": "trainer.offline_trainer",

@@ -29,7 +29,6 @@ from composer_replication.trainer.composer.channels import (
     MicroStepLoss,
 )
 from composer_replication.trainer.composer.generation import Generation, with_none_check
-from composer_replication.trainer.composer.heeding import HintComparison, HintGate
 from composer_replication.trainer.composer.logged_batches import (
     REPLAY,
     SDPO,
@@ -43,12 +42,13 @@ from composer_replication.trainer.composer.logged_batches import (
     with_what_is_needed,
 )
 from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.distributed import has_adapter, is_sharded
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of
 from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.overrides import TaughtRollouts
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.rollouts.hint_gate import HintComparison, HintGate
 from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.same_start import (
     check_is_in_group,

@@ -17,11 +17,12 @@ from composer_replication.errors import ConfigError, InactiveChannelError, Stale
 from composer_replication.trainer.checkpoints.manifest import check_manifest
 from composer_replication.trainer.checkpoints.resume import check_identity, model_identity
 from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.compose import LossComponents
 from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 from composer_replication.trainer.objective.fingerprint import trained_adapter_digest, weights_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of
-from composer_replication.trainer.presets import NO_PAIR, ChannelSettings
+from composer_replication.trainer.presets import NO_PAIR
 from composer_replication.trainer.same_start import check_is_in_group
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.start_model import check_router_loss

@@ -21,6 +21,7 @@ from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.compose import LossComponents, compose_loss
 from composer_replication.trainer.objective.distributed import is_sharded
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest
@@ -40,7 +41,6 @@ from composer_replication.trainer.offline_checks import (
     weighted_total,
 )
 from composer_replication.trainer.overrides import WithTeacher
-from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.same_start import refuse_differences
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.sessions.stored_windows import KEY, TOKENS, SessionBatch, collate, items_of, moved

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
 from typing import Any, Literal
 
 import torch
@@ -17,10 +16,8 @@ from transformers.utils.import_utils import is_torch_bf16_gpu_available, is_torc
 
 from composer_replication.config import CrfConfig, TrainConfig, load
 from composer_replication.config.presets import load_with_preset, preset_path
-from composer_replication.errors import InputError, explain
-from composer_replication.loss.taid import TAIDScheduler
 from composer_replication.optional import require
-from composer_replication.trainer.objective.channels import Anneal, LossKnobs, annealed, check_anneal
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.rollouts.effort import (
     EffortWeights,
     ErrorPenalty,
@@ -186,50 +183,3 @@ NO_PAIR = (
     "channel trace_replay_dpo cannot run: beta_replay is {:g}, but there are no preference pairs. Create pairs with"
     " `crf replay` and `crf pairs`, or set loss.beta_replay = 0"
 )
-
-
-@dataclass(frozen=True, kw_only=True)
-class ChannelSettings(LossKnobs):
-    """Settings for channels 2 and 3: arguments of `compose_loss` under the same names, and annealing of channel 2's
-    weight.
-
-    `sdpo_is_clip` caps the importance ratio (current / sampling probability) by which a rollout's tokens are weighted;
-    no gradient flows through it. With `sdpo_wrapper="taid"`, t moves from `taid_start` to `taid_end`, as in
-    `TAIDScheduler`. With `anneal="linear"`, the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo *
-    anneal_end` at the last.
-    """
-
-    sdpo_is_clip: float | None = None
-    taid_start: float = 0.4
-    taid_end: float = 1.0
-    taid_rate: float = 5e-4
-    taid_momentum: float = 0.99
-    anneal: Anneal = "none"
-    anneal_end: float = 0.0
-
-    def __post_init__(self) -> None:
-        super().__post_init__()
-        if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
-            raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
-        # Called only to validate: it raises InputError for invalid TAID settings.
-        self.taid_schedule(1)
-        check_anneal(self.anneal, self.anneal_end)
-
-    def alpha_at(self, step: int, total_steps: int) -> float:
-        """Return channel 2's weight in the next optimizer step, when `step` steps are finished."""
-        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
-
-    def loss_options(self) -> dict[str, Any]:
-        """Return keyword arguments for `compose_loss`, except the weights and TAID's t, which change during a run."""
-        names = {field.name for field in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
-        return {name: value for name, value in vars(self).items() if name in names}
-
-    def taid_schedule(self, total_steps: int) -> TAIDScheduler:
-        """Return the schedule of TAID's t for a run with `total_steps` steps."""
-        return TAIDScheduler(
-            max(total_steps, 1),
-            t_start=self.taid_start,
-            t_end=self.taid_end,
-            alpha=self.taid_rate,
-            beta=self.taid_momentum,
-        )

@@ -25,10 +25,10 @@ from composer_replication.batch.render.decision import decide
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.fingerprint import trained_adapter_digest, weights_digest
 from composer_replication.trainer.objective.reference import response_logprobs
 from composer_replication.trainer.offline_checks import WARM_UP
-from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.sessions.dataset import HINTED_CORRECTIONS, LoggedSessions
 from composer_replication.trainer.sessions.phases import Phase, report_phase
 

@@ -9,7 +9,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
 from composer_replication.recipes.monarch.tensor_file import StepBatch
 from composer_replication.trainer.objective.channels import LossKnobs
-from composer_replication.trainer.rollouts.sites import TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
 from recipes.recorded_steps import ITERATIONS, SETTINGS, STEPS, Batch, recorded_batches
 
 LOSS = LossSettings(
@@ -25,9 +25,9 @@ _OPTIMISER = ("learning_rate", "betas", "adam_epsilon", "weight_decay", "max_gra
 
 
 def step_batch(batch: Batch) -> StepBatch:
-    rows: list[list[TaughtTurn]] = [[] for _ in batch.prompt_ids]
+    rows: list[list[ErringTurn]] = [[] for _ in batch.prompt_ids]
     for site in batch.sites:
-        turn = TaughtTurn(
+        turn = ErringTurn(
             site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, f"turn at {site.start}"
         )
         rows[site.row].append(turn)

@@ -11,8 +11,7 @@ from composer_replication.errors import InputError
 from composer_replication.evaluation.ablation.workspace import SCHEMAS
 from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts
-from composer_replication.trainer.rollouts.gathering import schemas_of
-from composer_replication.trainer.rollouts.sites import Rollout
+from composer_replication.trainer.rollouts.sites import Rollout, schemas_of
 from recipes.recorded_steps import GROUP, SETTINGS, Batch, recorded_batches
 from refusals import refusal
 

@@ -138,7 +138,7 @@ def test_an_episode_that_is_cut_off_has_no_turn_that_is_not_in_its_ids(tmp_path,
         turns = sum(message["role"] == "assistant" for message in each.messages)
         assert turns == len(sampled_runs(each)) > 0
     maker = BatchBuilder(MODEL, BatchSettings(num_generations=2))
-    assert any(each.taught for each in maker.find_sites(kept, 0)[::2])
+    assert any(each.turns for each in maker.find_sites(kept, 0)[::2])
     assert not [name for name in maker.counts if "messages" in name]
 
 

@@ -17,7 +17,7 @@ from composer_replication.loss.grpo import grpo_loss
 from composer_replication.loss.sdpo import sdpo_loss
 from composer_replication.recipes.prime_rl.composer_loss import loss_fn
 from composer_replication.recipes.prime_rl.hinted_turns import HintedTurns
-from composer_replication.trainer.rollouts.sites import RolloutSites
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder
 from recipes.plain_losses import assert_same_gradient, gradients, load_start, logprobs_in, optimiser_of
 from recipes.prime_rl.engine_records import (
     LossInputs,
@@ -43,8 +43,8 @@ def checked(batch: Batch) -> Batch:
 
 
 @cache
-def finder() -> RolloutSites:
-    return RolloutSites(Renderer(load_student()[1]))
+def finder() -> ErringTurnFinder:
+    return ErringTurnFinder(Renderer(load_student()[1]))
 
 
 class Scored(NamedTuple):

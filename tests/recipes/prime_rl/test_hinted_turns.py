@@ -22,7 +22,8 @@ from composer_replication.recipes.prime_rl.hinted_turns import (
     rollout_of,
     write_reference,
 )
-from composer_replication.trainer.rollouts.sites import RolloutOptions, RolloutSites
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder
+from composer_replication.trainer.rollouts.sites import RolloutOptions
 from recipes.prime_rl.engine_records import Trace
 from recipes.prime_rl.recorded_traces import own_traces, verifiers_trace
 from recipes.recorded_steps import Batch, recorded_batches
@@ -37,8 +38,8 @@ def tokenizer() -> Any:
 
 
 @pytest.fixture(scope="module")
-def finder(tokenizer: Any) -> RolloutSites:
-    return RolloutSites(Renderer(tokenizer))
+def finder(tokenizer: Any) -> ErringTurnFinder:
+    return ErringTurnFinder(Renderer(tokenizer))
 
 
 def counting(asked: list[list[int]]) -> Callable[..., Any]:
@@ -51,7 +52,7 @@ def counting(asked: list[list[int]]) -> Callable[..., Any]:
     return score
 
 
-def assert_recorded_sites(batch: Batch, traces: list[Any], finder: RolloutSites) -> None:
+def assert_recorded_sites(batch: Batch, traces: list[Any], finder: ErringTurnFinder) -> None:
     """Each site of the record is scored by its own hinted ids, and its node alone has a reference and weights."""
     for row, trace in enumerate(traces):
         asked: list[list[int]] = []
@@ -93,7 +94,7 @@ def test_the_same_on_verifiers_own_traces(tokenizer: Any, finder: Any) -> None:
 
 
 def test_a_call_s_tokens_alone_may_be_taught(tokenizer: Any) -> None:
-    finder = RolloutSites(Renderer(tokenizer), RolloutOptions(part="call"))
+    finder = ErringTurnFinder(Renderer(tokenizer), RolloutOptions(part="call"))
     batch = recorded_batches()[0]
     row = batch.sites[0].row
     trace = own_traces(tokenizer, batch)[row]
@@ -201,8 +202,8 @@ def test_a_rollout_has_its_messages_calls_and_tools(tokenizer: Any) -> None:
     assert answers == calls[: len(answers)]
 
 
-def first_turn(trace: Trace, finder: RolloutSites) -> Any:
-    return finder.find(rollout_of(trace, trace.branches[0])).taught[0]
+def first_turn(trace: Trace, finder: ErringTurnFinder) -> Any:
+    return finder.find(rollout_of(trace, trace.branches[0])).turns[0]
 
 
 def test_scores_of_other_ids_are_refused(tokenizer: Any, finder: Any) -> None:

@@ -23,7 +23,7 @@ from composer_replication.recipes.verl import cpu_platform, registered
 from composer_replication.recipes.verl import engine as _registers_the_engine
 from composer_replication.recipes.verl.channel_loss import EngineChannels
 from composer_replication.recipes.verl.columns import write_sites
-from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 from recipes.recorded_steps import SETTINGS, STEPS, Batch
 
 FP32 = {"param_dtype": "fp32", "reduce_dtype": "fp32", "buffer_dtype": "fp32"}
@@ -103,10 +103,10 @@ def new_engine(vendor: str = "composer", *, is_reference: bool = False, **option
 
 
 def site_column(batch: Batch) -> np.ndarray:
-    turns: dict[int, list[TaughtTurn]] = defaultdict(list)
+    turns: dict[int, list[ErringTurn]] = defaultdict(list)
     for number, site in enumerate(batch.sites):
         turns[site.row].append(
-            TaughtTurn(
+            ErringTurn(
                 site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, f"site-{number}"
             )
         )

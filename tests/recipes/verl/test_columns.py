@@ -25,7 +25,7 @@ from composer_replication.recipes.verl.columns import (
     write_pairs,
     write_sites,
 )
-from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 from recipes.recorded_steps import recorded_batches
 from recipes.verl.cpu_engine import data_proto, step_data
 from refusals import refusal
@@ -86,7 +86,7 @@ def test_what_verls_queue_keeps_in_one_mapping_is_found_too() -> None:
 def test_a_hinted_context_is_written_as_what_the_hint_changed() -> None:
     batch = recorded_batches()[0]
     site = max(batch.sites, key=lambda each: each.teacher_start)
-    turn = TaughtTurn(site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, "assistant-1")
+    turn = ErringTurn(site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, "assistant-1")
     (written,) = json.loads(write_sites([turn], batch.row_ids(site.row)))
     assert written["same"] > site.start - 8
     assert written["same"] + len(written["changed"]) == site.teacher_start
@@ -97,7 +97,7 @@ def test_a_row_that_is_not_the_sites_own_is_an_error(change: str) -> None:
     batch = recorded_batches()[0]
     site = batch.sites[0]
     ids = batch.row_ids(site.row)
-    turn = TaughtTurn(site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, "assistant-0")
+    turn = ErringTurn(site.start, site.end, site.teacher_ids, site.teacher_start, site.kind, site.hint, "assistant-0")
     text = write_sites([turn], ids)
     changed = {"cut": ids[: site.end - 1], "token": [ids[0] + 1, *ids[1:]], "moved": ids[1:]}[change]
     with refusal(AlignmentError, what="site assistant-0", got=str(site.end)):

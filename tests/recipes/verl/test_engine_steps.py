@@ -14,7 +14,7 @@ from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.errors import InputError
 from composer_replication.recipes.verl.engine import ChannelEngine, StepChannels
 from composer_replication.trainer.objective.compose import compose_loss
-from composer_replication.trainer.rollouts.sites import SITES
+from composer_replication.trainer.rollouts.hint_distillation import SITES
 from recipes.plain_losses import frozen, gradients, load_start, optimiser_of, plain_losses, relative_gap
 from recipes.recorded_steps import (
     GROUP,

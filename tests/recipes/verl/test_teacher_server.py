@@ -26,7 +26,7 @@ from composer_replication.recipes.verl.agent_loop import (
 )
 from composer_replication.recipes.verl.channel_loss import EngineChannels
 from composer_replication.recipes.verl.engine import StepChannels
-from composer_replication.trainer.rollouts.sites import SITES
+from composer_replication.trainer.rollouts.hint_distillation import SITES
 from recipes.plain_losses import load_start
 from recipes.recorded_steps import SETTINGS, Batch, fixed_batch
 from recipes.verl.cpu_engine import actor_config, data_proto, new_engine, policy_loss, site_column, step_data

@@ -28,13 +28,17 @@ from composer_replication.evaluation.ablation.workspace import (  # noqa: E402
     distances,
     play_all,
 )
-from composer_replication.trainer.rollouts.channel import add_wrong_hints, exchange_hints  # noqa: E402
 from composer_replication.trainer.rollouts.effort import ErrorPenalty, errors_in  # noqa: E402
-from composer_replication.trainer.rollouts.gathering import gather_rollouts  # noqa: E402
 from composer_replication.trainer.rollouts.generation import talks as recorded_talks  # noqa: E402
 from composer_replication.trainer.rollouts.generation.passes import read_tokens  # noqa: E402
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking  # noqa: E402
-from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, RolloutSites  # noqa: E402
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder  # noqa: E402
+from composer_replication.trainer.rollouts.sites import (  # noqa: E402
+    Rollout,
+    RolloutOptions,
+    gather_rollouts,
+)
+from composer_replication.trainer.rollouts.unrelated_hints import add_unrelated_hints, replace_by_unrelated_hints  # noqa: E402
 from scripted_talk import Scripted  # noqa: E402
 
 END = 2
@@ -142,7 +146,7 @@ def rollouts_of(episodes: list[TaskEpisode]) -> list[Rollout]:
 
 
 def found_in(episodes, student, **options):
-    finder = RolloutSites(Renderer(student[1], tools=list(TOOLS)), RolloutOptions(**options))
+    finder = ErringTurnFinder(Renderer(student[1], tools=list(TOOLS)), RolloutOptions(**options))
     return finder, [finder.find(each) for each in rollouts_of(episodes)]
 
 
@@ -155,14 +159,14 @@ def test_calls_that_the_workspace_failed_are_the_sites_of_a_rollout(episodes, st
 
 def test_hints_of_another_kind_are_nobodys_own(episodes, student):
     finder, found = found_in(episodes, student)
-    own = {turn.hint: turn.kind for each in found for turn in each.taught}
-    before = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.taught]
-    exchange_hints(finder, found, "0:0")
-    after = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.taught]
+    own = {turn.hint: turn.kind for each in found for turn in each.turns}
+    before = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.turns]
+    replace_by_unrelated_hints(finder, found, "0:0")
+    after = [(turn.turn_id, turn.kind, turn.hint) for each in found for turn in each.turns]
     assert [each[:2] for each in after] == [each[:2] for each in before], "two kinds or more: each has another"
     assert all(own[hint] != kind for _, kind, hint in after)
     for each in found:
-        for turn in each.taught:
+        for turn in each.turns:
             told = student[1].decode(turn.teacher_ids[: turn.teacher_start])
             assert turn.hint in told
             assert turn.teacher_ids[turn.teacher_start :].tolist() == each.sequence.ids[turn.start : turn.end]
@@ -170,10 +174,10 @@ def test_hints_of_another_kind_are_nobodys_own(episodes, student):
 
 def test_a_control_is_contrasted_with_a_third_kind_of_hint(episodes, student):
     finder, found = found_in(episodes, student)
-    own = {turn.hint: turn.kind for each in found for turn in each.taught}
-    exchange_hints(finder, found, "0:0")
-    add_wrong_hints(finder, found, "0:0")
-    turns = [turn for each in found for turn in each.taught]
+    own = {turn.hint: turn.kind for each in found for turn in each.turns}
+    replace_by_unrelated_hints(finder, found, "0:0")
+    add_unrelated_hints(finder, found, "0:0")
+    turns = [turn for each in found for turn in each.turns]
     assert all(own[turn.hint] == turn.hint_kind != turn.kind for turn in turns)
     contrasted = [turn for turn in turns if turn.wrong_ids is not None]
     assert contrasted
@@ -188,16 +192,16 @@ def test_a_control_is_contrasted_with_a_third_kind_of_hint(episodes, student):
 
 def test_kinds_without_hints_and_hints_in_the_errors_own_words(episodes, student):
     _, found = found_in(episodes, student, hints="raw_error")
-    hints = [turn.hint for each in found for turn in each.taught]
+    hints = [turn.hint for each in found for turn in each.turns]
     assert hints
     results = [message["content"] for each in episodes for message in each.messages if message["role"] == "tool"]
     quoted = [re.search("`([^`]{10,30})", hint)[1] for hint in hints]
     assert all(any(words in result for result in results) for words in quoted)
-    kind = next(turn.kind for each in found for turn in each.taught)
+    kind = next(turn.kind for each in found for turn in each.turns)
     _, without = found_in(episodes, student, unhinted_kinds=(kind,))
     left_out = sum(each.counts["not_taught:unhinted_kind"] for each in without)
-    assert left_out == sum(turn.kind == kind for each in found for turn in each.taught)
-    assert kind not in {turn.kind for each in without for turn in each.taught}
+    assert left_out == sum(turn.kind == kind for each in found for turn in each.turns)
+    assert kind not in {turn.kind for each in without for turn in each.turns}
 
 
 def test_an_error_has_a_price(episodes):

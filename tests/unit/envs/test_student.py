@@ -179,10 +179,10 @@ def test_error_sites_of_an_acted_episode_are_those_of_its_script(student, runner
     played = [led(student[1], runner, agent, seed) for seed in range(12)]
     found = hinted_sites(student[1], [acting for _, acting in played])
     for (episode, _), own in zip(played, found, strict=True):
-        assert [(int(each.turn_id.rpartition("-")[2]), each.kind) for each in own.taught] == [
+        assert [(int(each.turn_id.rpartition("-")[2]), each.kind) for each in own.turns] == [
             (each.turn, each.kind) for each in episode.script
         ]
-    taught = [each for own in found for each in own.taught]
+    taught = [each for own in found for each in own.turns]
     assert len({each.kind for each in taught}) >= 3
     for each in taught:
         said = student[1].decode(each.teacher_ids[: each.teacher_start])
@@ -208,7 +208,7 @@ def test_a_tree_of_the_students_episode_gives_the_losses_of_its_sequences(studen
     agent = FlawedAgent(rates={"edit_unread": 1.0})
     _, acting = led(tokenizer, runner, agent, 1)
     (found,) = hinted_sites(tokenizer, [acting])
-    site, ids = found.taught[0], found.sequence.ids
+    site, ids = found.turns[0], found.sequence.ids
     good = found.sequence.spans[0]
     targets = SessionTargets()
     targets.add_response(ids, good.start, good.end)

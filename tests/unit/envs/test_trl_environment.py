@@ -124,6 +124,6 @@ def test_failing_calls_of_a_rollout_become_sites_of_their_kinds(tmp_path):
     expected = [(f"assistant-{turn}", each.kind) for turn, each in enumerate(outcomes) if each.kind]
     assert len(expected) == 6
     for sites in output["sdpo_sites"]:
-        assert [(site["turn_id"], site["kind"]) for site in sites] == expected
+        assert [(site.turn_id, site.kind) for site in sites] == expected
     assert output["advantages"].tolist() == [0.0, 0.0]
     assert [environment.get_reward() for environment in trainer.environments] == [1.0, 1.0]

@@ -15,7 +15,7 @@ from composer_replication.recipes.verl.channel_loss import (
     _teacher_rows,
     divergence_rows,
 )
-from composer_replication.trainer.rollouts.sites import TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
 
 VOCAB, TOP_K = 300, 8
 LENGTHS = (7, 5, 9)
@@ -39,7 +39,7 @@ def taught_row(row, options, dtype):
     """As `taught_rows` puts a row's turns together."""
     parts, first = [], 0
     for start, end in TURNS[row]:
-        turn = TaughtTurn(start, end, torch.zeros(1), 0, "kind", "hint", "turn")
+        turn = ErringTurn(start, end, torch.zeros(1), 0, "kind", "hint", "turn")
         parts.append(_teacher_rows(turn, teacher_logits(row)[first : first + end - start].to(dtype), options))
         first += end - start
     return _concatenate(parts)
@@ -128,7 +128,7 @@ def test_dynamic_batches_and_the_rollouts_temperature_change_nothing(rows):
 def test_a_teacher_that_gave_its_best_entries_alone_has_the_tail_that_they_leave():
     teacher = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(1)).log_softmax(-1)
     student = torch.randn(4, VOCAB, generator=torch.Generator().manual_seed(2))
-    turn = TaughtTurn(1, 5, torch.zeros(1), 0, "kind", "hint", "turn")
+    turn = ErringTurn(1, 5, torch.zeros(1), 0, "kind", "hint", "turn")
     whole = _teacher_rows(turn, teacher, settings())
     assert whole.tail_N1 is not None
     alone = TaughtRows(whole.position_N, whole.ids_NK, whole.logprobs_NK)

@@ -91,14 +91,14 @@ def hints_seen_to_be_heeded() -> Iterator[None]:
     """After the first step, by whoever has errors: all have to hear of it."""
     from test_heed_gate import compared
 
-    from composer_replication.trainer.composer import channels
+    from composer_replication.trainer.rollouts import hint_distillation
 
-    measured = channels._comparisons
-    channels._comparisons = lambda *given: [*measured(*given), *compared(0.3, 0.0, 24)]
+    measured = hint_distillation._comparisons
+    hint_distillation._comparisons = lambda *given: [*measured(*given), *compared(0.3, 0.0, 24)]
     try:
         yield
     finally:
-        channels._comparisons = measured
+        hint_distillation._comparisons = measured
 
 
 def figures(trainer: Any) -> list[dict[str, Any]]:

@@ -17,8 +17,8 @@ from composer_replication.errors import AlignmentError, InputError
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.data_collator import CollatorConfig, ComposerDataCollator
 from composer_replication.trainer.objective.row_weighting import RowWeighting
-from composer_replication.trainer.rollouts.channel import place_sites
-from composer_replication.trainer.rollouts.sites import RolloutOptions, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn, place_turns
+from composer_replication.trainer.rollouts.sites import RolloutOptions
 from refusals import refusal
 from rollouts.tiny_policy import ScriptedGeneration, load_tokenizer, save_policy
 from rollouts.trainers import make, questions, quick_config, spy, weights
@@ -92,15 +92,15 @@ def flat_batch(inputs: dict[str, Any]) -> dict[str, torch.Tensor]:
     ids = torch.cat([inputs["prompt_ids"], inputs["completion_ids"]], 1)
     mask = torch.cat([inputs["prompt_mask"], inputs["completion_mask"]], 1)
     sites = [(sample, site) for sample, each in enumerate(inputs["sdpo_sites"]) for site in each]
-    width = max(len(site["teacher_ids"]) for _, site in sites)
+    width = max(len(site.teacher_ids) for _, site in sites)
     teacher = torch.zeros(len(sites), width, dtype=torch.int64)
     student_index, teacher_index = [], []
     for row, (sample, site) in enumerate(sites):
-        teacher[row, : len(site["teacher_ids"])] = site["teacher_ids"]
+        teacher[row, : len(site.teacher_ids)] = site.teacher_ids
         padding = int((inputs["prompt_mask"][sample] == 0).sum())
-        for offset in range(site["end"] - site["start"]):
-            student_index.append([sample, padding + site["start"] - 1 + offset])
-            teacher_index.append([row, site["teacher_start"] - 1 + offset])
+        for offset in range(site.end - site.start):
+            student_index.append([sample, padding + site.start - 1 + offset])
+            teacher_index.append([row, site.teacher_start - 1 + offset])
     return {
         "input_ids": ids,
         "attention_mask": mask,
@@ -120,7 +120,7 @@ def test_the_channel_is_what_compose_loss_gives_on_the_same_rows(policy: Path, t
     trainer.model.load_state_dict(start)
     wanted = compose_loss(trainer.model, flat_batch(inputs), alpha_sdpo=0.7, beta_replay=0.0, sdpo_jsd_beta=1.0)
     logged = trainer.state.log_history[0]
-    assert wanted.counts["sdpo_jsd"] == sum(s["end"] - s["start"] for each in inputs["sdpo_sites"] for s in each) > 40
+    assert wanted.counts["sdpo_jsd"] == sum(s.end - s.start for each in inputs["sdpo_sites"] for s in each) > 40
     value = wanted.detached()["sdpo_jsd"]
     assert logged["loss/sdpo_kl"] == pytest.approx(value, rel=1e-4)
     assert logged["loss/total"] - logged["loss/grpo"] == pytest.approx(0.7 * value, rel=1e-3)
@@ -180,8 +180,9 @@ def test_a_teacher_without_a_hint_teaches_nothing(policy: Path, tmp_path: Path, 
         for sample, each in enumerate(batch["sdpo_sites"]):
             ids = torch.cat([batch["prompt_ids"][sample], batch["completion_ids"][sample]])
             padding = int((batch["prompt_mask"][sample] == 0).sum())
-            for site in each:
-                site["teacher_ids"], site["teacher_start"] = ids[padding : padding + site["end"]], site["start"]
+            each[:] = [
+                turn._replace(teacher_ids=ids[padding : padding + turn.end], teacher_start=turn.start) for turn in each
+            ]
         return batch
 
     trainer._generate_and_score_completions = unhinted  # type: ignore[method-assign]
@@ -218,15 +219,15 @@ def test_evaluating_first_does_not_shorten_taids_schedule(policy: Path, tmp_path
 def test_sites_that_were_shuffled_without_their_batch_are_an_error() -> None:
     ids = torch.arange(1, 13)[None].repeat(2, 1) + torch.tensor([[0], [100]])
     mask = torch.ones(2, 4, dtype=torch.int64)
-    turn = TaughtTurn(6, 9, torch.tensor([1, 2, 3, 4, 5, 6, 50, 51, 7, 8, 9]), 8, "other", "hint", "assistant-0")
-    placed = place_sites([[turn], []], mask, ids)
+    turn = ErringTurn(6, 9, torch.tensor([1, 2, 3, 4, 5, 6, 50, 51, 7, 8, 9]), 8, "other", "hint", "assistant-0")
+    placed = place_turns([[turn], []], mask, ids)
     assert placed is not None
-    assert placed.targets_N.tolist() == [7, 8, 9]
-    assert placed.tree.input_ids[placed.teacher_rows_N + 1].tolist() == [7, 8, 9]
+    assert placed.tokens_N.tolist() == [7, 8, 9]
+    assert placed.tree.input_ids[placed.hinted_N + 1].tolist() == [7, 8, 9]
     with refusal(AlignmentError, got="assistant-0"):
-        place_sites([[], [turn]], mask, ids)
+        place_turns([[], [turn]], mask, ids)
     with refusal(AlignmentError, got="assistant-0"):
-        place_sites([[turn._replace(start=7, end=10)], []], mask, ids)
+        place_turns([[turn._replace(start=7, end=10)], []], mask, ids)
 
 
 @pytest.mark.parametrize("kind", ["frozen", "ema", "trust_region"])

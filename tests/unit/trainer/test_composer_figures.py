@@ -58,7 +58,7 @@ def test_a_channel_whose_weight_has_fallen_to_0_logs_no_loss_of_logged_traces(po
 def test_an_evaluation_after_the_end_has_channel_2(policy: Path, tmp_path: Path) -> None:
     trainer = scripted(policy, tmp_path, {"max_steps": 2, "learning_rate": 0.0}, alpha_sdpo=1.0, anneal="linear")
     trainer.train()
-    assert trainer.channels.alpha(trainer.channel_loss.clock()) == 0.0
+    assert trainer.channels.alpha(trainer.channel_loss.current_step()) == 0.0
     trainer.eval_dataset = questions(["Look"] * 4, case=["c"] * 4)
     trainer.evaluate()
     assert trainer.state.log_history[-1]["eval_loss/sdpo_kl"] > 0

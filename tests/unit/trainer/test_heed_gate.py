@@ -9,14 +9,14 @@ from typing import Any
 
 import pytest
 
-from composer_replication.trainer.composer.heeding import (
+from composer_replication.trainer.rollouts.hint_gate import (
     MIN_COMPARISONS,
     HintComparison,
     HintEffect,
     HintEffectEstimator,
     HintGate,
 )
-from composer_replication.trainer.rollouts.channel import paired_kinds
+from composer_replication.trainer.rollouts.unrelated_hints import paired_kinds
 
 
 def compared(

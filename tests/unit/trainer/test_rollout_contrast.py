@@ -13,8 +13,7 @@ from torch import Tensor, nn
 from composer_replication.trainer.objective.channels import LossKnobs
 from composer_replication.trainer.objective.compose import channel_options
 from composer_replication.trainer.objective.row_weighting import RowWeighting
-from composer_replication.trainer.rollouts.channel import RolloutChannel, place_sites
-from composer_replication.trainer.rollouts.sites import TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn, distill, place_turns
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from rollouts.tiny_policy import save_policy
 from tiny_models import VOCAB, build
@@ -30,17 +29,17 @@ SEQUENCES = [torch.cat([some_ids(size, seed), some_ids(COMPLETION, 10 + seed)]) 
 """Two rollouts, the second with a shorter prompt, so that it is padded."""
 
 
-def a_turn(rollout: int, start: int, end: int, hint: Tensor, wrong: Tensor | None) -> TaughtTurn:
+def a_turn(rollout: int, start: int, end: int, hint: Tensor, wrong: Tensor | None) -> ErringTurn:
     before, erring = SEQUENCES[rollout][: start - 2], SEQUENCES[rollout][start - 2 : end]
     wrong_ids = None if wrong is None else torch.cat([before, wrong, erring])
     wrong_start = 0 if wrong is None else start + len(wrong)
     ids = torch.cat([before, hint, erring])
-    return TaughtTurn(
+    return ErringTurn(
         start, end, ids, start + len(hint), "a", "hint", f"{rollout}:{start}", wrong_ids, wrong_start, "b"
     )
 
 
-def three_turns() -> list[list[TaughtTurn]]:
+def three_turns() -> list[list[ErringTurn]]:
     """Two with a wrong hint, in both rollouts, and one without."""
     first = a_turn(0, 9, 14, some_ids(5, 20), some_ids(4, 21))
     return [[first, a_turn(0, 18, 23, some_ids(3, 22), None)], [a_turn(1, 10, 17, some_ids(6, 23), some_ids(7, 24))]]
@@ -53,28 +52,27 @@ def padded() -> tuple[Tensor, Tensor]:
     return torch.stack(rows), torch.stack(masks)
 
 
-def channel_loss(model: nn.Module, keeper: TeacherKeeper, turns: list[list[TaughtTurn]], strength: float) -> Tensor:
+def channel_loss(model: nn.Module, keeper: TeacherKeeper, turns: list[list[ErringTurn]], strength: float) -> Tensor:
     ids, mask = padded()
-    placed = place_sites(turns, mask[:, :PROMPT], ids, mask[:, PROMPT:])
+    placed = place_turns(turns, mask[:, :PROMPT], ids, mask[:, PROMPT:])
     assert placed is not None
     options = channel_options(
         model,
         LossKnobs(alpha_sdpo=1.0, beta_replay=0.0, sdpo_jsd_beta=1.0),
-        denominators={"sdpo_jsd": placed.targets_N.numel()},
+        denominators={"sdpo_jsd": placed.tokens_N.numel()},
         sdpo_teachers=keeper.shares(),
         sdpo_weighting=RowWeighting(contrast=strength),
     )
-    channel = RolloutChannel(model, placed, options)
-    channel.run_teachers(ids)
-    with channel.capture_student_rows():
-        model(input_ids=ids, attention_mask=mask, position_ids=(mask.cumsum(1) - 1).clamp(min=0))
-    found = channel.result(*ids.shape)
+    positions = (mask.cumsum(1) - 1).clamp(min=0)
+    _, found, _ = distill(
+        model, ids, placed, options, lambda: model(input_ids=ids, attention_mask=mask, position_ids=positions)
+    )
     assert found is not None
     return found.value
 
 
 def dense_loss(
-    model: nn.Module, shares: list[tuple[nn.Module, float]], turns: list[list[TaughtTurn]], strength: float
+    model: nn.Module, shares: list[tuple[nn.Module, float]], turns: list[list[ErringTurn]], strength: float
 ) -> Tensor:
     """Mean KL(student || teacher) over target tokens; teacher = without a hint + strength * (right - wrong)."""
 

@@ -13,11 +13,10 @@ from test_composer_figures import cut
 from test_heed_gate import compared
 
 from composer_replication.loss.linear import LinearHead
-from composer_replication.trainer.composer import channels
-from composer_replication.trainer.composer.heeding import HintComparison
 from composer_replication.trainer.objective.row_weighting import Contrast, RowWeighting, TeacherRows
-from composer_replication.trainer.rollouts.channel import hint_effects
-from composer_replication.trainer.rollouts.sites import SITES
+from composer_replication.trainer.rollouts import hint_distillation
+from composer_replication.trainer.rollouts.hint_distillation import SITES
+from composer_replication.trainer.rollouts.hint_gate import HintComparison, hint_effects
 from rollouts.tiny_policy import save_policy
 from rollouts.watched_losses import spy
 
@@ -78,9 +77,9 @@ def test_what_is_logged_is_what_plain_passes_say(policy: Path, tmp_path: Path) -
         prompt = inputs["prompt_ids"][sample][inputs["prompt_mask"][sample].bool()]
         ids = torch.cat([prompt, inputs["completion_ids"][sample]])
         for turn in turns:
-            size = turn["end"] - turn["start"]
-            plain = mean_logprob(model, ids[: turn["end"]], turn["start"])
-            hinted = [(turn["teacher_ids"], turn["teacher_start"]), (turn["wrong_ids"], turn["wrong_start"])]
+            size = turn.end - turn.start
+            plain = mean_logprob(model, ids[: turn.end], turn.start)
+            hinted = [(turn.teacher_ids, turn.teacher_start), (turn.wrong_ids, turn.wrong_start)]
             drops.append([plain - mean_logprob(model, each[: start + size], start) for each, start in hinted])
     assert len(drops) >= 2
     found = torch.tensor([each[3:] for each in seen])
@@ -136,7 +135,7 @@ def run_with_gate(
 ) -> Any:
     """What the model does is made up: this tiny one has no opinion about hints."""
     made_up = compared(0.3, 0.0 if heeded else 0.3, 30)
-    monkeypatch.setattr(channels, "_comparisons", lambda *_: made_up)
+    monkeypatch.setattr(hint_distillation, "_comparisons", lambda *_: made_up)
     still = {"max_steps": 3, "optim": "sgd", "learning_rate": 0.1}  # Adam makes steps of what rounding leaves
     trainer = scripted(policy, folder, still, alpha_sdpo=30.0, **named)
     if is_open:

@@ -10,8 +10,8 @@ import pytest
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.rollouts.gathering import ToolRecord, schemas_of
-from composer_replication.trainer.rollouts.sites import Rollout, RolloutSites
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder
+from composer_replication.trainer.rollouts.sites import Rollout, ToolRecord, schemas_of
 from data.scripted_rollouts import SCRIPTS, Found, Scripted, batches, differences
 from rollouts.tiny_policy import load_tokenizer, save_policy, turn_ids
 from rollouts.trainers import make, questions, quick_config
@@ -45,11 +45,11 @@ class Recorded:
 
 
 def _found(site: dict[str, Any], prompt: int, ids: list[int]) -> Found:
-    start, end = site["start"] - prompt, site["end"] - prompt
-    turn = int(site["turn_id"].removeprefix("assistant-"))
-    taught = site["teacher_ids"].tolist()[site["teacher_start"] :]
+    start, end = site.start - prompt, site.end - prompt
+    turn = int(site.turn_id.removeprefix("assistant-"))
+    taught = site.teacher_ids.tolist()[site.teacher_start :]
     assert taught == ids[start:end]  # the teacher scores the sampled ids, not a rendering of their text
-    return Found(turn, start, end, tuple(ids[start:end]), kind=site["kind"])
+    return Found(turn, start, end, tuple(ids[start:end]), kind=site.kind)
 
 
 @pytest.fixture(scope="module")
@@ -79,7 +79,7 @@ def test_a_rollout_functions_turns_are_found_by_their_signals_alone(recorded: Re
         messages=[{"role": "assistant", "content": "all of it"}],
         signals=[{"turn": 1, "kind": "other", "message": "wrong", "hint": "Read the result."}],
     )
-    (turn,) = RolloutSites(Renderer(tokenizer)).find(rollout).taught
+    (turn,) = ErringTurnFinder(Renderer(tokenizer)).find(rollout).turns
     assert (turn.turn_id, turn.teacher_ids.tolist()[turn.teacher_start :]) == ("assistant-1", second)
 
 

@@ -22,10 +22,9 @@ from composer_replication.batch.model_folder import load_config, load_model, loa
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import available
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights
-from composer_replication.trainer.rollouts.gathering import schemas_of
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.rollouts.generation.talks import Talk, Talking
-from composer_replication.trainer.rollouts.sites import Rollout, sampled_runs
+from composer_replication.trainer.rollouts.sites import Rollout, sampled_runs, schemas_of
 
 Row = Mapping[str, Any]
 Prompt = str | Sequence[Mapping[str, Any]] | Row

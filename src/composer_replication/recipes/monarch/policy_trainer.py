@@ -10,7 +10,7 @@ An outer step is all optimizer steps on one batch. It is recorded, then checkpoi
 the trainer loads the last checkpoint and trains again on the later batches; for an earlier batch it returns the
 record. A step uses no random numbers except from its own seed, so the weights come out the same.
 
-The loss is that of the other engines (`loss.grpo`, `rollouts.channel`, `objective.compose`):
+The loss is that of the other engines (`loss.grpo`, `rollouts.hint_distillation`, `objective.compose`):
 
     total = grpo + alpha * sdpo + beta_replay * replay
 """
@@ -42,13 +42,20 @@ from composer_replication.recipes.monarch.tensor_file import (
     remove_unfinished,
     write_tensor_file,
 )
-from composer_replication.trainer.objective.channels import Anneal, LossKnobs, annealed, check_anneal, in_head_dtype
-from composer_replication.trainer.objective.compose import channel_options, compose_loss
+from composer_replication.trainer.objective.channels import (
+    Anneal,
+    LossKnobs,
+    annealed,
+    channel_options,
+    check_anneal,
+    in_head_dtype,
+)
+from composer_replication.trainer.objective.compose import compose_loss
 from composer_replication.trainer.objective.fingerprint import weights_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of
 from composer_replication.trainer.objective.reference import reference_logprobs
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
-from composer_replication.trainer.rollouts.channel import Importance, RolloutChannel, place_sites
+from composer_replication.trainer.rollouts.hint_distillation import ImportanceSampling, distill, place_turns
 
 _KIND, _STEM = "trainer's state, schema 1", "state"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
@@ -379,7 +386,7 @@ def step_terms(
         )
         return policy_loss.loss, logprobs_BC.detach(), float(policy_loss.clipped_share)
 
-    (grpo, logprobs_BC, clipped), sdpo = _with_channel_2(model, batch, settings, totals, alpha, teachers, policy)
+    (grpo, logprobs_BC, clipped), sdpo = _with_channel_2(model, batch, settings, totals, teachers, policy)
     replay = _channel_3(model, batch, settings.knobs)
     total = grpo if sdpo is None else grpo + alpha * sdpo
     total = total if replay is None else total + settings.knobs.beta_replay * replay
@@ -412,7 +419,6 @@ def _with_channel_2(
     batch: StepBatch,
     settings: LossSettings,
     totals: BatchTotals,
-    alpha: float,
     teachers: Sequence[WeightedTeacher] | None,
     policy: Callable[[], tuple[Tensor, Tensor, float]],
 ) -> tuple[tuple[Tensor, Tensor, float], Tensor | None]:
@@ -423,28 +429,20 @@ def _with_channel_2(
     knobs = settings.knobs
     placed = None
     if knobs.alpha_sdpo > 0:
-        placed = place_sites(batch.sites, batch.prompt_mask, batch.input_ids, batch.completion_mask)
+        placed = place_turns(batch.sites, batch.prompt_mask, batch.input_ids, batch.completion_mask)
     # No row of this micro-batch has a site.
     if placed is None:
         return policy(), None
     options = channel_options(
-        model,
-        # Pairs are added by `_channel_3`, once per batch.
-        replace(knobs, alpha_sdpo=alpha, beta_replay=0.0),
-        denominators={"sdpo_jsd": float(totals.num_taught_tokens)},
-        sdpo_teachers=teachers,
+        model, knobs, denominators={"sdpo_jsd": float(totals.num_taught_tokens)}, sdpo_teachers=teachers
     )
     # Only batches sampled by other weights need importance weights.
     importance = None
     if batch.old_logprobs is not None and settings.is_clip is not None:
-        importance = Importance(batch.old_logprobs, settings.temperature, settings.is_clip)
-    channel = RolloutChannel(model, placed, options, importance)
-    channel.run_teachers(batch.input_ids)
-    with channel.capture_student_rows():
-        policy_terms = policy()
-    result = channel.result(*batch.input_ids.shape)
-    assert result is not None
-    return policy_terms, result.value
+        importance = ImportanceSampling(batch.old_logprobs, settings.temperature, settings.is_clip)
+    policy_terms, channel, _ = distill(model, batch.input_ids, placed, options, policy, importance)
+    assert channel is not None
+    return policy_terms, channel.value
 
 
 def _channel_3(model: nn.Module, batch: StepBatch, knobs: LossKnobs) -> Tensor | None:

@@ -41,18 +41,17 @@ from composer_replication.recipes.monarch.tensor_file import (
     forget_shared_memory,
     shared_memory_folder,
 )
-from composer_replication.trainer.rollouts.channel import exchange_hints
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder, ErringTurns
 from composer_replication.trainer.rollouts.resample import equal_reward_groups
 from composer_replication.trainer.rollouts.sites import (
-    FoundSites,
     Rollout,
     RolloutOptions,
-    RolloutSites,
     assistant_id,
     conversation_of,
     is_parsed,
     sampled_runs,
 )
+from composer_replication.trainer.rollouts.unrelated_hints import replace_by_unrelated_hints
 from composer_replication.types import DPOPair, TeacherSpec, TraceState
 
 __all__ = ["ActorRun", "RunSettings"]
@@ -347,26 +346,26 @@ class BatchBuilder:
         # Padding is masked, so any id will do.
         self._pad = tokenizer.eos_token_id if tokenizer.pad_token_id is None else tokenizer.pad_token_id
         self._renderer = Renderer(tokenizer)
-        self._sites = RolloutSites(self._renderer, settings.rollouts)
+        self._sites = ErringTurnFinder(self._renderer, settings.rollouts)
         self.counts: Counter[str] = Counter()
 
-    def find_sites(self, saved: SavedRollouts, number: int) -> list[FoundSites]:
+    def find_sites(self, saved: SavedRollouts, number: int) -> list[ErringTurns]:
         """Return the error sites of each rollout, and the turns that channel 2 may train on."""
         found_sites = [self._sites.find(rollout) for rollout in saved.rollouts]
         if self.settings.rollouts.hints == "other_kind":  # the control: hints of other kinds
-            exchange_hints(self._sites, found_sites, seed=str(number))
+            replace_by_unrelated_hints(self._sites, found_sites, seed=str(number))
         for rollout_sites, rollout in zip(found_sites, saved.rollouts, strict=True):
             self.counts.update(rollout_sites.counts)
             if not is_parsed(rollout, sampled_runs(rollout)):  # without parsed messages its failures cannot be seen
                 self.counts["dropped:messages_are_not_the_turns"] += 1
         return found_sites
 
-    def states(self, saved: SavedRollouts, found_sites: Sequence[FoundSites]) -> list[TraceState]:
+    def states(self, saved: SavedRollouts, found_sites: Sequence[ErringTurns]) -> list[TraceState]:
         """Return the states before the erring turns, for the teachers, without duplicates."""
         states: dict[str, TraceState] = {}
         for rollout, sites in zip(saved.rollouts, found_sites, strict=True):
             # One turn can have several sites.
-            for turn_id in sorted({turn.turn_id for turn in sites.taught}):
+            for turn_id in sorted({turn.turn_id for turn in sites.turns}):
                 states[f"{rollout.rollout_id}::{turn_id}"] = _state(rollout, turn_id)
         return list(states.values())
 
@@ -374,7 +373,7 @@ class BatchBuilder:
         self,
         saved: SavedRollouts,
         rewards: Sequence[float],
-        found_sites: Sequence[FoundSites],
+        found_sites: Sequence[ErringTurns],
         pairs: Sequence[DPOPair] = (),
     ) -> StepBatch:
         """Return the padded batch. The advantage of a rollout is its reward minus the mean of its group."""
@@ -387,7 +386,7 @@ class BatchBuilder:
         if settings.rollouts.only_failed_rollouts:
             found_sites = [
                 # Rollouts better than their group keep no sites: their errors did not cost them the reward.
-                rollout_sites if advantage <= 0 else FoundSites(rollout_sites.sequence)
+                rollout_sites if advantage <= 0 else ErringTurns(rollout_sites.sequence)
                 for rollout_sites, advantage in zip(found_sites, advantages, strict=True)
             ]
         return StepBatch(
@@ -397,7 +396,7 @@ class BatchBuilder:
             completion_mask=_padded([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
             sampled_mask=_padded(sampled, 0),
             advantages=advantages,
-            sites=tuple(tuple(rollout_sites.taught) for rollout_sites in found_sites),
+            sites=tuple(tuple(rollout_sites.turns) for rollout_sites in found_sites),
             weights_version=saved.weights_version,
             pairs=self._pair_tensors(pairs),
         )

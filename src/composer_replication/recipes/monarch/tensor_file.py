@@ -27,7 +27,8 @@ from composer_replication.errors import (
     StaleArtefactError,
     explain,
 )
-from composer_replication.trainer.rollouts.sites import Rollout, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
+from composer_replication.trainer.rollouts.sites import Rollout
 
 _RECORD = "record"
 _UNFINISHED = ".unfinished"
@@ -278,7 +279,7 @@ class StepBatch:
     completion_mask: Tensor
     sampled_mask: Tensor
     advantages: Tensor
-    sites: tuple[tuple[TaughtTurn, ...], ...]
+    sites: tuple[tuple[ErringTurn, ...], ...]
     old_logprobs: Tensor | None = None
     weights_version: int | None = None
     pairs: dict[str, Tensor] = field(default_factory=dict[str, Tensor])
@@ -340,7 +341,7 @@ class StepBatch:
             raise ArtefactCorruptError(explain(str(path), got=f"batch {record['number']}", expected=f"batch {number}"))
         sites = tuple(
             tuple(
-                TaughtTurn(
+                ErringTurn(
                     **turn,
                     teacher_ids=tensors[f"site.{row}.{index}"],
                     wrong_ids=tensors.get(f"wrong.{row}.{index}"),

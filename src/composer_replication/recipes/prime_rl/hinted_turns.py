@@ -32,7 +32,8 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import option, table
 from composer_replication.errors import AlignmentError, ConfigError, MissingExtraError, explain
 from composer_replication.optional import available, require
-from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, RolloutSites, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn, ErringTurnFinder
+from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions
 
 logger = logging.getLogger(__name__)
 STREAM = "ref_kl"
@@ -78,7 +79,7 @@ class HintSettings:
 class HintedTurns:
     """Finds the erring turns of a trace, has them scored after a hint, and writes the scores to their nodes."""
 
-    def __init__(self, finder: RolloutSites, alpha: float, *, max_length: int | None = None) -> None:
+    def __init__(self, finder: ErringTurnFinder, alpha: float, *, max_length: int | None = None) -> None:
         self._finder, self._alpha, self._max_length = finder, alpha, max_length
 
     async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
@@ -104,14 +105,14 @@ class HintedTurns:
 
     def _turns_to_score(
         self, trace: Any, branch: Any, hinted_nodes: set[int], counts: Counter[str]
-    ) -> Iterable[TaughtTurn]:
+    ) -> Iterable[ErringTurn]:
         """Yield the turns of a branch to score.
 
         A node has one reference and may be part of several branches, so only the first hint about it counts.
         """
         rollout_sites = self._finder.find(rollout_of(trace, branch))
         counts.update(rollout_sites.counts)
-        for turn in rollout_sites.taught:
+        for turn in rollout_sites.turns:
             # Not sent at all: the server would reject it.
             if self._max_length is not None and len(turn.teacher_ids) > self._max_length:
                 counts["dropped:too_long"] += 1
@@ -125,7 +126,7 @@ class HintedTurns:
             yield turn
 
 
-def _warn_if_too_long(turn: TaughtTurn, error: BaseException) -> None:
+def _warn_if_too_long(turn: ErringTurn, error: BaseException) -> None:
     """Log a warning if the server rejected the ids as too long; raise any other error.
 
     Losing one turn must not end a run. vLLM rejects with status 400 and a message about a length, which the engine's
@@ -188,7 +189,7 @@ def _text(content: Any) -> str:
     return "".join(str(getattr(part, "text", "") or "") for part in content)
 
 
-def node_at(branch: Any, turn: TaughtTurn) -> tuple[Any, int]:
+def node_at(branch: Any, turn: ErringTurn) -> tuple[Any, int]:
     """Return the node that holds a turn's tokens, and the position in the branch at which the node begins."""
     begin = 0
     for node in branch.nodes:
@@ -200,7 +201,7 @@ def node_at(branch: Any, turn: TaughtTurn) -> tuple[Any, int]:
     raise AlignmentError(explain(f"erring turn {turn.turn_id}", got=got, expected="a turn that is one node"))
 
 
-def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], alpha: float) -> None:
+def write_reference(branch: Any, turn: ErringTurn, logprobs: Sequence[float], alpha: float) -> None:
     """Write the scores of a turn's tokens as the reference of its node, with weight alpha.
 
     Other tokens of the node get reference and weight 0. Raises if the scores are not those of exactly the sampled
@@ -228,7 +229,7 @@ def write_reference(branch: Any, turn: TaughtTurn, logprobs: Sequence[float], al
     node.loss_weights = {**(node.loss_weights or {}), STREAM: weights}
 
 
-def make_finder(model_name: str, settings: HintSettings) -> RolloutSites:
+def make_finder(model_name: str, settings: HintSettings) -> ErringTurnFinder:
     """Return a finder of sites that renders hints with the policy's own tokenizer and chat template."""
     options = RolloutOptions(
         placement=settings.placement,
@@ -236,7 +237,7 @@ def make_finder(model_name: str, settings: HintSettings) -> RolloutSites:
         hints=settings.hints,
         unhinted_kinds=settings.unhinted_kinds,
     )
-    return RolloutSites(Renderer(load_tokenizer(model_name)), options)
+    return ErringTurnFinder(Renderer(load_tokenizer(model_name)), options)
 
 
 def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branches_of: Any, model_config: Any) -> type:

@@ -29,15 +29,8 @@ from composer_replication.optional import importing
 from composer_replication.recipes.verl import registered
 from composer_replication.recipes.verl.columns import read_sites, write_sites
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.trainer.rollouts.gathering import schemas_of
-from composer_replication.trainer.rollouts.sites import (
-    SITES,
-    Rollout,
-    RolloutOptions,
-    RolloutSites,
-    TaughtTurn,
-    assistant_id,
-)
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn, ErringTurnFinder
+from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, assistant_id, schemas_of
 
 with importing("verl", extra="verl"):
     import ray
@@ -59,7 +52,7 @@ VERL_RULES: tuple[FailureRule, ...] = (
 """The messages with which verl's agent rejects a call."""
 # "Error executing tool 'read': No such file": how verl writes an exception of a tool.
 _EXCEPTION_PREFIX = "Error executing tool '{name}': "
-_finders: WeakKeyDictionary[Any, RolloutSites] = WeakKeyDictionary()
+_finders: WeakKeyDictionary[Any, ErringTurnFinder] = WeakKeyDictionary()
 
 
 def options_of(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
@@ -76,7 +69,7 @@ class _RolloutProgress:
     """The state of one rollout: its prompt, and the sites so far."""
 
     prompt: list[dict[str, Any]]
-    taught: list[TaughtTurn] = field(default_factory=list)
+    taught: list[ErringTurn] = field(default_factory=list)
     counts: Counter[str] = field(default_factory=Counter)
     num_turns: int = 0
 
@@ -90,7 +83,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
     async def run(self, sampling_params: dict[str, Any], **kwargs: Any) -> AgentLoopOutput:
         output = await super().run(sampling_params, **kwargs)
         row_ids = [*output.prompt_ids, *output.response_ids]
-        kept_turns: list[TaughtTurn] = []
+        kept_turns: list[ErringTurn] = []
         for turn in self._progress.taught:
             try:
                 write_sites([turn], row_ids)
@@ -127,7 +120,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
         found_sites = await self.loop.run_in_executor(None, self._finder().find, rollout)
         num_turns = found_sites.counts["turns"]
         new_turn_ids = {assistant_id(number) for number in range(self._progress.num_turns, num_turns)}
-        self._progress.taught += [turn for turn in found_sites.taught if turn.turn_id in new_turn_ids]
+        self._progress.taught += [turn for turn in found_sites.turns if turn.turn_id in new_turn_ids]
         self._progress.num_turns, self._progress.counts = num_turns, found_sites.counts
 
     def _rollout(self, agent_data: AgentData) -> Rollout:
@@ -146,12 +139,12 @@ class _ComposerAgentLoop(ToolAgentLoop):
             tools=schemas_of(schemas),
         )
 
-    def _finder(self) -> RolloutSites:
+    def _finder(self) -> ErringTurnFinder:
         """Return the finder of this tokenizer, shared by all rollouts because it analyzes the chat template."""
         if self.tokenizer not in _finders:
             options = options_of(self.config.actor_rollout_ref)
             renderer = Renderer(self.tokenizer, template_options=dict(self.apply_chat_template_kwargs))
-            _finders[self.tokenizer] = RolloutSites(renderer, options)
+            _finders[self.tokenizer] = ErringTurnFinder(renderer, options)
         return _finders[self.tokenizer]
 
 

@@ -39,7 +39,7 @@ from composer_replication.trainer.objective.channels import (
     pair_channel,
 )
 from composer_replication.trainer.objective.distributed import below_adapter, evaluating
-from composer_replication.trainer.rollouts.sites import TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
 
 # Names of columns and outputs that this package adds to verl's batches.
 ROW_NUMBER = "composer_row"
@@ -355,7 +355,7 @@ def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **s
 
 
 def taught_rows(
-    shares: Sequence[Share], turns: Sequence[Sequence[TaughtTurn]], settings: EngineChannels
+    shares: Sequence[Share], turns: Sequence[Sequence[ErringTurn]], settings: EngineChannels
 ) -> list[TaughtRows | None]:
     """Return the targets of each row with the teacher's distributions, or None for rows without sites.
 
@@ -375,7 +375,7 @@ def taught_rows(
     return [_concatenate(row_parts) if row_parts else None for row_parts in parts]
 
 
-def _mixed_logits(shares: Sequence[Share], turns: Sequence[TaughtTurn]) -> Tensor:
+def _mixed_logits(shares: Sequence[Share], turns: Sequence[ErringTurn]) -> Tensor:
     """Return (N, V) teacher logits at the rows that predict the turns' tokens, one turn after the other."""
     # Without contexts: a dummy of two tokens.
     contexts = [turn.teacher_ids for turn in turns] or [torch.zeros(2, dtype=torch.int64)]
@@ -423,7 +423,7 @@ def _as_teacher(share: Share) -> Iterator[None]:
         yield
 
 
-def _teacher_rows(turn: TaughtTurn, logits_NV: Tensor, settings: EngineChannels) -> TaughtRows:
+def _teacher_rows(turn: ErringTurn, logits_NV: Tensor, settings: EngineChannels) -> TaughtRows:
     position_N = torch.arange(turn.start - 1, turn.end - 1)
     # The temperature is that of channel 2; the engine ran at 1.0 (`rows_as_batch`).
     logprobs_NV = (logits_NV / settings.sdpo_temperature).log_softmax(-1)

@@ -20,7 +20,7 @@ import torch
 
 from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.errors import AlignmentError, InputError, explain
-from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 
 PAIRS = "replay_pairs"
 EXTRA_FIELDS = "extra_fields"
@@ -36,12 +36,12 @@ class ReplayPair(NamedTuple):
     reference: tuple[float, float] | None
 
 
-def write_sites(turns: Sequence[TaughtTurn], row_ids: Sequence[int]) -> str:
+def write_sites(turns: Sequence[ErringTurn], row_ids: Sequence[int]) -> str:
     """Return a row's erring turns as JSON. `row_ids` are its prompt and response without padding."""
     return json.dumps([_site_record(turn, list(row_ids)) for turn in turns])
 
 
-def _site_record(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
+def _site_record(turn: ErringTurn, row_ids: list[int]) -> dict[str, Any]:
     size = turn.end - turn.start
     hinted = turn.teacher_ids.tolist()
     if hinted[turn.teacher_start : turn.teacher_start + size] != row_ids[turn.start : turn.end] or not size:
@@ -64,12 +64,12 @@ def _site_record(turn: TaughtTurn, row_ids: list[int]) -> dict[str, Any]:
     }
 
 
-def read_sites(text: str | None, row_ids: Sequence[int]) -> list[TaughtTurn]:
+def read_sites(text: str | None, row_ids: Sequence[int]) -> list[ErringTurn]:
     """Return the turns that `write_sites` wrote. Raises if the ids of the row are not those it was written for."""
     return [_taught_turn(site, list(row_ids)) for site in _parse_column(text, SITES)]
 
 
-def _taught_turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
+def _taught_turn(site: Mapping[str, Any], row_ids: list[int]) -> ErringTurn:
     start, end, teacher_start = site["start"], site["end"], site["teacher_start"]
     # The checksum covers all tokens up to the end of the turn, since each of them is context.
     if end > len(row_ids) or site["row"] != _checksum(row_ids[:end]):
@@ -79,7 +79,7 @@ def _taught_turn(site: Mapping[str, Any], row_ids: list[int]) -> TaughtTurn:
             explain(f"site {site['turn_id']} of a row", got=got, expected="those it was written for", fix=fix)
         )
     ids = torch.tensor([*row_ids[: site["same"]], *site["changed"], *row_ids[start:end]])
-    return TaughtTurn(start, end, ids, teacher_start, site["kind"], site["hint"], site["turn_id"])
+    return ErringTurn(start, end, ids, teacher_start, site["kind"], site["hint"], site["turn_id"])
 
 
 def _checksum(ids: list[int]) -> int:

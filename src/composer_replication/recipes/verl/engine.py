@@ -34,7 +34,7 @@ from composer_replication.recipes.verl.channel_loss import (
     taught_rows,
 )
 from composer_replication.recipes.verl.columns import PAIRS, ReplayPair, column_of, read_pairs, read_sites, row_ids
-from composer_replication.trainer.rollouts.sites import SITES, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 
 with importing("verl", extra="verl"):
     from verl.utils import tensordict_utils
@@ -129,7 +129,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
         outputs["metrics"].update(pair_outputs["metrics"])
 
 
-def _count_target_tokens(turns: list[list[TaughtTurn]]) -> int:
+def _count_target_tokens(turns: list[list[ErringTurn]]) -> int:
     return sum(turn.end - turn.start for row_turns in turns for turn in row_turns)
 
 

@@ -2,6 +2,5 @@
 
 generation      TRL's generation step, with error sites, resampled groups and a KL penalty in the advantage
 logged_batches  batches of logged traces for channels 2 and 3, and the run's state in checkpoints
-heeding         the gate that keeps channel 2 off until the model is measured to react to hints
 channels        the loss terms of channels 2 and 3 in a micro-step, and their metrics
 """

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import zlib
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import replace
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
@@ -13,13 +11,11 @@ from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.loss.taid import TAIDScheduler
-from composer_replication.trainer.composer.heeding import HintComparison, HintGate
-from composer_replication.trainer.objective.channels import ChannelOptions
-from composer_replication.trainer.objective.compose import channel_options, compose_loss
+from composer_replication.trainer.objective.channels import ChannelSettings
+from composer_replication.trainer.objective.compose import compose_loss
 from composer_replication.trainer.objective.row_weighting import RowWeighting
-from composer_replication.trainer.presets import ChannelSettings
-from composer_replication.trainer.rollouts.channel import Importance, RolloutChannel, place_sites
-from composer_replication.trainer.rollouts.sites import ITEMS, SITES, TaughtTurn
+from composer_replication.trainer.rollouts.hint_distillation import ChannelTerm, HintDistillation, MicroStep
+from composer_replication.trainer.rollouts.hint_gate import HintGate
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, load_local_state, local_state, reshard
 
 if TYPE_CHECKING:
@@ -27,28 +23,6 @@ if TYPE_CHECKING:
 
 
 SumOver = Callable[[Tensor], Tensor]
-
-
-class _MicroStep(NamedTuple):
-    """A micro-step's position in a run: finished optimizer steps, micro-steps per step, number of processes."""
-
-    step: int
-    total_steps: int
-    accumulation: int
-    num_processes: int
-    steps_per_generation: int
-    is_training: bool
-    temperature: float = 1.0
-    is_first_pass: bool = True
-    """Whether this is the first pass over these rollouts (`num_iterations` may be above 1)."""
-
-
-class _Term(NamedTuple):
-    """A channel's scaled share of a micro-step's loss, and its mean per item and item count over all processes."""
-
-    loss: Tensor
-    mean: float
-    items: float
 
 
 class ComposerChannels:
@@ -66,50 +40,30 @@ class ComposerChannels:
         autocast: Callable[[], AbstractContextManager[Any]] = nullcontext,
     ) -> None:
         self.settings, self.teacher, self.logged, self.hint_gate = settings, teacher, logged, hint_gate
-        self._weighting, self._sum_over, self._autocast = weighting, sum_over, autocast
+        self._weighting, self._sum_over = weighting, sum_over
+        self.rollouts = HintDistillation(
+            settings,
+            teachers=teacher.shares,
+            taid_t=self._taid_t,
+            weighting=weighting,
+            hint_gate=hint_gate,
+            sum_over=sum_over,
+            autocast=autocast,
+        )
         self.taid: TAIDScheduler | None = None
         self._taid_losses: list[tuple[float, float]] = []
 
-    def rollout_term(
-        self, model: nn.Module, inputs: Mapping[str, Any], clock: _MicroStep, policy_loss: Callable[[], Tensor]
-    ) -> tuple[Tensor, _Term | None]:
-        """Return the policy loss, and channel 2's term, which is computed in the same forward pass.
-
-        The term is None if no process has an error site in this batch.
-        """
-        prompt_mask, prompt, completion = inputs["prompt_mask"], inputs["prompt_ids"], inputs["completion_ids"]
-        input_ids = torch.cat([prompt, completion], dim=1)
-        turns = [[TaughtTurn(**turn) for turn in sample] for sample in inputs[SITES]]
-        items = float(inputs[ITEMS])
-        if not items:
-            return policy_loss(), None
-        # `items` is for a whole generation batch, but a step trains on only a share of the batch.
-        share = clock.accumulation / clock.steps_per_generation if clock.is_training else 1.0
-        options = self._options(model, clock, {"sdpo_jsd": items * share / clock.num_processes})
-        placed = place_sites(turns, prompt_mask, input_ids, inputs["completion_mask"])
-        channel = RolloutChannel(model, placed, options, self._importance(inputs, clock))
-        # Run the teacher in the same precision as the policy, whose forward pass also runs under autocast.
-        with self._autocast():
-            channel.run_teachers(input_ids)
-        with channel.capture_student_rows():
-            loss = policy_loss()
-        hints = channel.result(*input_ids.shape)
-        term = loss.new_zeros(()) if hints is None else self.rollout_alpha(clock) * hints.value
-        measured = self._measured(term, hints.value if hints else None, hints.items if hints else 0, options)
-        # Later passes over the same rollouts would count the same comparisons again.
-        if (
-            self.hint_gate is not None
-            and channel.hint_effects_nats is not None
-            and clock.is_training
-            and clock.is_first_pass
-        ):
-            self.hint_gate.add(_comparisons(turns, prompt, prompt_mask, channel.hint_effects_nats))
-        if clock.is_training and measured.items and self.rollout_alpha(clock) > 0:
+    def policy_and_rollout_term(
+        self, model: nn.Module, inputs: Mapping[str, Any], micro_step: MicroStep, run_policy: Callable[[], Tensor]
+    ) -> tuple[Tensor, ChannelTerm | None]:
+        """Return GRPO's loss, and channel 2's term on the rollouts, or None if none of them has an erring turn."""
+        loss, term = self.rollouts.policy_and_term(model, inputs, micro_step, run_policy)
+        if term is not None and micro_step.is_training and term.items and self.rollouts.alpha(micro_step) > 0:
             # TAID's schedule follows the loss of a whole step, so micro-steps are collected until it ends.
-            self._taid_losses.append((measured.mean, measured.items))
-        return loss, measured
+            self._taid_losses.append((term.mean, term.items))
+        return loss, term
 
-    def logged_term(self, model: nn.Module, clock: _MicroStep, device: torch.device) -> dict[str, _Term]:
+    def logged_term(self, model: nn.Module, micro_step: MicroStep, device: torch.device) -> dict[str, ChannelTerm]:
         """Return the terms for channels 2 and 3 on the next logged batch, by channel.
 
         Their losses are shares of one accumulated optimizer step.
@@ -120,10 +74,11 @@ class ComposerChannels:
         names = list(counts)
         totals = self._sum_over(torch.tensor([float(counts[name]) for name in names], device=device)).tolist()
         shares = {
-            name: total * clock.accumulation / clock.num_processes for name, total in zip(names, totals, strict=True)
+            name: total * micro_step.accumulation / micro_step.num_processes
+            for name, total in zip(names, totals, strict=True)
         }
-        weights = {"alpha_sdpo": self.alpha(clock), "beta_replay": self.settings.beta_replay}
-        options: dict[str, Any] = self.settings.loss_options() | weights | {"taid_t": self._taid_t(clock)}
+        weights = {"alpha_sdpo": self.alpha(micro_step), "beta_replay": self.settings.beta_replay}
+        options: dict[str, Any] = self.settings.loss_options() | weights | {"taid_t": self._taid_t(micro_step)}
         options |= {"sdpo_teachers": self.teacher.shares(), "sdpo_weighting": self._weighting}
         denominators = {name: share for name, share in shares.items() if share}
         losses = compose_loss(model, batch, denominators=denominators, **options)
@@ -135,20 +90,15 @@ class ComposerChannels:
         # A channel with weight 0 was not computed, so its value of 0 must not be logged as a mean over its items.
         ran = {name: total if scale[name] > 0 else 0.0 for name, total in zip(names, totals, strict=True)}
         terms = {
-            name: _Term(scale[name] * values[name] + zero, self._mean(values[name], shares[name], items), items)
+            name: ChannelTerm(scale[name] * values[name] + zero, self._mean(values[name], shares[name], items), items)
             for name, items in ran.items()
         }
         if terms["sdpo_jsd"].items:
             self._taid_losses.append((terms["sdpo_jsd"].mean, terms["sdpo_jsd"].items))
         return terms
 
-    def alpha(self, clock: _MicroStep) -> float:
-        return self.settings.alpha_at(clock.step, clock.total_steps)
-
-    def rollout_alpha(self, clock: _MicroStep) -> float:
-        """Return channel 2's weight on rollouts, which is 0 while the gate is closed. Evaluations ignore the gate."""
-        is_off = self.hint_gate is not None and not self.hint_gate.is_open and clock.is_training
-        return 0.0 if is_off else self.alpha(clock)
+    def alpha(self, micro_step: MicroStep) -> float:
+        return self.settings.alpha_at(micro_step.num_finished_steps, micro_step.total_steps)
 
     def after_step(self, model: nn.Module, step: int, *, ends_generation: bool = True) -> str | None:
         """Update the teacher, TAID's t and the gate after an optimizer step; return the gate's message, if any."""
@@ -183,67 +133,20 @@ class ComposerChannels:
         if self.hint_gate is not None and tree.get("hints") is not None:
             self.hint_gate.load_state(tree["hints"])
 
-    def _options(self, model: nn.Module, clock: _MicroStep, denominators: Mapping[str, float]) -> ChannelOptions:
-        return channel_options(
-            model,
-            replace(self.settings, alpha_sdpo=self.alpha(clock), beta_replay=0.0),
-            taid_t=self._taid_t(clock),
-            denominators=denominators,
-            sdpo_teachers=self.teacher.shares(),
-            sdpo_weighting=self._weighting,
-        )
-
-    def _importance(self, inputs: Mapping[str, Any], clock: _MicroStep) -> Importance | None:
-        """Return the importance weights, or None if clipping is off or the weights have not changed since sampling."""
-        old, clip = inputs.get("old_per_token_logps"), self.settings.sdpo_is_clip
-        return None if old is None or clip is None else Importance(old, clock.temperature, clip)
-
-    def _taid_t(self, clock: _MicroStep) -> float | None:
+    def _taid_t(self, micro_step: MicroStep) -> float | None:
         if self.settings.sdpo_wrapper != "taid":
             return None
         # The schedule needs the number of steps, which is known only in training.
-        if self.taid is None and not clock.is_training:
+        if self.taid is None and not micro_step.is_training:
             return self.settings.taid_start
         if self.taid is None:
-            self.taid = self.settings.taid_schedule(clock.total_steps)
+            self.taid = self.settings.taid_schedule(micro_step.total_steps)
         return self.taid.t
-
-    def _measured(self, loss: Tensor, value: Tensor | None, items: int, options: ChannelOptions) -> _Term:
-        """Return a term with its mean over all processes.
-
-        Sums and counts are reduced, since a mean of per-process means would weight items unequally.
-        """
-        local = 0.0 if value is None else float(value.detach()) * options.divide.of("sdpo_jsd", items)
-        total, count = self._sum_over(torch.tensor([local, float(items)], device=loss.device)).tolist()
-        return _Term(loss, total / count if count else 0.0, count)
 
     def _mean(self, value: Tensor, share: float, total: float) -> float:
         if not total:
             return 0.0
         return float(self._sum_over(value.detach().float() * share)) / total
-
-
-def _comparisons(
-    turns: Sequence[Sequence[TaughtTurn]], prompt: Tensor, prompt_mask: Tensor, drops_T2: Tensor
-) -> list[HintComparison]:
-    """Return the comparisons for turns that were scored with two hints.
-
-    Rollouts for the same prompt get the same prompt index.
-    """
-    # Only turns with an unrelated hint (`wrong_ids`) were compared.
-    compared = [
-        (sample, turn)
-        for sample, sample_turns in enumerate(turns)
-        for turn in sample_turns
-        if turn.wrong_ids is not None
-    ]
-    ids = {sample: prompt[sample][prompt_mask[sample].bool()].tolist() for sample, _ in compared}
-    # A checksum instead of an index, so that a prompt gets the same number on every process and in every step.
-    number = {sample: zlib.crc32(repr(prompt_ids).encode()) for sample, prompt_ids in ids.items()}
-    return [
-        HintComparison(number[sample], turn.about, turn.wrong_kind, own_drop, other_drop)
-        for (sample, turn), (own_drop, other_drop) in zip(compared, drops_T2.tolist(), strict=True)
-    ]
 
 
 def counts_of(batch: LoggedBatch) -> dict[str, int]:
@@ -289,21 +192,23 @@ class ChannelMetrics:
         before, count = self._sums[mode].get(name, (0.0, 0.0))
         self._sums[mode][name] = (before + total, count + items)
 
-    def add_terms(self, metrics: Any, terms: Mapping[str, _Term | None], weights: Weights, clock: _MicroStep) -> None:
+    def add_terms(
+        self, metrics: Any, terms: Mapping[str, ChannelTerm | None], weights: Weights, micro_step: MicroStep
+    ) -> None:
         """Add the channels' terms from one micro-step, and append their weights and item counts to TRL's `metrics`.
 
         A term is None if its channel was not computed; a channel without items adds nothing to its mean. A channel ran
         in a step if it had items and a weight above 0.
         """
-        mode = "train" if clock.is_training else "eval"
+        mode = "train" if micro_step.is_training else "eval"
         metrics["loss/alpha_sdpo"].append(weights.alpha)
         metrics["loss/beta_replay"].append(weights.beta)
         for name, term in terms.items():
             items = 0.0 if term is None else term.items
             ran = items > 0 and weights.of(name) > 0
             # TRL logs the mean over micro-steps, so this factor makes the metric a count per step.
-            metrics[f"items/{name}"].append(items * clock.accumulation)
-            if clock.is_training:
+            metrics[f"items/{name}"].append(items * micro_step.accumulation)
+            if micro_step.is_training:
                 self._ran[name] = self._ran.get(name, False) or ran
             else:
                 metrics[f"ran/{name}"].append(float(ran))
@@ -347,29 +252,29 @@ class MicroStepLoss:
         channels = self._channels
         if not self._wants_sites and channels.logged is None:
             return original(model, inputs)
-        clock, accelerator = self.clock(), self._trainer.accelerator
-        hints: _Term | None = None
+        micro_step, accelerator = self.current_step(), self._trainer.accelerator
+        hints: ChannelTerm | None = None
         if self._wants_sites:
-            policy, hints = channels.rollout_term(model, inputs, clock, lambda: original(model, inputs))
+            policy, hints = channels.policy_and_rollout_term(model, inputs, micro_step, lambda: original(model, inputs))
         else:
             # Without sites, TRL's loss is unchanged, and only the loss on logged batches is added.
             policy = original(model, inputs)
         total = policy if hints is None else policy + hints.loss
-        terms: dict[str, _Term] = {}
-        if channels.logged is not None and clock.is_training:
+        terms: dict[str, ChannelTerm] = {}
+        if channels.logged is not None and micro_step.is_training:
             with accelerator.autocast():
-                terms = channels.logged_term(model, clock, accelerator.device)
+                terms = channels.logged_term(model, micro_step, accelerator.device)
             for term in terms.values():
                 total = total + term.loss
-        self._log(policy, total, hints, terms, clock)
+        self._log(policy, total, hints, terms, micro_step)
         return total
 
-    def clock(self) -> _MicroStep:
+    def current_step(self) -> MicroStep:
         """Return the position of the current micro-step."""
         trainer = self._trainer
         is_training, per_generation = trainer.model.training, trainer.args.steps_per_generation or 1
-        return _MicroStep(
-            step=trainer.state.global_step,
+        return MicroStep(
+            num_finished_steps=trainer.state.global_step,
             total_steps=trainer.state.max_steps,
             accumulation=trainer.current_gradient_accumulation_steps if is_training else 1,
             num_processes=trainer.accelerator.num_processes,
@@ -380,17 +285,24 @@ class MicroStepLoss:
         )
 
     def _log(
-        self, policy: Tensor, total: Tensor, hints: _Term | None, logged: dict[str, _Term], clock: _MicroStep
+        self,
+        policy: Tensor,
+        total: Tensor,
+        hints: ChannelTerm | None,
+        logged: dict[str, ChannelTerm],
+        micro_step: MicroStep,
     ) -> None:
         """Append a micro-step's metrics under their documented names."""
-        metrics = self._trainer._metrics["train" if clock.is_training else "eval"]
+        metrics = self._trainer._metrics["train" if micro_step.is_training else "eval"]
         # TRL's losses are already divided by the accumulation, so multiplying makes the logged mean that of a step.
-        both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / clock.num_processes
-        metrics["loss/grpo"].append(float(both[0]) * clock.accumulation)
-        metrics["loss/total"].append(float(both[1]) * clock.accumulation)
-        terms: dict[str, _Term | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
+        both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / micro_step.num_processes
+        metrics["loss/grpo"].append(float(both[0]) * micro_step.accumulation)
+        metrics["loss/total"].append(float(both[1]) * micro_step.accumulation)
+        terms: dict[str, ChannelTerm | None] = {ROLLOUT_SITES: hints} if self._wants_sites else {}
         logged_terms = {LOGGED_SITES: logged.get("sdpo_jsd"), LOGGED_PAIRS: logged.get("trace_replay_dpo")}
         terms |= logged_terms if logged else {}
         channels = self._channels
-        weights = Weights(channels.alpha(clock), channels.settings.beta_replay, channels.rollout_alpha(clock))
-        self._channel_metrics.add_terms(metrics, terms, weights, clock)
+        weights = Weights(
+            channels.alpha(micro_step), channels.settings.beta_replay, channels.rollouts.alpha(micro_step)
+        )
+        self._channel_metrics.add_terms(metrics, terms, weights, micro_step)

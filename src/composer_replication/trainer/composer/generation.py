@@ -12,6 +12,7 @@ import math
 from collections import Counter
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -22,18 +23,33 @@ from composer_replication.errors import InputError, explain
 from composer_replication.loss.grpo import group_advantages
 from composer_replication.optional import require
 from composer_replication.trainer.objective.distributed import below_adapter
-from composer_replication.trainer.rollouts.channel import add_wrong_hints, exchange_hints
-from composer_replication.trainer.rollouts.gathering import ToolRecord, gather_rollouts
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
+from composer_replication.trainer.rollouts.hint_distillation import ITEMS, SITES, ErringTurnFinder, ErringTurns
 from composer_replication.trainer.rollouts.resample import ImagesBySample, ResampledBatch, resample, rows_of_groups
-from composer_replication.trainer.rollouts.sites import ITEMS, SITES, FoundSites, RolloutOptions, RolloutSites
+from composer_replication.trainer.rollouts.sites import RolloutOptions, ToolRecord, gather_rollouts
+from composer_replication.trainer.rollouts.unrelated_hints import add_unrelated_hints, replace_by_unrelated_hints
 from composer_replication.trainer.rollouts.worlds.verifiers import REWARD as WORLD_REWARD
 
 if TYPE_CHECKING:
     from composer_replication.trainer.composer.channels import ChannelMetrics
-    from composer_replication.trainer.composer.heeding import HintGate
+    from composer_replication.trainer.rollouts.hint_gate import HintGate
 
 Batch = dict[str, Any]
+
+
+@dataclass(eq=False)
+class _GenerationCall:
+    """What TRL's methods produce during one call of `_generate_and_score_completions`, for its caller."""
+
+    rows: list[dict[str, Any]]
+    """The data set row for each rollout; TRL passes only the prompts to a rollout function."""
+    is_resampling: bool
+    prompts: list[Any] = field(default_factory=list[Any])
+    generated: tuple[Any, ...] = ()
+    """The return value of TRL's `_generate`."""
+    tool_records: list[ToolRecord] | None = None
+    rewards: Tensor | None = None
+    """The weighted sum of the rewards of each rollout on all processes; NaN if no function judged it."""
 
 
 class Generation:
@@ -66,15 +82,16 @@ class Generation:
         self._finder = self._make_finder() if wants_sites else None
         self.site_counts: Counter[str] = Counter()
         self.num_rollouts = 0
-        self._generated: tuple[Any, tuple[Any, ...], list[ToolRecord] | None] | None = None
-        self._all_rewards: Tensor | None = None
-        self._is_resampling = False
-        self.rows: list[dict[str, Any]] = []
-        """The data set row for each rollout being generated; TRL passes only the prompts to a rollout function."""
+        self._call: _GenerationCall | None = None
         self.fast = RolloutGenerator(batch=options.generation_batch) if options.fast_generation == "auto" else None
 
+    @property
+    def rows(self) -> list[dict[str, Any]]:
+        """The data set row for each rollout that is being generated."""
+        return [] if self._call is None else self._call.rows
+
     def generate(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
-        """Replace TRL's `_generate`, and store its result and the failed tool calls until error sites are located."""
+        """Replace TRL's `_generate`, and keep its result and the failed tool calls, to locate error sites in them."""
         if self.fast is None or self._trainer.use_vllm:
             return self._generate_watched(original, prompts)
         before = Counter(self.fast.counts)
@@ -107,24 +124,22 @@ class Generation:
             return original(*args, **kwargs)
 
     def _generate_watched(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
-        trainer = self._trainer
-        if self._finder is None:
+        trainer, call = self._trainer, self._call
+        if self._finder is None or call is None:
             return original(prompts)
-        records: list[ToolRecord] | None = None
         # TRL has just created one dict of tool functions per rollout; wrap the functions to record their errors.
         if trainer.tools:
-            records = [ToolRecord() for _ in prompts]
+            call.tool_records = [ToolRecord() for _ in prompts]
             for kind in (trainer._sync_tool_dicts, trainer._async_tool_dicts):
-                kind[:] = [record.watched(tools) for record, tools in zip(records, kind, strict=True)]
-        generated = original(prompts)
-        self._generated = prompts, generated, records
-        return generated
+                kind[:] = [record.watched(tools) for record, tools in zip(call.tool_records, kind, strict=True)]
+        call.prompts, call.generated = prompts, original(prompts)
+        return call.generated
 
     def score(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
         """Replace TRL's `_generate_and_score_completions`: add error sites, resample groups, penalize KL."""
-        batch = self._score_then_find_sites(original, inputs)
+        batch, rewards = self._score_and_add_turns(original, inputs)
         if self.options.max_resamples and self._trainer.model.training:
-            batch = self._with_resampled_groups(original, batch, inputs)
+            batch = self._with_resampled_groups(original, batch, rewards, inputs)
         if self.options.k1_coefficient:
             batch["advantages"] = self._advantages_less_k1(batch)
         advantages = batch["advantages"]
@@ -133,7 +148,7 @@ class Generation:
         self._add("advantages/mean_abs", *self._trainer.sum_over(sizes).tolist())
         if self._finder is not None:
             # Channel 2's loss is divided by the number of tokens in all erring turns on all processes.
-            items = sum(turn["end"] - turn["start"] for turns in batch[SITES] for turn in turns)
+            items = sum(turn.end - turn.start for turns in batch[SITES] for turn in turns)
             device = self._trainer.accelerator.device
             batch[ITEMS] = self._trainer.sum_over(torch.tensor(float(items), device=device))
         return batch
@@ -153,95 +168,101 @@ class Generation:
         missing = rewards.isnan()
         for column, name in enumerate(names):
             self._add(f"rewards/{name}/unjudged", float(missing[:, column].sum()), missing.shape[0])
-        if bool(missing.all()) and not self._is_resampling:
+        call = self._call
+        if bool(missing.all()) and not (call and call.is_resampling):
             fix = "Return a number for at least one rollout; None means that the function does not judge the rollout."
             got = f"NaN or None from {', '.join(names)} for all {rewards.shape[0]} rollouts"
             raise InputError(explain("rewards", got=got, expected="numbers", fix=fix))
         summed = (rewards * self._trainer.reward_weights.to(rewards.device)).nansum(1)
-        self._all_rewards = summed.masked_fill(missing.all(1), torch.nan)
+        if call is not None:
+            call.rewards = summed.masked_fill(missing.all(1), torch.nan)
         return rewards
 
-    def _score_then_find_sites(self, original: Callable[..., Batch], inputs: list[dict[str, Any]]) -> Batch:
-        self.rows = inputs
-        batch = original(inputs)
+    def _score_and_add_turns(
+        self, original: Callable[..., Batch], inputs: list[dict[str, Any]], *, is_resampling: bool = False
+    ) -> tuple[Batch, Tensor | None]:
+        """Return TRL's batch with the erring turns of its rollouts, and the rewards on all processes."""
+        call = self._call = _GenerationCall(inputs, is_resampling)
+        try:
+            batch = original(inputs)
+        finally:
+            self._call = None
         if self._finder is None:
-            return batch
-        found_sites = self._find_sites(self._finder)
+            return batch, call.rewards
+        rollouts = self._find_turns(self._finder, call)
         # TRL masks truncated rollouts out with the attention mask, so channel 2 cannot use their turns.
-        _clear_sites_where(found_sites, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
+        _drop_turns_where(rollouts, batch["completion_mask"].sum(1) == 0, "masked_by_trl")
         if self.options.only_failed_rollouts:
-            _clear_sites_where(found_sites, batch["advantages"] > 0, "better_than_its_group")
+            _drop_turns_where(rollouts, batch["advantages"] > 0, "better_than_its_group")
         seed = f"{self._trainer.args.seed}:{self._trainer.state.global_step}"
-        # Taken before `exchange_hints`, which gives turns hints for other kinds of errors in a control run.
-        own_hints = {turn.kind: turn.hint for rollout_sites in found_sites for turn in rollout_sites.taught}
+        # Taken before own hints are replaced, which gives turns hints for other kinds of errors in a control run.
+        own_hints = {turn.kind: turn.hint for rollout in rollouts for turn in rollout.turns}
         if self.options.hints == "other_kind":
-            exchange_hints(self._finder, found_sites, seed)
+            replace_by_unrelated_hints(self._finder, rollouts, seed)
         step, is_training = self._trainer.state.global_step, self._trainer.model.training
         if self._hint_gate is not None and self._hint_gate.wants_comparisons(step, is_training=is_training):
-            add_wrong_hints(self._finder, found_sites, seed, self.known_hints)
+            add_unrelated_hints(self._finder, rollouts, seed, self.known_hints)
         self.known_hints |= own_hints
-        batch[SITES] = [[turn._asdict() for turn in rollout_sites.taught] for rollout_sites in found_sites]
-        self._count_sites(found_sites)
-        return batch
+        batch[SITES] = [rollout.turns for rollout in rollouts]
+        self._count_sites(rollouts)
+        return batch, call.rewards
 
-    def _find_sites(self, finder: RolloutSites) -> list[FoundSites]:
-        assert self._generated is not None
-        prompts, generated, records = self._generated
-        self._generated = None
+    def _find_turns(self, finder: ErringTurnFinder, call: _GenerationCall) -> list[ErringTurns]:
         trainer = self._trainer
         environments, names = trainer.environments, getattr(trainer, "_batch_environments", None)
 
         def tools_of(number: int) -> Sequence[Any]:
             return trainer.tools if environments is None or names is None else trainer._env_tools[names[number]]
 
-        name = f"step-{trainer.state.global_step}"
         rollouts = gather_rollouts(
-            prompts, generated, name=name, environments=environments, tools_of=tools_of, raised=records
+            call.prompts,
+            call.generated,
+            name=f"step-{trainer.state.global_step}",
+            environments=environments,
+            tools_of=tools_of,
+            raised=call.tool_records,
         )
         return [finder.find(rollout) for rollout in rollouts]
 
-    def _count_sites(self, found_sites: Sequence[FoundSites]) -> None:
+    def _count_sites(self, rollouts: Sequence[ErringTurns]) -> None:
         trainer = self._trainer
-        counts = sum((rollout_sites.counts for rollout_sites in found_sites), Counter[str]())
+        counts = sum((rollout.counts for rollout in rollouts), Counter[str]())
         self.site_counts.update(counts)
         numbers = [counts[name] for name in ("turns", "sites", "without_contrast")]
-        numbers += [sum(len(rollout_sites.taught) for rollout_sites in found_sites), len(found_sites)]
+        numbers += [sum(len(rollout.turns) for rollout in rollouts), len(rollouts)]
         local_sums = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
-        turns, sites, plain, taught, rollouts = trainer.sum_over(local_sums).tolist()
-        self._add("sites/per_100_turns", 100.0 * sites, turns)
-        self._add("sites/taught_per_rollout", taught, rollouts)
-        if taught and self._hint_gate is not None and self._hint_gate.has_contrast:
-            self._add("sites/without_contrast", plain, taught)
-        self.num_rollouts += int(rollouts)
+        num_turns, num_sites, num_plain, num_trained, num_rollouts = trainer.sum_over(local_sums).tolist()
+        self._add("sites/per_100_turns", 100.0 * num_sites, num_turns)
+        self._add("sites/taught_per_rollout", num_trained, num_rollouts)
+        if num_trained and self._hint_gate is not None and self._hint_gate.has_contrast:
+            self._add("sites/without_contrast", num_plain, num_trained)
+        self.num_rollouts += int(num_rollouts)
         trainer._metrics[trainer.mode()]["rollouts/total"] = [float(self.num_rollouts)]
 
     def _with_resampled_groups(
-        self, original: Callable[..., Batch], batch: Batch, inputs: list[dict[str, Any]]
+        self, original: Callable[..., Batch], batch: Batch, rewards: Tensor | None, inputs: list[dict[str, Any]]
     ) -> Batch:
         """Return the batch with equal-reward groups replaced by new samples for the same prompts.
 
         In an equal-reward group all advantages are 0, so the group contributes nothing to the gradient.
         """
         trainer = self._trainer
-        assert self._all_rewards is not None
+        assert rewards is not None
 
         def draw(groups: list[int]) -> ResampledBatch:
             rewards_logged: list[float] = trainer._metrics["train"]["reward"]
             num_first_rewards = len(rewards_logged)
-            self._is_resampling = True
-            try:
-                new = self._score_then_find_sites(original, rows_of_groups(inputs, groups, trainer.num_generations))
-            finally:
-                self._is_resampling = False
+            rows = rows_of_groups(inputs, groups, trainer.num_generations)
+            new_batch, new_rewards = self._score_and_add_turns(original, rows, is_resampling=True)
             # Only prompts with equal rewards are resampled, so logging these rewards would bias the mean reward.
             del rewards_logged[num_first_rewards:]
-            assert self._all_rewards is not None
-            return ResampledBatch(new, self._all_rewards)
+            assert new_rewards is not None
+            return ResampledBatch(new_batch, new_rewards)
 
         images = require("trl.trainer.utils", extra="train")
         merged, rewards, report = resample(
             batch,
-            self._all_rewards,
+            rewards,
             draw,
             num_generations=trainer.num_generations,
             max_resamples=self.options.max_resamples,
@@ -288,21 +309,21 @@ class Generation:
         trainer = self._trainer
         return below_adapter(trainer.accelerator.unwrap_model(start)) if start is trainer.model else nullcontext()
 
-    def _make_finder(self) -> RolloutSites:
+    def _make_finder(self) -> ErringTurnFinder:
         trainer = self._trainer
         template = trainer.chat_template or trainer._tokenizer.chat_template
         renderer = Renderer(trainer._tokenizer, chat_template=template, template_options=trainer.chat_template_kwargs)
-        return RolloutSites(renderer, self.options)
+        return ErringTurnFinder(renderer, self.options)
 
     def _add(self, name: str, total: float, items: float) -> None:
         self._channel_metrics.add(self._trainer.mode(), name, total, items)
 
 
-def _clear_sites_where(found_sites: Sequence[FoundSites], is_dropped: Tensor, reason: str) -> None:
-    for rollout_sites, drop in zip(found_sites, is_dropped.tolist(), strict=True):
-        if drop and rollout_sites.taught:
-            rollout_sites.counts[f"dropped:{reason}"] += len(rollout_sites.taught)
-            rollout_sites.taught.clear()
+def _drop_turns_where(rollouts: Sequence[ErringTurns], is_dropped: Tensor, reason: str) -> None:
+    for rollout, drop in zip(rollouts, is_dropped.tolist(), strict=True):
+        if drop and rollout.turns:
+            rollout.counts[f"dropped:{reason}"] += len(rollout.turns)
+            rollout.turns.clear()
 
 
 def with_none_check(name: str, reward: Any) -> Any:

@@ -21,8 +21,10 @@ from torch import Tensor, nn
 from composer_replication.batch.tree_batch import CHANNELS, TreeBatch, pack_batches
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.optional import require
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.fingerprint import fingerprint_of, weights_digest
-from composer_replication.trainer.presets import NO_PAIR, ChannelSettings
+from composer_replication.trainer.presets import NO_PAIR
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
 
 if TYPE_CHECKING:
@@ -297,7 +299,7 @@ def run_state(trainer: Any) -> dict[str, Any]:
     sampling, start = trainer.sampling, trainer.sampling.start_model
     return {
         "micro_step": trainer._step,
-        "rollouts": trainer._buffered_inputs,
+        "rollouts": _encoded_turns(trainer._buffered_inputs),
         "channels": trainer.channels.state(),
         "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if trainer._entropy_bonus_enabled else None,
         "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
@@ -317,7 +319,9 @@ def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
     trainer._step = tree["micro_step"]
     device = trainer.accelerator.device
     # TRL trains on slices of a generation, so a checkpoint may lie between two slices.
-    trainer._buffered_inputs = None if buffer is None else [_on_device(batch, device) for batch in buffer]
+    trainer._buffered_inputs = (
+        None if buffer is None else [_on_device(_decoded_turns(batch), device) for batch in buffer]
+    )
     trainer.channels.load_state(tree["channels"], trainer.state.max_steps)
     if tree["entropy"] is not None:
         trainer.entropy_coef, trainer._last_world_entropy = tree["entropy"]
@@ -355,6 +359,22 @@ def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
         for environment, state in zip(pool, saved, strict=False):
             if state is not None:
                 environment._load_state(state)
+
+
+def _encoded_turns(buffer: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return the buffered batches with erring turns as dicts, since a checkpoint has no type for them."""
+    if buffer is None:
+        return None
+    return [
+        batch | {SITES: [[turn._asdict() for turn in turns] for turns in batch[SITES]]} if SITES in batch else batch
+        for batch in buffer
+    ]
+
+
+def _decoded_turns(batch: dict[str, Any]) -> dict[str, Any]:
+    if SITES not in batch:
+        return batch
+    return batch | {SITES: [[ErringTurn(**turn) for turn in turns] for turns in batch[SITES]]}
 
 
 def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:

@@ -6,11 +6,11 @@ The hidden states may come from flat sequences, from a tree, or from the policy'
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
-from typing import Literal, NamedTuple, get_args
+from dataclasses import dataclass, fields, replace
+from typing import Any, Literal, NamedTuple, get_args
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.errors import InputError, explain
@@ -31,13 +31,14 @@ from composer_replication.loss.rows import (
     check_positive,
     check_unit_interval,
 )
-from composer_replication.loss.taid import CrossEntropyToTeacher
+from composer_replication.loss.taid import CrossEntropyToTeacher, TAIDScheduler
 from composer_replication.trainer.objective.row_weighting import (
     HintTargets,
     RowGroup,
     RowWeighting,
     TeacherRows,
     WeightedTeacher,
+    check_teachers,
     row_groups,
     row_weights,
 )
@@ -268,3 +269,78 @@ class LossKnobs:
         if self.dpo_variant == "dpo":
             return Preference(True, self.replay_dpo_beta, 0.0)
         return Preference(False, self.simpo_beta, self.simpo_gamma)
+
+
+@dataclass(frozen=True, kw_only=True)
+class ChannelSettings(LossKnobs):
+    """Settings for channels 2 and 3: arguments of `compose_loss` under the same names, and annealing of channel 2's
+    weight.
+
+    `sdpo_is_clip` caps the importance ratio (current / sampling probability) by which a rollout's tokens are weighted;
+    no gradient flows through it. With `sdpo_wrapper="taid"`, t moves from `taid_start` to `taid_end`, as in
+    `TAIDScheduler`. With `anneal="linear"`, the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo *
+    anneal_end` at the last.
+    """
+
+    sdpo_is_clip: float | None = None
+    taid_start: float = 0.4
+    taid_end: float = 1.0
+    taid_rate: float = 5e-4
+    taid_momentum: float = 0.99
+    anneal: Anneal = "none"
+    anneal_end: float = 0.0
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.sdpo_is_clip is not None and not self.sdpo_is_clip > 0:
+            raise InputError(explain("sdpo_is_clip", got=self.sdpo_is_clip, expected="above 0, or None"))
+        # Called only to validate: it raises InputError for invalid TAID settings.
+        self.taid_schedule(1)
+        check_anneal(self.anneal, self.anneal_end)
+
+    def alpha_at(self, step: int, total_steps: int) -> float:
+        """Return channel 2's weight in the next optimizer step, when `step` steps are finished."""
+        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
+
+    def loss_options(self) -> dict[str, Any]:
+        """Return keyword arguments for `compose_loss`, except the weights and TAID's t, which change during a run."""
+        names = {field.name for field in fields(LossKnobs)} - {"alpha_sdpo", "beta_replay"}
+        return {name: value for name, value in vars(self).items() if name in names}
+
+    def taid_schedule(self, total_steps: int) -> TAIDScheduler:
+        """Return the schedule of TAID's t for a run with `total_steps` steps."""
+        return TAIDScheduler(
+            max(total_steps, 1),
+            t_start=self.taid_start,
+            t_end=self.taid_end,
+            alpha=self.taid_rate,
+            beta=self.taid_momentum,
+        )
+
+
+def channel_options(
+    model: nn.Module,
+    knobs: LossKnobs,
+    *,
+    taid_t: float | None = None,
+    label_smoothing: float = 0.0,
+    denominators: Mapping[str, float] | None = None,
+    sdpo_teachers: Sequence[WeightedTeacher] | None = None,
+    sdpo_weighting: RowWeighting | None = None,
+) -> ChannelOptions:
+    """Check the arguments of `compose_loss` and return them as options, for callers that have hidden states already."""
+    if sdpo_weighting is not None and not isinstance(sdpo_weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
+        got = type(sdpo_weighting).__name__
+        raise InputError(explain("sdpo_weighting", got=got, expected="a RowWeighting or None"))
+    return ChannelOptions(
+        knobs.divergence(taid_t),
+        knobs.preference,
+        taid_t if knobs.sdpo_wrapper == "taid" else None,
+        knobs.sdpo_token_clip,
+        label_smoothing,
+        Denominators(denominators),
+        knobs.alpha_sdpo,
+        knobs.beta_replay,
+        check_teachers(sdpo_teachers, model),
+        sdpo_weighting,
+    )

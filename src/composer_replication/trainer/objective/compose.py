@@ -17,15 +17,14 @@ from torch import Tensor, nn
 
 from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
-from composer_replication.batch.tree_batch import CHANNELS, ContrastRows, FlatBatch, Tokens, TreeBatch
-from composer_replication.errors import InputError, explain
+from composer_replication.batch.tree_batch import CHANNELS, ContrastRows, FlatBatch, TreeBatch
 from composer_replication.trainer.objective.attention.forward import hidden_rows
 from composer_replication.trainer.objective.attention.passes import check_causal
 from composer_replication.trainer.objective.channels import (
     Channel,
     ChannelOptions,
-    Denominators,
     LossKnobs,
+    channel_options,
     hint_channel,
     in_head_dtype,
     pair_channel,
@@ -40,11 +39,9 @@ from composer_replication.trainer.objective.row_weighting import (
     RowWeighting,
     TeacherRows,
     WeightedTeacher,
-    check_teachers,
     is_live,
     models_of,
-    split_rows,
-    teacher_rows,
+    rows_by_part,
 )
 
 __all__ = ["LossComponents", "channel_options", "compose_loss"]
@@ -106,34 +103,6 @@ def compose_loss(
         sdpo_weighting=sdpo_weighting,
     )
     return _weighed(*_channels(model, inputs, options), options)
-
-
-def channel_options(
-    model: nn.Module,
-    knobs: LossKnobs,
-    *,
-    taid_t: float | None = None,
-    label_smoothing: float = 0.0,
-    denominators: Mapping[str, float] | None = None,
-    sdpo_teachers: Sequence[WeightedTeacher] | None = None,
-    sdpo_weighting: RowWeighting | None = None,
-) -> ChannelOptions:
-    """Check the arguments of `compose_loss` and return them as options, for callers that have hidden states already."""
-    if sdpo_weighting is not None and not isinstance(sdpo_weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
-        got = type(sdpo_weighting).__name__
-        raise InputError(explain("sdpo_weighting", got=got, expected="a RowWeighting or None"))
-    return ChannelOptions(
-        knobs.divergence(taid_t),
-        knobs.preference,
-        taid_t if knobs.sdpo_wrapper == "taid" else None,
-        knobs.sdpo_token_clip,
-        label_smoothing,
-        Denominators(denominators),
-        knobs.alpha_sdpo,
-        knobs.beta_replay,
-        check_teachers(sdpo_teachers, model),
-        sdpo_weighting,
-    )
 
 
 def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, options: ChannelOptions) -> LossComponents:
@@ -232,26 +201,6 @@ def _teacher_rows(
     if not with_contrast or batch.contrast is None:
         return teachers_by_part[0], None
     return teachers_by_part[0], Contrast(contrast.numbers, teachers_by_part[1], teachers_by_part.get(2, ()))
-
-
-def rows_by_part(
-    model: nn.Module,
-    teachers: Sequence[WeightedTeacher],
-    parts: Sequence[tuple[Tokens, Tensor]],
-    live_rows: Tensor | None = None,
-) -> list[list[TeacherRows]]:
-    """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
-
-    def rows_of(teacher: nn.Module) -> Tensor:
-        # Several parts may be rows of the same tokens (a tree), which then need only one pass.
-        hidden: dict[int, Tensor] = {}
-        for tokens, _ in parts:
-            if id(tokens) not in hidden:
-                hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
-        return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
-
-    shares = teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
-    return split_rows(shares, [rows.numel() for _, rows in parts])
 
 
 # Name fragments of settings that add noise: "resid_pdrop", "router_jitter_noise", ...

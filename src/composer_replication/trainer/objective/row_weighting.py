@@ -32,10 +32,12 @@ from typing import NamedTuple
 import torch
 from torch import Tensor, nn
 
+from composer_replication.batch.tree_batch import Tokens
 from composer_replication.errors import InputError, ShapeError, explain
 from composer_replication.loss.linear.head import LinearHead, TeacherTerm
 from composer_replication.loss.linear.logprobs import RowStats, linear_row_stats
 from composer_replication.loss.rows import check_positive, check_unit_interval
+from composer_replication.trainer.objective.attention.forward import hidden_rows
 from composer_replication.trainer.objective.distributed import (
     below_adapter,
     check_can_switch_off,
@@ -349,3 +351,23 @@ def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
         rows = torch.lerp(merged.rows_NH, teacher.rows_NH, share)
         mixed[key] = TeacherRows(rows, merged.head, total)
     return list(mixed.values())
+
+
+def rows_by_part(
+    model: nn.Module,
+    teachers: Sequence[WeightedTeacher],
+    parts: Sequence[tuple[Tokens, Tensor]],
+    live_rows: Tensor | None = None,
+) -> list[list[TeacherRows]]:
+    """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
+
+    def rows_of(teacher: nn.Module) -> Tensor:
+        # Several parts may be rows of the same tokens (a tree), which then need only one pass.
+        hidden: dict[int, Tensor] = {}
+        for tokens, _ in parts:
+            if id(tokens) not in hidden:
+                hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
+        return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
+
+    shares = teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
+    return split_rows(shares, [rows.numel() for _, rows in parts])

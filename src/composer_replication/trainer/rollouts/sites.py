@@ -1,4 +1,4 @@
-"""Find the error sites of a rollout, and build the training data of channel 2: erring turns with and without a hint.
+"""Build rollouts from the output of TRL's generation, find their error sites, and write hints for these.
 
 A rollout consists of a prompt and a completion as token ids, a mask of the tokens that the model sampled, and the
 messages parsed from the completion. It is converted to a `Conversation`, so that the rules for logged sessions find its
@@ -8,17 +8,16 @@ errors; everything that is computed uses the rollout's own ids. Environments can
 from __future__ import annotations
 
 import ast
+import functools
+import inspect
 import json
 import re
-from collections import Counter
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, Literal, NamedTuple
+from weakref import WeakKeyDictionary
 
-import torch
-from torch import Tensor
-
-from composer_replication.batch.hint_placement import HintedTurn, Part, Placement, hinted_turn
+from composer_replication.batch.hint_placement import Part, Placement
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import parameter_facts
@@ -29,12 +28,6 @@ from composer_replication.sites.rule import USUAL_BLAME, FailureRule, rule
 from composer_replication.types import Conversation, ErrorSite, Message, Provenance, ToolCall, ToolResult, Turn
 
 HintGenerator = Callable[[str, Mapping[str, Any]], str | None]
-NO_HINT = "no_hint"
-NO_HEADER = "no_header_before_turn"
-TOO_LONG = "teacher_context_too_long"
-
-SITES, ITEMS = "sdpo_sites", "sdpo_items"
-"""Keys in a batch of rollouts: the turns of each rollout that channel 2 trains on, and the number of their tokens."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -75,53 +68,29 @@ class RolloutOptions:
             raise InputError(explain("k1_coefficient", got=self.k1_coefficient, expected="0 or more"))
 
 
-class TaughtTurn(NamedTuple):
-    """An erring turn: its tokens [start, end) in prompt + completion, and where they begin in the hinted ids."""
+class RolloutErrors(NamedTuple):
+    """The error sites of a rollout, and the rollout as a conversation and as rendered ids."""
 
-    start: int
-    end: int
-    teacher_ids: Tensor
-    teacher_start: int
-    kind: str
-    hint: str
-    turn_id: str
-    wrong_ids: Tensor | None = None
-    wrong_start: int = 0
-    """The same tokens after an unrelated hint, for the contrast."""
-    wrong_kind: str = ""
-    hint_kind: str = ""
-    """The kind of error that the hint is about. Set only in a control, where it is not the turn's own kind."""
-
-    @property
-    def about(self) -> str:
-        """The kind of error that the hint is about."""
-        return self.hint_kind or self.kind
-
-
-@dataclass(eq=False, slots=True)
-class FoundSites:
-    """The error sites of a rollout, the turns that channel 2 trains on, and counts of what happened to each site."""
-
+    conversation: Conversation
     sequence: RenderedSequence
-    taught: list[TaughtTurn] = field(default_factory=list[TaughtTurn])
-    sites: list[ErrorSite] = field(default_factory=list[ErrorSite])
-    counts: Counter[str] = field(default_factory=Counter[str])
+    sites: list[ErrorSite]
+    num_turns: int
 
 
-class RolloutSites:
-    """A finder of error sites in the rollouts of one tokenizer and chat template."""
+class RolloutErrorFinder:
+    """Finds the error sites in the rollouts of one tokenizer and chat template, and writes hints for them."""
 
-    def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
-        self.renderer, self.options = renderer, options or RolloutOptions()
-        self._rules = (*self.options.extra_rules, *ROLLOUT_RULES)
+    def __init__(self, renderer: Renderer, options: RolloutOptions) -> None:
+        self.renderer, self.options = renderer, options
+        self._rules = (*options.extra_rules, *ROLLOUT_RULES)
         self._header_ids = renderer.encoder.encode([renderer.dialect.header])[0] if renderer.dialect.header else []
         token = renderer.dialect.call_token
         self._call_id = renderer.protected.ids.get(token) if token else None
         self._call_text = token or "<tool_call>"
         self._stop_ids = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
 
-    def find(self, rollout: Rollout) -> FoundSites:
-        """Return every failed call in the rollout, and the turns that channel 2 may train on."""
+    def find(self, rollout: Rollout) -> RolloutErrors:
+        """Return every failed call, whoever is to blame for it, and every error that the environment reports."""
         runs = sampled_runs(rollout)
         conversation = conversation_of(rollout, runs)
         # Without tools no calls are parsed, so a turn that looks like a malformed call is just text.
@@ -130,29 +99,33 @@ class RolloutSites:
         sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
         judged = judged_by_schema(sites, conversation, rollout.tools)
-        found_sites = FoundSites(sequence, sites=[*judged, *signalled_sites(rollout, conversation)])
-        found_sites.counts.update(rollouts=1, turns=len(runs), sites=len(found_sites.sites))
-        for site in found_sites.sites:
-            if not site.is_kept:
-                found_sites.counts["not_taught:" + site.reason.partition(":")[0]] += 1
-                continue
-            if site.kind in self.options.unhinted_kinds:
-                found_sites.counts["not_taught:unhinted_kind"] += 1
-                continue
-            hint = self._hint(site, conversation, rollout)
-            turn = self.hinted(sequence, site.turn_id, hint) if hint else NO_HINT
-            if hint is None or isinstance(turn, str):
-                found_sites.counts[f"dropped:{turn}"] += 1
-                continue
-            found_sites.counts["kind:" + site.kind] += 1
-            # The call cannot be separated in this turn, so the whole turn is trained on; the count reports it.
-            if self.options.part == "call" and turn.is_whole:
-                found_sites.counts["whole_turn_without_call"] += 1
-            ids = torch.tensor(turn.ids)
-            found_sites.taught.append(
-                TaughtTurn(turn.start, turn.end, ids, turn.teacher_start, site.kind, hint, site.turn_id)
-            )
-        return found_sites
+        all_sites = [*judged, *signalled_sites(rollout, conversation)]
+        return RolloutErrors(conversation, sequence, all_sites, len(runs))
+
+    def write_hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
+        """Return the environment's own hint, or one by the user's function, by a model, or from a template.
+
+        None means that no hint could be written.
+        """
+        signal = _signal_of(site, rollout)
+        if signal is not None and signal.get("hint"):
+            return str(signal["hint"])
+        # The documented arguments of a user's hint function: the kind of error, and three fields of the call.
+        if self.options.hint_generator is not None:
+            about = {
+                "error_message": site.evidence_text,
+                "tool_name": site.tool,
+                "available_tools": sorted(rollout.tools),
+            }
+            return self.options.hint_generator(site.kind, about)
+        sources: tuple[HintSource, ...] = ("template", "raw_error")
+        if self.options.hints == "raw_error":
+            sources = ("raw_error",)
+        elif self.options.hint_writer is not None:
+            sources = ("writer", *sources)
+        writer, schemas = self.options.hint_writer, rollout.tools or None
+        hint = write_hint(site, conversation, sources=sources, writer=writer, tool_schemas=schemas)
+        return None if hint is None else hint.text
 
     def _with_malformed(self, conversation: Conversation) -> Conversation:
         """Return the conversation with a failed call for every turn whose call could not be parsed.
@@ -235,38 +208,6 @@ class RolloutSites:
         if self._call_id is None or self._call_id not in ids[start:end]:
             return None, None
         return ids.index(self._call_id, start, end), end - int(ids[end - 1] in self._stop_ids)
-
-    def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
-        """Return the turn in the context with a hint, or the reason why that is not possible."""
-        span = next((candidate for candidate in sequence.spans if candidate.turn_id == turn_id), None)
-        if span is None:
-            return NO_HEADER
-        options = self.options
-        turn = hinted_turn(self.renderer, sequence, span, hint, placement=options.placement, part=options.part)
-        limit = options.max_teacher_length
-        return TOO_LONG if not isinstance(turn, str) and limit is not None and len(turn.context.ids) > limit else turn
-
-    def _hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
-        signal = _signal_of(site, rollout)
-        if signal is not None and signal.get("hint"):
-            return str(signal["hint"])
-        # The documented arguments of a user's hint function: the kind of error, and three fields of the call.
-        if self.options.hint_generator is not None:
-            about = {
-                "error_message": site.evidence_text,
-                "tool_name": site.tool,
-                "available_tools": sorted(rollout.tools),
-            }
-            return self.options.hint_generator(site.kind, about)
-        sources: tuple[HintSource, ...] = ("template", "raw_error")
-        if self.options.hints == "raw_error":
-            sources = ("raw_error",)
-        elif self.options.hint_writer is not None:
-            sources = ("writer", *sources)
-        hint = write_hint(
-            site, conversation, sources=sources, writer=self.options.hint_writer, tool_schemas=rollout.tools or None
-        )
-        return None if hint is None else hint.text
 
 
 def _roles_before(rollout: Rollout) -> list[str]:
@@ -564,3 +505,130 @@ def _judged(site: ErrorSite, call: ToolCall | None, schema: Mapping[str, Any] | 
     return replace(
         site, kind="input_validation", blame="model", confidence=0.8, is_kept=True, reason=f"a tool raised: {why}"
     )
+
+
+# Python raises this error before it calls the function, so a wrapper cannot record it.
+_NOT_A_MAPPING = "argument after ** must be a mapping"
+
+
+class ToolRecord:
+    """A record of which tool calls in one rollout raised; an error that a tool returns as text is not an exception."""
+
+    def __init__(self) -> None:
+        self._raised: dict[str, list[bool]] = {}
+
+    def watched(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+        """Return the same functions, wrapped to record whether each call raised."""
+        return {name: self._watched(name, tool) for name, tool in tools.items()}
+
+    def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+        # The wrapper accepts any arguments, so that wrong ones raise the tool's own TypeError.
+        raised = self._raised.setdefault(name, [])
+
+        async def outcome(coroutine: Any, index: int) -> Any:
+            result = await coroutine
+            raised[index] = False
+            return result
+
+        @functools.wraps(tool)
+        def recorded(*args: Any, **kwargs: Any) -> Any:
+            raised.append(True)  # until the call returns
+            index = len(raised) - 1
+            result = tool(*args, **kwargs)
+            if inspect.iscoroutine(result):
+                return outcome(result, index)
+            raised[index] = False
+            return result
+
+        return recorded
+
+    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+        """Return for each tool message whether its call raised; a call to an unknown tool counts as raised."""
+        remaining = {name: iter(raised) for name, raised in self._raised.items()}
+        return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
+
+
+def _next(remaining: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
+    name, content = str(message.get("name", "")), message.get("content")
+    never_ran = isinstance(content, str) and content.startswith("{'error'") and _NOT_A_MAPPING in content
+    return True if never_ran or name not in remaining else next(remaining[name], True)
+
+
+def gather_rollouts(
+    prompts: Sequence[Any],
+    generated: tuple[Any, ...],
+    *,
+    name: str,
+    environments: Sequence[Any] | None,
+    tools_of: Callable[[int], Sequence[Any]],
+    raised: Sequence[ToolRecord] | None = None,
+) -> list[Rollout]:
+    """Return one rollout per sample, in the order of `prompts`; call this before anything shuffles them.
+
+    `generated` is the return value of TRL's `_generate`. Environments are pooled and reused, so their reports are read
+    now, from the attribute `signals` or from the output of that name that a rollout function returned. Such a function
+    may also return the `messages` of each rollout, which TRL treats as one turn, and the schemas of its `tools`.
+    """
+    prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
+    fields: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
+    rollouts: list[Rollout] = []
+    for number, prompt in enumerate(prompts):
+        signals: Any = fields["signals"][number] if "signals" in fields else None
+        if signals is None and environments:
+            signals = getattr(environments[number], "signals", None)
+        completion = fields["messages"][number] if "messages" in fields else completions[number]
+        messages: list[Any] = (
+            completion if isinstance(completion, list) else [{"role": "assistant", "content": str(completion)}]
+        )
+        rollouts.append(
+            Rollout(
+                rollout_id=f"{name}-{number}",
+                prompt_ids=prompt_ids[number],
+                completion_ids=completion_ids[number],
+                sampled=None if masks is None else masks[number],
+                prompt=prompt if isinstance(prompt, list) else [],
+                messages=messages,
+                signals=_checked(signals, number),
+                raised=None if raised is None else raised[number].of_messages(messages),
+                tools=schemas_of(fields["tools"][number] if "tools" in fields else tools_of(number)),
+            )
+        )
+    return rollouts
+
+
+def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
+    """Return copies of the signals, because the environment clears its list when it is reset.
+
+    Raises InputError unless each signal is a mapping with an integer `turn`.
+    """
+    if signals is None:
+        return ()
+    if isinstance(signals, str | Mapping) or not isinstance(signals, Sequence):
+        expected = "a list of mappings with turn, kind and message"
+        raise InputError(explain(f"signals of rollout {number}", got=type(signals).__name__, expected=expected))
+    for signal in signals:
+        if not isinstance(signal, Mapping) or not isinstance(signal.get("turn"), int):
+            expected = "a mapping with `turn` (number of the assistant message, from 0), `kind` and `message`"
+            raise InputError(explain(f"signal of rollout {number}", got=repr(signal)[:80], expected=expected))
+    return tuple(dict(signal) for signal in signals)
+
+
+# Schemas parsed from the docstrings of functions. Weak references, so that a tool can be freed.
+_schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
+
+
+def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
+    """Return parameter schemas by tool name; functions get them from signature and docstring, as in the prompt."""
+    schemas = [tool if isinstance(tool, Mapping) else _schema(tool) for tool in tools]
+    functions: list[Any] = [schema.get("function", schema) for schema in schemas]
+    return {str(function["name"]): function.get("parameters") or {} for function in functions}
+
+
+def _schema(tool: Callable[..., Any]) -> Mapping[str, Any]:
+    # A bound method is a new object at every access, so the cache is keyed by its function.
+    function = getattr(tool, "__func__", tool)
+    if function not in _schemas:
+        from transformers.utils.chat_template_utils import get_json_schema
+
+        _schemas[function] = get_json_schema(tool)
+    return _schemas[function]

@@ -20,7 +20,7 @@ from transformers.training_args import TrainingArguments
 
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.lineage import has_figure
-from composer_replication.trainer.composer.heeding import (
+from composer_replication.trainer.rollouts.hint_gate import (
     COMPARED,
     CONTRAST,
     DEVIATIONS,

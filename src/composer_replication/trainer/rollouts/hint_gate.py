@@ -32,6 +32,13 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from statistics import fmean
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
+from composer_replication.loss.linear import TeacherTerm
+from composer_replication.loss.linear.logprobs import linear_row_stats
+from composer_replication.trainer.objective.row_weighting import Contrast, TeacherRows
+
 # ---- When is a model considered to react to hints? -------------------------------------------------------------------
 # Every threshold is a pair: one value to open the gate and a lower value to keep it open. With a single threshold, a
 # model close to it would switch channel 2 on and off from step to step.
@@ -349,3 +356,33 @@ class _Sums(NamedTuple):
 def describe_requirement() -> str:
     """Describe, for messages, the effect that a model must show if there is no contrast."""
     return f"{MIN_RATIO:g} times the effect of an unrelated hint, and at least {MIN_EFFECT_NATS:g} nats/token"
+
+
+@torch.no_grad()
+def hint_effects(
+    teachers: Sequence[TeacherRows], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor
+) -> Tensor:
+    """Return how much the own and the unrelated hint lower each turn that has an unrelated hint, in order (T, 2).
+
+    The effect of a hint is the mean over a turn's tokens of log p without it minus log p with it. A row whose
+    `turn_position_N` is 0 begins a turn.
+    """
+    numbers_M = contrast.numbers_M
+    if not numbers_M.numel():
+        return torch.zeros(0, 2, device=targets_N.device)
+    # The index of the turn that contains each row.
+    turn_M = (turn_position_N[numbers_M] == 0).cumsum(0) - 1
+    tokens_M = targets_N[numbers_M]
+    own_teachers = [teacher._replace(rows_NH=teacher.rows_NH[numbers_M]) for teacher in teachers]
+    logprobs = [_logprobs(group, tokens_M).float() for group in (contrast.unhinted, own_teachers, contrast.wrong)]
+    effects_M2 = torch.stack([logprobs[0] - logprobs[1], logprobs[0] - logprobs[2]], dim=1)
+    num_turns = int(turn_M[-1]) + 1
+    length_T = torch.bincount(turn_M, minlength=num_turns)
+    return effects_M2.new_zeros(num_turns, 2).index_add_(0, turn_M, effects_M2) / length_T[:, None]
+
+
+def _logprobs(teachers: Sequence[TeacherRows], tokens_M: Tensor) -> Tensor:
+    """Return the log-prob of each token under the sum of the teachers' logits."""
+    terms = [TeacherTerm(teacher.rows_NH, teacher.head, teacher.coefficient) for teacher in teachers]
+    first = teachers[0]
+    return linear_row_stats(first.rows_NH, first.head, terms, tokens_M).teacher_logprobs
