@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any, NamedTuple
 
-from composer_replication import types
+from composer_replication import tensor_file, types
 from composer_replication.cli import replay
 from composer_replication.ingestion import session_sources
 from composer_replication.ingestion import session_sources as last_ingest
@@ -18,7 +18,7 @@ from composer_replication.runs import files as sites
 from composer_replication.runs import files as tools
 from composer_replication.runs import split
 from composer_replication.trainer import warmup
-from composer_replication.trainer.checkpoints import manifest, tree_file
+from composer_replication.trainer.checkpoints import manifest
 from composer_replication.trainer.from_config import plan as results
 from composer_replication.trainer.objective.fingerprint import Fingerprint
 from composer_replication.trainer.objective.hint_proof import HintProof
@@ -348,9 +348,9 @@ WRITTEN: tuple[Written, ...] = (
     ),
     Written(
         "checkpoints/checkpoint-N/NAME.json",
-        tree_file._SCHEMA,
-        tree_file._VERSION,
-        tree_file.save_tree,
+        tensor_file._SCHEMA,
+        tensor_file._VERSION,
+        tensor_file.save_tree,
         (),
         "Optimiser, scheduler, random numbers and the like; tensors are in `NAME.safetensors` beside it.",
     ),

@@ -5,9 +5,10 @@ modules, in the order of the pipeline:
 
 types           the records that several stages use
 errors          every exception, and how its message is built
-optional        imports of optional dependencies
+optional        imports of optional dependencies, and of objects that settings name
 atomic          files that are written whole or not at all
 canonical_json  strict JSON
+tensor_file     safetensors files, and trees of tensors and plain values
 messages        read chat messages in every format
 action_text     convert between an assistant turn and its text
 version         the package's version

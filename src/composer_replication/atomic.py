@@ -28,8 +28,8 @@ if sys.platform != "win32":
 _TEMP_SUFFIX = ".tmp"
 # Errors of file systems that cannot sync a directory, such as some network and FUSE mounts.
 _CANNOT_SYNC = {errno.EINVAL, errno.ENOTSUP, errno.EBADF}
-# Errors of file systems without hard links: FAT, some network and FUSE mounts.
-_CANNOT_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK}
+# Errors of file systems without hard or symbolic links (FAT, some network and FUSE mounts), or between two of them.
+CANNOT_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV}
 
 
 class StagedFile:
@@ -67,7 +67,7 @@ class StagedFile:
             if not self._temp.samefile(self._target):
                 raise
         except OSError as error:
-            if error.errno not in _CANNOT_LINK:
+            if error.errno not in CANNOT_LINK:
                 raise
             self._claim()
         _sync_directory(self._target.parent)
@@ -106,6 +106,35 @@ def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
         yield stage
     finally:
         stage.discard()
+
+
+@contextlib.contextmanager
+def staged_path(target: Path) -> Generator[Path, None, None]:
+    """Yield a temporary path beside `target`, at which the block creates a file, folder or link, and then rename it.
+
+    If the block raises, what it created is removed and the target stays as it was. Nothing is synced to disk. An
+    existing file or link is replaced; the block has to remove an existing folder. For one writer at a time: what
+    a killed writer left at the temporary path is removed first.
+    """
+    temporary = target.with_name(f".{target.name}.making")
+    remove(temporary)
+    try:
+        yield temporary
+        temporary.replace(target)
+    finally:
+        # An error of the removal must not hide that of the block.
+        with contextlib.suppress(OSError):
+            remove(temporary)
+
+
+def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
+    """Create a hard link to a file, or a copy of it if the file system has no links."""
+    try:
+        os.link(source, target)
+    except OSError as error:
+        if error.errno not in CANNOT_LINK:
+            raise
+        shutil.copy2(source, target)
 
 
 def written_through(path: str | os.PathLike[str]) -> Path:

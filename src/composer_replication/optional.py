@@ -1,13 +1,18 @@
-"""Import optional dependencies where they are used, with an error that names the install command if one is missing."""
+"""Import what may be missing: optional dependencies, and the objects that settings name as `package.module:name`.
+
+If an optional dependency is missing, the error names the command that installs it.
+"""
 
 from __future__ import annotations
 
 import importlib
 import importlib.util
+import re
 import sys
 from types import ModuleType, TracebackType
+from typing import Any
 
-from composer_replication.errors import InputError, MissingExtraError
+from composer_replication.errors import InputError, MissingExtraError, explain
 
 # What broken installs raise besides ImportError: a missing shared library (OSError), a binary built against another
 # version of a dependency (ValueError, AttributeError, TypeError), a package's own start-up check (RuntimeError).
@@ -20,6 +25,8 @@ _PINNED_SETS = {
 }
 # Extras that pip cannot resolve, as the engines exclude versions that our core requires: the page with the commands.
 _NOT_RESOLVED_BY_PIP = {"prime-rl": "recipes/prime_rl/README.md", "verl": "recipes/verl/README.md"}
+# "my_rewards.code:score"; not "owner/dataset", "data.jsonl" or "verifiers:word-count"
+_MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def require(module: str, *, extra: str) -> ModuleType:
@@ -65,6 +72,38 @@ def available(package: str) -> bool:
     spec = importlib.util.find_spec(package)
     # A namespace package has no origin. Most often it is a folder in the working directory, such as `wandb/`.
     return spec is not None and spec.origin is not None
+
+
+def is_object_name(text: str) -> bool:
+    """Return whether a text has the form `package.module:name`."""
+    return _MODULE_AND_NAME.fullmatch(text) is not None
+
+
+def load_object(name: str, *, what: str, fix: str, error_class: type[InputError] = InputError) -> Any:
+    """Import and return the object that `package.module:name` names.
+
+    Raises `error_class` about `what` if the name has another form or cannot be imported.
+    """
+    if not is_object_name(name):
+        raise error_class(explain(what, got=repr(name), expected="package.module:name"))
+    module, _, attribute = name.partition(":")
+    try:
+        return getattr(importlib.import_module(module), attribute)
+    except (ImportError, AttributeError) as error:
+        raise error_class(
+            explain(f"{what} {name}", got=str(error), expected="an importable package.module:name", fix=fix)
+        ) from error
+
+
+def load_function(module: str, name: str, *, what: str) -> Any:
+    """Import a module and return its function. Raises InputError about `what` if the module has no such function.
+
+    Errors of the import itself are passed on.
+    """
+    function = getattr(importlib.import_module(module), name, None)
+    if function is None:
+        raise InputError(explain(f"{what} {name}", got="no such function", expected=f"a function of {module}"))
+    return function
 
 
 def _missing(module: str, extra: str) -> MissingExtraError:

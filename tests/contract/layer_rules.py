@@ -25,7 +25,7 @@ class Layer:
 # Atomic files and canonical JSON are the ground that runs and config stand on.
 GROUND = {"types", "errors", "optional", "version", "atomic", "canonical_json", "messages", "action_text"}
 SOURCES = GROUND | {"runs", "privacy"}
-LEARNING = {"trainer.objective", "batch", "loss", "sites", "hint_generator"} | GROUND
+LEARNING = {"trainer.objective", "batch", "loss", "sites", "hint_generator", "tensor_file"} | GROUND
 TRAINING = LEARNING | {"trainer.sessions", "trainer.rollouts", "runs", "config"}
 # Recipes are adapters of other engines: they use rollouts and the objective, never a trainer of ours.
 RECIPES = LEARNING | {"trainer.rollouts", "runs", "config"}
@@ -37,6 +37,7 @@ LAYERS = {
     "optional": Layer(ours={"errors"}),
     "canonical_json": Layer(ours={"errors"}, at_import={"orjson"}),
     "atomic": Layer(ours={"errors", "canonical_json"}),
+    "tensor_file": Layer(ours={"errors", "atomic", "canonical_json"}, at_import={"torch"}, on_use={"safetensors"}),
     "messages": Layer(ours={"errors", "types"}, at_import={"orjson"}),
     "action_text": Layer(ours={"errors", "types", "messages"}, at_import={"orjson"}),
     "runs": Layer(ours=GROUND),

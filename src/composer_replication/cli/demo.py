@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import argparse
 import os
-import shutil
 from pathlib import Path
 from typing import Any
 
+from composer_replication.atomic import staged_path
 from composer_replication.canonical_json import decode_object
 from composer_replication.cli.console import log
 from composer_replication.cli.world import agent_named, write_logs
@@ -90,8 +90,6 @@ def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Pa
     """Return the folder with the sessions' logs. If it does not exist, it is created, completely or not at all."""
     if folder.is_dir():
         return folder
-    making = folder.with_name(f".{folder.name}.making")
-    shutil.rmtree(making, ignore_errors=True)
     try:
         runner = RememberingRunner()
         _ = runner.kind  # raises if there is no sandbox
@@ -99,8 +97,8 @@ def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Pa
         # Without a sandbox the tests run nevertheless: both they and the code that they test are this package's.
         runner = RememberingRunner(TestRunner(kind="rlimits"))
     agent = agent_named("careless", RATES)
-    write_logs(making, number=sessions, seed=seed, difficulty="easy", agent=agent, runner=runner)
-    making.rename(folder)
+    with staged_path(folder) as unfinished:
+        write_logs(unfinished, number=sessions, seed=seed, difficulty="easy", agent=agent, runner=runner)
     return folder
 
 

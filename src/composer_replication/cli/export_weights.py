@@ -26,7 +26,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 import torch
 
-from composer_replication.atomic import atomic_write_text
+from composer_replication.atomic import atomic_write_text, staged_path
 from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.optional import require
@@ -69,62 +69,56 @@ def export_weights(
     trained = trained_weights(name, adapter)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
-    # Written next to the target and renamed at the end. A killed export leaves this folder, which the next one removes.
-    making = folder.with_name(f".{folder.name}.making")
-    shutil.rmtree(making, ignore_errors=True)
     if trained.run is not None:
         note_elsewhere(trained.run, "exported weights", folder)
-    try:
-        check = merge_adapter(trained, making / "merged", precision=precision)
-        exports = _write_formats(trained, making, precision=check.precision, environment=environment)
-        _write_cards(trained, making, folder, public_name=push)
+    with staged_path(folder) as unfinished:
+        check = merge_adapter(trained, unfinished / "merged", precision=precision)
+        exports = _write_formats(trained, unfinished, precision=check.precision, environment=environment)
+        _write_cards(trained, unfinished, folder, public_name=push)
         if folder.exists():  # it is empty, or `refuse_used` would have raised
             folder.rmdir()
-        making.rename(folder)
-    finally:
-        shutil.rmtree(making, ignore_errors=True)
     exports = tuple(
-        export._replace(path=export.path and folder / export.path.relative_to(making)) for export in exports
+        export._replace(path=export.path and folder / export.path.relative_to(unfinished)) for export in exports
     )
     address = None if push is None else push_folder(folder / "merged", push, is_public=is_public, api=api)
     return ExportedWeights(folder=folder, check=check, formats=exports, pushed=address)
 
 
 def _write_formats(
-    trained: Trained, making: Path, *, precision: str, environment: Mapping[str, str]
+    trained: Trained, unfinished: Path, *, precision: str, environment: Mapping[str, str]
 ) -> tuple[ExportFormat, ...]:
     from composer_replication.trainer.trained import settle_base
 
-    merged = making / "merged"
+    merged = unfinished / "merged"
     tokenizer, config = load_tokenizer(str(merged)), load_config(str(merged), what=f"merged weights {merged}")
     longest = getattr(config.get_text_config(), "max_position_embeddings", None)
     for name in ("ollama", "vllm"):
-        (making / name).mkdir()
+        (unfinished / name).mkdir()
     if trained.adapter is not None:
         shutil.copytree(
-            trained.adapter, making / "adapter", ignore=shutil.ignore_patterns("README.md", "*.bin", "*.pt")
+            trained.adapter, unfinished / "adapter", ignore=shutil.ignore_patterns("README.md", "*.bin", "*.pt")
         )
-        settle_base(making / "adapter")
-    gguf = _write_gguf(merged, making / "ollama" / "model.gguf", precision=precision, environment=environment)
+        settle_base(unfinished / "adapter")
+    gguf = _write_gguf(merged, unfinished / "ollama" / "model.gguf", precision=precision, environment=environment)
     weights = "./model.gguf" if gguf.path is not None else "../merged"
-    ollama = write_ollama(making / "ollama", tokenizer, weights=weights, max_length=longest)
-    return gguf, ollama, _write_vllm(making / "vllm", max_length=longest)
+    ollama = write_ollama(unfinished / "ollama", tokenizer, weights=weights, max_length=longest)
+    return gguf, ollama, _write_vllm(unfinished / "vllm", max_length=longest)
 
 
-def _write_cards(trained: Trained, making: Path, folder: Path, *, public_name: str | None) -> None:
+def _write_cards(trained: Trained, unfinished: Path, folder: Path, *, public_name: str | None) -> None:
     """Write a card for each set of weights. The card of weights that are pushed contains no local path."""
     from composer_replication.trainer.trained import evaluation_of, model_card, run_card
 
     run, evaluation = trained.run, evaluation_of(trained)
     is_public, merged_name = public_name is not None, public_name or str(folder.absolute() / "merged")
     card = model_card(trained, form="merged", name=merged_name, evaluation=evaluation, is_public=is_public)
-    atomic_write_text(making / "merged" / "README.md", card)
+    atomic_write_text(unfinished / "merged" / "README.md", card)
     if trained.adapter is not None:
         name = str(folder.absolute() / "adapter")
         card = model_card(trained, form="adapter", name=name, evaluation=evaluation)
-        atomic_write_text(making / "adapter" / "README.md", card)
+        atomic_write_text(unfinished / "adapter" / "README.md", card)
     if run is not None:
-        atomic_write_text(making / "DATA.md", run_card(run))
+        atomic_write_text(unfinished / "DATA.md", run_card(run))
 
 
 # ---- Pushing to the hub: private unless --public is given, and never data

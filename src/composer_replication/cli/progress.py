@@ -209,9 +209,7 @@ def _warnings_to(on_message: Callable[[str], None]) -> Generator[None, None, Non
 
     class CallbackHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:
-            text = record.getMessage()
-            if not text.startswith("The whole run: "):  # printed at the end, with the result
-                on_message(text)
+            on_message(record.getMessage())
 
     logger, handler = logging.getLogger("composer_replication"), CallbackHandler(logging.WARNING)
     old_propagate, logger.propagate = logger.propagate, False

@@ -108,10 +108,10 @@ async def write_hints(
             answer = await _ask(asker, builder, gate, site, conversation)
             text = _text_of(answer)
             costs_nano.append((answer.reply or {}).get("cost_nano") or 0)
-            if answer.error and answer.error.startswith(NOT_SENT):
-                held_back[site.id] = answer.error
-            if answer.error and answer.error.startswith("budget: "):
-                cap_errors.append(answer.error)
+            if answer.refusal == "secret":
+                held_back[site.id] = answer.error or ""
+            if answer.refusal == "cap":
+                cap_errors.append(answer.error or "")
                 counts[KEPT_BACK] += 1
                 return
             reason = (answer.error and "no answer") or why_refused(text, site, conversation)
@@ -134,7 +134,7 @@ async def _ask(
     """Return the model's answer, or an error if the request may contain a secret."""
     label = f"site {site.id}"
     if (find := _find_in_uncut(site, conversation, gate, label)) is not None:
-        return TeacherAnswer(None, f"{NOT_SENT}: {find}", False, True, 0.0, 0)
+        return TeacherAnswer(None, f"{NOT_SENT}: {find}", False, 0.0, 0, "secret")
     return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, label=label))
 
 

@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Itera
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from itertools import groupby, starmap
-from typing import Any, NamedTuple, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_replication.action_text import text_of
 from composer_replication.errors import InputError, explain
@@ -63,15 +63,16 @@ class Patience(NamedTuple):
 class TeacherAnswer(NamedTuple):
     """A teacher's answer, or why there is none.
 
-    `was_refused`: the teacher was not asked, because of the cap, a useless endpoint, or the contents of the request.
+    `refusal` says why the teacher was not asked: the spending cap, a stopped replay, a possible secret in the request,
+    or another process that has the request under way for too long.
     """
 
     reply: dict[str, Any] | None
     error: str | None
     is_cached: bool
-    was_refused: bool
     latency_s: float
     attempts: int
+    refusal: Literal["cap", "stop", "secret", "busy"] | None = None
 
 
 class _Sent(NamedTuple):
@@ -144,7 +145,7 @@ class Asker:
             if claim.holder is not None:
                 if waited_s >= self._patience.longest_claim_s:
                     reason = f"not sent: for {waited_s:.0f} s {_waited_for(claim)}"
-                    return TeacherAnswer(None, reason, False, True, waited_s, attempts)
+                    return TeacherAnswer(None, reason, False, waited_s, attempts, "busy")
                 self.counts["waited for another process"] += waits == 0
                 waits += 1
                 waited_s += await self._wait_for(claim, waits, waited_s)
@@ -172,7 +173,7 @@ class Asker:
         if finds := self._gate.in_request(request.body, request.label):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
-            return TeacherAnswer(None, f"{NOT_SENT}: {finds[0]}", False, True, 0.0, 0)
+            return TeacherAnswer(None, f"{NOT_SENT}: {finds[0]}", False, 0.0, 0, "secret")
         begin, most = time.monotonic(), self._patience.max_attempts
         for attempt in range(attempts_made + 1, most + 1):
             outcome = await self._attempt(request, is_first=attempt == 1, is_last=attempt == most)
@@ -180,14 +181,14 @@ class Asker:
             if isinstance(outcome, Elsewhere):
                 return _Claimed(outcome, attempt - 1)
             if isinstance(outcome, RequestRefused):
-                return TeacherAnswer(None, outcome.reason, False, True, latency_s, attempt - 1)
+                return TeacherAnswer(None, outcome.reason, False, latency_s, attempt - 1, outcome.refusal)
             if isinstance(outcome, _Sent):
                 return self._keep(request, outcome, latency_s, attempt)
             self.counts[f"failure: {outcome.error.partition(':')[0]}"] += 1
             wait_s = self._patience.wait_s(attempt, outcome.retry_after_s, self._draw) if outcome.is_retried else None
             if wait_s is None or attempt == most:
                 error = outcome.error if attempt == 1 else f"{outcome.error} (attempt {attempt})"
-                return TeacherAnswer(None, error, False, False, latency_s, attempt)
+                return TeacherAnswer(None, error, False, latency_s, attempt)
             await self._endpoints.pause(wait_s)
         raise AssertionError("a claim is met before the last attempt is made")
 
@@ -199,15 +200,12 @@ class Asker:
             if self._endpoints.given_up is not None:
                 self.counts[AFTER_STOP] += 1
                 await asyncio.sleep(0)
-                return RequestRefused(f"stopped: {self._endpoints.given_up}")
+                return RequestRefused(f"stopped: {self._endpoints.given_up}", refusal="stop")
             intent = await self._reserve(request)
             if isinstance(intent, Elsewhere):
                 return intent
             if isinstance(intent, RequestRefused):
-                is_stop = intent.reason.startswith(
-                    "stopped: "
-                )  # a teacher was stopped for billing too much; the cap still has room
-                self.counts[AFTER_STOP if is_stop else KEPT_BACK] += 1
+                self.counts[KEPT_BACK if intent.refusal == "cap" else AFTER_STOP] += 1
                 await asyncio.sleep(0)
                 return intent
             self.counts["asked"] += is_first
@@ -235,12 +233,12 @@ class Asker:
                     self._held_s, self._held_by_others = 0.0, under_way
                 reason = f"{intent.reason}, reserved by other processes for {self._held_s:.0f} s without an answer"
                 if self._held_s >= self._patience.longest_claim_s:
-                    return RequestRefused(reason)
+                    return RequestRefused(reason, refusal="cap")
                 if self._held_s >= _SAID_AFTER_S and _ROOM not in self._named:
                     self._named.add(_ROOM)
                     _log.warning("waiting: %s", reason)
                 self._held_s += await self._wait_for_room()
-        return RequestRefused(f"stopped: {self._endpoints.given_up}")
+        return RequestRefused(f"stopped: {self._endpoints.given_up}", refusal="stop")
 
     async def _wait_for_room(self) -> float:
         """Wait until one of our requests is settled, or for a short time; return the seconds waited."""
@@ -283,7 +281,7 @@ class Asker:
 
 
 def answer_of(data: dict[str, Any], *, is_cached: bool) -> TeacherAnswer:
-    return TeacherAnswer(data, data["error"], is_cached, False, data["latency_s"], data["attempts"])
+    return TeacherAnswer(data, data["error"], is_cached, data["latency_s"], data["attempts"])
 
 
 def call_result(state_id: str, state_flags: list[str], slug: str, answer: TeacherAnswer) -> TeacherCallResult:

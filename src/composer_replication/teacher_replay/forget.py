@@ -14,6 +14,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Any, cast
 
+from composer_replication.atomic import staged_path
 from composer_replication.canonical_json import decode, encode_as_written
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal
@@ -154,13 +155,10 @@ def _forget_asked(run: RunDir, forgotten_ids: Iterable[str]) -> None:
     if not last:
         path.unlink(missing_ok=True)
         return
-    # Written beside the file and then over it: a crash must not lose the tools of the remaining sessions.
-    beside = path.with_name(f".{path.name}.tmp")
-    beside.unlink(missing_ok=True)
-    with Journal(beside) as journal:
+    # Replaced at once: a crash must not lose the tools of the remaining sessions.
+    with staged_path(path) as unfinished, Journal(unfinished) as journal:
         for name, digest in last.items():
             journal.append({"conversation_id": name, "digest": digest, "tools": texts.pop(digest, None)})
-    beside.replace(path)
 
 
 def _rows(run: RunDir) -> list[dict[str, object]]:

@@ -123,12 +123,12 @@ class TeacherStore:
                 return elsewhere
             meter = self.meter()
             if meter.halted is not None:
-                return RequestRefused(f"stopped: {meter.halted}")
+                return RequestRefused(f"stopped: {meter.halted}", refusal="stop")
             remaining_nano = cap_nano - meter.spent - meter.unknown
             if bound_nano > remaining_nano - meter.reserved:
                 remaining_text = f"${to_dollars(max(0, remaining_nano)):.6f}"
                 reason = f"budget: up to ${to_dollars(bound_nano):.6f} needed, {remaining_text} left of the cap"
-                return RequestRefused(reason) if bound_nano > remaining_nano else NoRoom(reason)
+                return RequestRefused(reason, refusal="cap") if bound_nano > remaining_nano else NoRoom(reason)
             self._execute("UPDATE meter SET reserved = reserved + ?", (bound_nano,))
             cursor = self._execute(
                 "INSERT INTO intents (key, teacher, owner, started, reserved) VALUES (?, ?, ?, ?, ?)",

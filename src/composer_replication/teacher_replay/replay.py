@@ -7,7 +7,7 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Literal, TypeVar
@@ -15,6 +15,7 @@ from typing import Any, Literal, TypeVar
 from composer_replication.errors import InputError, explain
 from composer_replication.privacy.outgoing import LastGate
 from composer_replication.teacher_replay.ask_and_retry import (
+    AFTER_STOP,
     Asker,
     Numbered,
     Patience,
@@ -140,18 +141,15 @@ async def replay_trace(
     results: dict[tuple[int, int], TeacherCallResult] = {}
 
     def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
-        if not (result["error"] or "").startswith("budget: "):
-            results[state, teacher] = result
+        results[state, teacher] = result
 
-    report = await replay(states, resolved_teachers, max_total_usd, options=replay_options, on_result=keep)
+    report = await replay(
+        states, resolved_teachers, max_total_usd, options=replay_options, on_result=keep, reports_calls_over_cap=False
+    )
     if why := report.given_up or report.stopped:
-        _warn_of_stop(why, results.values())
+        num_kept_back = report.counts.get(AFTER_STOP, 0)
+        _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
     return [results[key] for key in sorted(results)]
-
-
-def _warn_of_stop(why: str, results: Collection[TeacherCallResult]) -> None:
-    num_kept_back = sum((result["error"] or "").startswith("stopped: ") for result in results)
-    _log.warning("stopped, %d of %d calls were kept back: %s", num_kept_back, len(results), why)
 
 
 def environment_of(options: ReplayOptions) -> Mapping[str, str]:
@@ -179,10 +177,12 @@ async def replay(
     on_result: OnResult,
     on_meter: OnMeter | None = None,
     store: TeacherStore | None = None,
+    reports_calls_over_cap: bool = True,
 ) -> ReplayReport:
     """Ask as `replay_trace` does, but hand over each result as it comes, so that memory does not grow with the states.
 
-    `store` is an open store to use instead of `options.cache`; it stays open.
+    `store` is an open store to use instead of `options.cache`; it stays open. Calls that the cap kept back also have a
+    result unless `reports_calls_over_cap` is false.
     """
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
@@ -191,7 +191,7 @@ async def replay(
         gate = options.last_gate or LastGate(environment_of(options))
         asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:
-            run = _Replay(asker, teachers, options, _with_meter(on_result, on_meter, store))
+            run = _Replay(asker, teachers, options, _with_meter(on_result, on_meter, store), reports_calls_over_cap)
             await run.all_of(states, options.order, num_workers=options.max_concurrency)
         meter = store.meter()
         report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
@@ -213,8 +213,15 @@ def _with_meter(on_result: OnResult, on_meter: OnMeter | None, store: TeacherSto
 
 
 class _Replay:
-    def __init__(self, asker: Asker, teachers: Sequence[Teacher], options: ReplayOptions, on_result: OnResult) -> None:
-        self._asker, self._on_result = asker, on_result
+    def __init__(
+        self,
+        asker: Asker,
+        teachers: Sequence[Teacher],
+        options: ReplayOptions,
+        on_result: OnResult,
+        reports_calls_over_cap: bool,
+    ) -> None:
+        self._asker, self._on_result, self._reports_calls_over_cap = asker, on_result, reports_calls_over_cap
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._slugs = [teacher.slug for teacher in teachers]
         self.gate: Gate | None = gate_of(options.gate, options.agreement_threshold, len(teachers))
@@ -265,11 +272,12 @@ class _Replay:
         try:
             request = request_of(self._builders[teacher], state)
         except InputError as error:  # a state that no request can hold costs nothing, and the others go on
-            answer = TeacherAnswer(None, f"not sent: {error}"[:300], False, False, 0.0, 0)
+            answer = TeacherAnswer(None, f"not sent: {error}"[:300], False, 0.0, 0)
         else:
             answer = await self._asker.ask(request)
         result = call_result(state["state_id"], flags(state["messages"]), self._slugs[teacher], answer)
-        self._on_result(number, teacher, result)
+        if self._reports_calls_over_cap or answer.refusal != "cap":
+            self._on_result(number, teacher, result)
         return result
 
 

@@ -12,7 +12,7 @@ import hashlib
 import sqlite3
 import time
 from pathlib import Path
-from typing import NamedTuple
+from typing import Literal, NamedTuple
 
 from composer_replication.atomic import staged
 from composer_replication.errors import ArtefactCorruptError, RunError, explain
@@ -78,9 +78,10 @@ class Meter(NamedTuple):
 
 
 class RequestRefused(NamedTuple):
-    """Why a request may not be sent."""
+    """Why a request may not be sent: the spending cap has no room for it, or the replay was stopped."""
 
     reason: str
+    refusal: Literal["cap", "stop"]
 
 
 class NoRoom(NamedTuple):

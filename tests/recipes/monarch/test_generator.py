@@ -91,7 +91,7 @@ def test_prompts_must_say_something(tmp_path, student):
         generator.rollout([])
     with refusal(InputError, what="prompt", got="{'answer': '4'}", expected="`prompt`"):
         generator.rollout([{"answer": "4"}])
-    with pytest.raises(InputError, match=r"package\.module:function"):
+    with pytest.raises(InputError, match=r"package\.module:name"):
         Generator(settings(tmp_path, episodes="no_colon"))
 
 

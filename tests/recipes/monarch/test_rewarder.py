@@ -91,8 +91,8 @@ def test_what_is_no_reward_is_said():
     [
         ((), {"what": "rewards", "got": "()"}),
         ("rewards_here:exact", {"what": "rewards", "got": "'rewards_here:exact'"}),
-        (("rewards_here.exact",), {"got": "'rewards_here.exact'", "expected": "package.module:function"}),
-        (("rewards_here:nothing",), {"got": "attribute 'nothing'", "expected": "package.module:function"}),
+        (("rewards_here.exact",), {"got": "'rewards_here.exact'", "expected": "package.module:name"}),
+        (("rewards_here:nothing",), {"got": "attribute 'nothing'", "expected": "package.module:name"}),
         (("no_such_module:nothing",), {"got": "'no_such_module'", "fix": "PYTHONPATH"}),
         (("rewards_here:constant",), {"got": "rewards_here:constant", "expected": "function"}),
     ],

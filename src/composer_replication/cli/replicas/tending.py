@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
 import inspect
 import json
 import os
@@ -37,6 +36,7 @@ from composer_replication.diloco.serverless.executor import Executor, in_brief, 
 from composer_replication.diloco.serverless.replica_process import REFUSED
 from composer_replication.diloco.store import ObjectStore, StoreError, open_store
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
+from composer_replication.optional import load_function
 
 _BUCKET_UNREADABLE = "the bucket cannot be read"
 _LATE_CHECK_S = 60.0  # interval between checks for machines that appeared after their rank was restarted
@@ -307,9 +307,7 @@ def _trainer(module: str, function: str, arguments: Mapping[str, Any]) -> Callab
 
     For a replica, an InputError means that it is not restarted: another start would fail in the same way.
     """
-    trainer = getattr(importlib.import_module(module), function, None)
-    if trainer is None:
-        raise InputError(explain(f"--trainer-fn {function}", got="no such function", expected=f"one of {module}"))
+    trainer = load_function(module, function, what="--trainer-fn")
     try:
         # Its own signature, not that of a function it wraps: a decorator may supply arguments.
         inspect.signature(trainer, follow_wrapped=False).bind(**arguments, manager=None, rank=0, world_size=1)

@@ -10,13 +10,13 @@ of the parameter in capitals (CRF_DILOCO_GRACE_S=60), or in `settings`, which ta
 from __future__ import annotations
 
 import argparse
-import importlib
 import json
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from composer_replication.errors import InputError, explain
+from composer_replication.optional import load_function
 
 __all__ = ["main"]
 
@@ -59,9 +59,7 @@ def main(
     chosen = {**settings_of(os.environ), **(settings or {})}
     if unknown := chosen.keys() - SETTINGS.keys():
         raise InputError(explain("settings", got=", ".join(sorted(unknown)), expected=f"some of {', '.join(SETTINGS)}"))
-    home = importlib.import_module(trainer_module)
-    if (train := getattr(home, trainer_fn, None)) is None:
-        raise InputError(explain(f"trainer {trainer_module}", got="no such function", expected=trainer_fn))
+    train = load_function(trainer_module, trainer_fn, what="trainer")
     # Imported late, because it loads torch, and the checks above should fail without that.
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
 

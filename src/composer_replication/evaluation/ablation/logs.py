@@ -19,7 +19,7 @@ from dataclasses import asdict, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.atomic import atomic_write_bytes, lock
+from composer_replication.atomic import atomic_write_bytes, link_or_copy, lock, staged_path
 from composer_replication.canonical_json import encode
 from composer_replication.config import CrfConfig
 from composer_replication.config.schema import option, table
@@ -138,18 +138,10 @@ def linked_run(shared: RunDir, folder: Path) -> RunDir:
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
             if (shared.root / name).is_file() and not (folder / name).exists():
-                link(shared.root / name, folder / name)
+                link_or_copy(shared.root / name, folder / name)
     if not (folder / MARKER).exists():
         shutil.copyfile(shared.root / MARKER, folder / MARKER)
     return RunDir.open(folder)
-
-
-def link(source: str | os.PathLike[str], target: str | os.PathLike[str]) -> None:
-    """Make a hard link, or a copy if the file system allows no link."""
-    try:
-        os.link(source, target)
-    except OSError:
-        shutil.copyfile(source, target)
 
 
 # ---- shared warm-up
@@ -210,12 +202,8 @@ def _warmup_key(config: CrfConfig) -> str:
 
 
 def _copy(source: Path, target: Path) -> None:
-    making = target.with_name(f".{target.name}.making")
-    # An earlier job was killed while it copied.
-    shutil.rmtree(making, ignore_errors=True)
-    shutil.copytree(source, making, copy_function=link)
-    # Renamed when complete, so that no job sees half of it.
-    making.rename(target)
+    with staged_path(target) as unfinished:
+        shutil.copytree(source, unfinished, copy_function=link_or_copy)
 
 
 # ---- results

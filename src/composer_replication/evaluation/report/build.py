@@ -16,7 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 from urllib.parse import quote
 
-from composer_replication.atomic import atomic_write_bytes
+from composer_replication.atomic import atomic_write_bytes, staged_path
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.evaluation.report import figures, findings, plots
 from composer_replication.evaluation.report.credit import Credit
@@ -93,7 +93,9 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
         text = page(
             "session.html.jinja", session=session, parts=parts, home=f"../{html.name}", run_name=values["run_name"]
         )
-        _write_page(folder / _file_name(session), text)
+        # Not synced: for a thousand pages that would be most of the time. The same command writes them again.
+        with staged_path(folder / _file_name(session)) as unfinished:
+            unfinished.write_bytes(text)
     absent = records.absent()
     values |= {"absent": absent, "missing": by_command(absent), "on_request": records.on_request()}
     values |= {"link": links, "bodies": bodies}
@@ -216,16 +218,6 @@ class _Links:
             return ""
         page = "" if self._folder is None else f"{self._folder.name}/{_file_name(session)}"
         return f"{page}#site-{site_id}"
-
-
-def _write_page(path: Path, text: bytes) -> None:
-    """Write a page atomically, but without waiting for the disk: for a thousand pages that would be most of the time.
-
-    After a power cut the same command writes them again.
-    """
-    temporary = path.with_name(f".{path.name}.tmp")
-    temporary.write_bytes(text)
-    temporary.replace(path)
 
 
 def _file_name(session: Session) -> str:

@@ -9,7 +9,6 @@ that was restarted gives the same answer to the same request (with vLLM: on the 
 from __future__ import annotations
 
 import hashlib
-import importlib
 import os
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -20,7 +19,7 @@ import torch
 
 from composer_replication.batch.model_folder import load_config, load_model, load_tokenizer, resolve_model
 from composer_replication.errors import InputError, explain
-from composer_replication.optional import available
+from composer_replication.optional import available, load_object
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.rollouts.generation.talks import Talk, Talking
@@ -347,18 +346,8 @@ def function_named(name: str, *, what: str) -> Callable[..., Any]:
 
     Settings carry names instead of functions, so that no code is pickled: each actor imports what it runs.
     """
-    module, colon, function = name.partition(":")
-    expected = '"package.module:function"'
-    # "my_rewards:brevity" is a function; "my_rewards.brevity" is not accepted.
-    if not colon or not module or not function:
-        raise InputError(explain(what, got=repr(name), expected=expected))
-    try:
-        target: Any = getattr(importlib.import_module(module), function)
-    except (ImportError, AttributeError) as error:
-        fix = "The actor's process must be able to import it: install it, or add its folder to PYTHONPATH."
-        raise InputError(
-            explain(what, got=f"{name}: {error}", expected=f"an importable {expected}", fix=fix)
-        ) from error
+    fix = "The actor's process must be able to import it: install it, or add its folder to PYTHONPATH."
+    target = load_object(name, what=what, fix=fix)
     if not callable(target):
         raise InputError(explain(what, got=f"{name}, a {type(target).__name__}", expected="a function"))
     return target

@@ -27,6 +27,7 @@ from composer_replication.errors import (
     StaleArtefactError,
     explain,
 )
+from composer_replication.tensor_file import read_tensors
 from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
 from composer_replication.trainer.rollouts.sites import Rollout
 
@@ -57,16 +58,12 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping
 
 def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
     """Return copies of the tensors, and the record. Raises if the record is not of this `kind`."""
-    from safetensors import SafetensorError, safe_open
-
     if not path.is_file():
         raise ArtefactNotFoundError(explain(str(path), got="no such file", expected=f"a {kind}"))
+    tensors, metadata = read_tensors(path)
     try:
-        with safe_open(str(path), framework="pt") as file:
-            record: dict[str, Any] = json.loads((file.metadata() or {}).get(_RECORD, "{}"))
-            # Cloned, because the tensors of an open file are views of the mapped memory.
-            tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
-    except (SafetensorError, ValueError) as error:
+        record: dict[str, Any] = json.loads(metadata.get(_RECORD, "{}"))
+    except ValueError as error:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected=f"a {kind}")) from error
     if record.get("kind") != kind:
         got = f"a record of kind {record.get('kind')!r}"

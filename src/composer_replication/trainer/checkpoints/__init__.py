@@ -3,14 +3,13 @@
 run_checkpoints  saving and loading in place of a Trainer's own methods, and stopping on a signal
 manifest         the list of a checkpoint's files that makes it complete, and deletion of old checkpoints
 resume           choosing and checking the checkpoint to resume from, and saving by several processes
-tree_file        trees of plain values and tensors, each stored as two files
 weights          weights and optimizer state, whole or sharded
 data_cursor      the position in the data, and a process's random number generators
 """
 
+from composer_replication.tensor_file import load_tree, save_tree
 from composer_replication.trainer.checkpoints.data_cursor import rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete, write_manifest
-from composer_replication.trainer.checkpoints.tree_file import load_tree, save_tree
 from composer_replication.trainer.objective.fingerprint import weights_digest
 
 __all__ = [

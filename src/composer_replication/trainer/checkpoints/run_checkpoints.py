@@ -20,6 +20,7 @@ from transformers import TrainerCallback
 from transformers.trainer_utils import IntervalStrategy
 
 from composer_replication.errors import StaleArtefactError, explain
+from composer_replication.tensor_file import has_tree, load_tree, save_tree
 from composer_replication.trainer.checkpoints.data_cursor import DataCursor, restore_samplers, rng_tree, set_rng_tree
 from composer_replication.trainer.checkpoints.manifest import (
     check_manifest,
@@ -38,7 +39,6 @@ from composer_replication.trainer.checkpoints.resume import (
     model_identity,
     refuse_pickled_checkpoints,
 )
-from composer_replication.trainer.checkpoints.tree_file import has_tree, load_tree, save_tree
 from composer_replication.trainer.checkpoints.weights import (
     load_optimiser_tree,
     load_weights,

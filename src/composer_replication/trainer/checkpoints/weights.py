@@ -17,6 +17,7 @@ from composer_replication.atomic import atomic_write_json, staged
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, StaleArtefactError, explain
 from composer_replication.optional import require
+from composer_replication.tensor_file import write_tensors
 from composer_replication.trainer.checkpoints.manifest import (
     WEIGHTS,
     adapter_file,
@@ -24,7 +25,6 @@ from composer_replication.trainer.checkpoints.manifest import (
     read_manifest,
     weight_files,
 )
-from composer_replication.trainer.checkpoints.tree_file import write_tensors
 from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 
 

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import importlib
-import re
 from collections.abc import Collection, Iterable, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
@@ -18,7 +16,7 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.sections import RenderConfig
 from composer_replication.config.train import AdapterConfig, GRPOSection
 from composer_replication.errors import ConfigError, explain
-from composer_replication.optional import require
+from composer_replication.optional import is_object_name, load_object, require
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_tools
 from composer_replication.trainer.objective.row_weighting import RowWeighting
@@ -27,8 +25,6 @@ from composer_replication.trainer.rollouts.worlds.verifiers import is_verifiers,
 from composer_replication.trainer.sessions.phases import Say
 from composer_replication.trainer.start_model import ids_of_tokens, untrained_rows
 
-# "my_rewards.code:score"; not "owner/dataset", "data.jsonl" or "verifiers:word-count"
-_MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 # If there are evaluations, one prompt in this many is held out.
 _HELD_OUT_INTERVAL = 10
 # transformers gives tokenizers without a length limit a `model_max_length` of 10**30.
@@ -146,29 +142,17 @@ def held_out_rows(number: int) -> tuple[list[int], list[int]]:
     return sorted(set(range(number)) - set(held_out)), held_out
 
 
-def is_dotted(name: str) -> bool:
-    return _MODULE_AND_NAME.fullmatch(name) is not None
-
-
-def named_object(path: str, option: str) -> Any:
-    """Import and return the object that `module:name` names."""
-    if not is_dotted(path):
-        raise ConfigError(explain(option, got=repr(path), expected="module:name"))
-    module_name, _, name = path.partition(":")
-    try:
-        return getattr(importlib.import_module(module_name), name)
-    except (ImportError, AttributeError) as error:
-        fix = "The module must be in the working directory or in an installed package."
-        raise ConfigError(
-            explain(f"{option} {path}", got=str(error), expected="an importable name", fix=fix)
-        ) from error
+def named_object(name: str, option: str) -> Any:
+    """Import and return the object that an option names as `module:name`."""
+    fix = "The module must be in the working directory or in an installed package."
+    return load_object(name, what=option, fix=fix, error_class=ConfigError)
 
 
 def load_prompts(name: str) -> Any:
     """Return a `datasets.Dataset` with prompts from a function (`module:name`), a file, a folder, or the hub."""
     datasets = require("datasets", extra="train")
     path = Path(name)
-    if is_dotted(name) and not path.exists():
+    if is_object_name(name) and not path.exists():
         dataset = named_object(name, "train.grpo.dataset")()
     elif path.is_file():
         kind = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}.get(path.suffix)

@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from composer_replication.atomic import atomic_write_json, try_lock
+from composer_replication.atomic import atomic_write_json, staged_path, try_lock
 from composer_replication.canonical_json import decode_object, nested_items
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.values import RESOLVED_NAME, to_toml, value_text, write_resolved
@@ -66,11 +66,8 @@ class TrainingFolder:
 
     def copy_warmup(self, source: TrainingFolder) -> None:
         """Copy another training's warm-up. The warm-up's origin is checked before it is used."""
-        # Copy under a temporary name first, so that an interrupt leaves no partial warm-up.
-        temporary = self.checkpoints / f".{self.warmup.name}.making"
-        shutil.rmtree(temporary, ignore_errors=True)
-        shutil.copytree(source.warmup, temporary)
-        temporary.rename(self.warmup)
+        with staged_path(self.warmup) as unfinished:
+            shutil.copytree(source.warmup, unfinished)
 
     @property
     def has_begun(self) -> bool:

@@ -15,6 +15,7 @@ import torch
 from composer_replication.atomic import atomic_write_json
 from composer_replication.config import CrfConfig
 from composer_replication.config.values import config_hash
+from composer_replication.optional import is_object_name
 from composer_replication.runs import RunDir
 from composer_replication.runs.artefacts import Source, now, sha256_of_file
 from composer_replication.runs.files import read_conversations
@@ -22,7 +23,6 @@ from composer_replication.runs.lineage import RECORD, ChannelResult, hash_source
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
     beyond_context,
-    is_dotted,
     max_context,
     model_config,
     prompts_of,
@@ -294,7 +294,7 @@ def _hash_of_named(name: str) -> str | None:
     # A verifiers id looks like `module:name`, but does not name a module.
     if is_verifiers(name):
         return None
-    if is_dotted(name) and not path.exists():
+    if is_object_name(name) and not path.exists():
         module = sys.modules.get(name.partition(":")[0])
         # A module that was defined interactively has no file.
         path = Path(getattr(module, "__file__", None) or "")

@@ -254,7 +254,7 @@ def _prepare_offline(
         callbacks.say(remark)
     check_memory(offline_memory(inputs, data.train), callbacks.say, must_fit)
     # The final diagnosis is part of the result, so report only findings during the run.
-    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=_without_summary(callbacks.say))
+    diagnosis = RunDiagnosis(every=inputs.config.train.diagnose_every, say=callbacks.say, says_summary=False)
     trainer_callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
     parts = inputs, data, args, folder, trainer_callbacks, callbacks.say
     return _ModeParts(
@@ -275,8 +275,12 @@ def _prepare_grpo(
     del must_fit
     args = _grpo_arguments_of(inputs, folder)
     train = inputs.config.train
-    length, say = train.grpo.max_completion_length, _without_summary(callbacks.say)
-    diagnosis = RunDiagnosis(every=train.diagnose_every, max_completion_length=length, say=say)
+    diagnosis = RunDiagnosis(
+        every=train.diagnose_every,
+        max_completion_length=train.grpo.max_completion_length,
+        say=callbacks.say,
+        says_summary=False,
+    )
     return _ModeParts(
         args=args,
         build=lambda: grpo_trainer(inputs, args, folder, alarm, diagnosis, callbacks.say),
@@ -295,11 +299,6 @@ def _train(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
         if not changes:
             raise
         raise StaleArtefactError(f"{error} Changed since the run began: {'; '.join(changes)}.") from error
-
-
-def _without_summary(say: Say) -> Say:
-    """Return `say` with the final diagnosis filtered out, since that is part of the result."""
-    return lambda text: None if text.startswith("The whole run: ") else say(text)
 
 
 def _result(

@@ -25,6 +25,7 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree import SharedPrefixes
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
+from composer_replication.tensor_file import read_tensors
 from composer_replication.trainer.objective.distributed import agreed_most, start_weights
 from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
 from composer_replication.trainer.objective.reference import pair_logprobs, response_logprobs
@@ -287,16 +288,7 @@ def _key(ids: Sequence[int], start: int) -> bytes:
 
 
 def _read(path: Path) -> tuple[dict[str, str], dict[str, torch.Tensor]]:
-    from safetensors import SafetensorError, safe_open
-
-    try:
-        with safe_open(str(path), framework="pt") as file:
-            about, tensors = file.metadata() or {}, {name: file.get_tensor(name) for name in file.keys()}  # noqa: SIM118
-    except SafetensorError as error:
-        fix = "Delete the file to recompute it."
-        raise ArtefactCorruptError(
-            explain(str(path), got=str(error), expected="a safetensors file", fix=fix)
-        ) from error
+    tensors, about = read_tensors(path, fix="Delete the file to recompute it.")
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     number = shapes.get("logprobs", (0,))[0]
     expected_shapes = {"keys": (number, 32), "logprobs": (number,)}

@@ -7,15 +7,11 @@ a metric raises an alarm.
 
 from __future__ import annotations
 
-import contextlib
 import copy
-import errno
 import json
 import logging
 import math
-import os
 import re
-import secrets
 import shutil
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -25,7 +21,7 @@ from typing import Any, Literal, NamedTuple
 from transformers.trainer_callback import TrainerCallback, TrainerControl, TrainerState
 from transformers.training_args import TrainingArguments
 
-from composer_replication.atomic import atomic_write_json
+from composer_replication.atomic import CANNOT_LINK, atomic_write_json, link_or_copy, staged_path
 from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import ArtefactNotFoundError, InputError, explain
 
@@ -223,8 +219,6 @@ class CollapseAlarm(TrainerCallback):
 LINK, RECORD = "best", "best.json"
 # "best-120"; not "best" (the link) or "best-120.tmp"
 _FOLDER = re.compile(r"best-\d+")
-# Errors on file systems without hard or symbolic links, or without links between the two folders.
-_CANNOT_LINK = {errno.EPERM, errno.ENOTSUP, errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL, errno.EMLINK, errno.EXDEV}
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -260,7 +254,11 @@ def keep_best(output: Path, best: Best) -> None:
             explain("checkpoint to keep", got=f"no {checkpoint}", expected="the checkpoint that was just saved")
         )
     # Copy first, then switch the link, then write the record: each step leaves the earlier best checkpoint usable.
-    _copy_folder(checkpoint, output / best.folder)
+    with staged_path(output / best.folder) as unfinished:
+        shutil.copytree(checkpoint, unfinished, copy_function=link_or_copy)
+        # The run saved the same step before it was resumed.
+        if (output / best.folder).exists():
+            shutil.rmtree(output / best.folder)
     _replace_link(output, best.folder)
     atomic_write_json(output / RECORD, asdict(best))
     # Last, so that a kill at any moment leaves a complete best checkpoint.
@@ -279,40 +277,15 @@ def read_best(output: Path) -> Best | None:
     return best if (output / best.folder).is_dir() else None
 
 
-def _copy_folder(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}.{secrets.token_hex(4)}.tmp")
-    try:
-        shutil.copytree(source, temporary, copy_function=_link_or_copy)
-        # The run saved the same step before it was resumed.
-        if target.exists():
-            shutil.rmtree(target)
-        temporary.rename(target)
-    finally:
-        shutil.rmtree(temporary, ignore_errors=True)
-
-
-def _link_or_copy(source: str, target: str) -> None:
-    try:
-        os.link(source, target)
-    except OSError as error:
-        if error.errno not in _CANNOT_LINK:
-            raise
-        shutil.copy2(source, target)
-
-
 def _replace_link(output: Path, folder: str) -> None:
     """Atomically point the link `best` to the folder. Without links, only best.json names the folder."""
-    temporary = output / f".{LINK}.{secrets.token_hex(4)}.tmp"
     try:
         # A rename replaces the old link atomically; `symlink_to` alone would fail on an existing name.
-        temporary.symlink_to(folder, target_is_directory=True)
-        temporary.replace(output / LINK)
+        with staged_path(output / LINK) as link:
+            link.symlink_to(folder, target_is_directory=True)
     except OSError as error:
-        if error.errno not in _CANNOT_LINK:
+        if error.errno not in CANNOT_LINK:
             raise
-    finally:
-        with contextlib.suppress(FileNotFoundError):
-            temporary.unlink()
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -333,7 +333,7 @@ class RunDiagnosis(TrainerCallback):
     """Runs the diagnosis during training and at its end.
 
     Every `every` steps it logs new findings about the latest lines of metrics, each rule once. At the end it logs the
-    findings about the whole run, and stores them in `final_messages`.
+    findings about the whole run, unless `says_summary` is false, and stores them in `final_messages`.
     """
 
     def __init__(
@@ -342,11 +342,13 @@ class RunDiagnosis(TrainerCallback):
         every: int = 50,
         max_completion_length: int | None = None,
         say: Callable[[str], None] | None = None,
+        says_summary: bool = True,
     ) -> None:
         if every < 1:
             raise InputError(explain("every", got=every, expected="1 step or more"))
         self._every, self._length = every, max_completion_length
         self._say = _logger.warning if say is None else say
+        self._says_summary = says_summary
         self._reported: set[str] = set()
         self.final_messages: list[str] = []
 
@@ -369,7 +371,7 @@ class RunDiagnosis(TrainerCallback):
         self.final_messages = [
             finding.text for finding in findings(state.log_history, max_completion_length=self._length)
         ]
-        if state.is_world_process_zero:
+        if self._says_summary and state.is_world_process_zero:
             for text in self.final_messages:
                 self._say(f"The whole run: {text}")
 

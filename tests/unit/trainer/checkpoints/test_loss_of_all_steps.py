@@ -7,7 +7,7 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from composer_replication.trainer.checkpoints.tree_file import load_tree
+from composer_replication.tensor_file import load_tree
 from composer_replication.trainer.overrides import SafeCheckpoints
 
 STEPS = 10

@@ -1,7 +1,8 @@
-"""Save a tree of plain values and tensors atomically as two files, safetensors and JSON.
+"""Read and write tensors as safetensors files, and trees of tensors and plain values.
 
-Lists, and leaves that JSON represents exactly (None, booleans, text, finite floats, 64-bit integers), are stored as
-they are. Everything else is an object with a single key that names its kind:
+A tree is saved atomically as two files, safetensors and JSON. Lists, and leaves that JSON represents exactly (None,
+booleans, text, finite floats, 64-bit integers), are stored as they are. Everything else is an object with a single key
+that names its kind:
 
     {"dict": [[key, value], ...]}  in order; keys are leaves or tuples of leaves, so 1 and "1" are distinct
     {"tuple": [...]}
@@ -82,23 +83,19 @@ def _raw_dtypes(tensors: dict[str, Tensor]) -> dict[str, list[object]]:
     }
 
 
-def _read_tensors(path: Path, raw: dict[str, list[object]], *, data_sha256: str, device: str) -> dict[str, Tensor]:
-    """Read the tensors that `write_tensors` wrote. Raises ArtefactCorruptError unless `data_sha256` is their digest."""
+def read_tensors(path: Path, *, device: str = "cpu", fix: str = "") -> tuple[dict[str, Tensor], dict[str, str]]:
+    """Return the tensors and the metadata of a safetensors file. Raises ArtefactCorruptError if it is damaged."""
     from safetensors import SafetensorError, safe_open
 
     try:
         with safe_open(str(path), framework="pt", device=device) as file:
-            digest = (file.metadata() or {}).get("data_sha256")
-            if digest != data_sha256:
-                expected = f"the file that belongs to {path.with_suffix('.json').name}"
-                raise ArtefactCorruptError(explain(str(path), got=f"data with digest {digest}", expected=expected))
             # Clone the tensors: views of the memory-mapped file would change with the file and keep it open.
             tensors = {name: file.get_tensor(name).clone() for name in file.keys()}  # noqa: SIM118
+            return tensors, file.metadata() or {}
     except SafetensorError as error:
-        raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a safetensors file")) from error
-    for name, (dtype, shape) in raw.items():
-        tensors[name] = tensors[name].view(getattr(torch, str(dtype))).reshape(shape)  # pyright: ignore
-    return tensors
+        raise ArtefactCorruptError(
+            explain(str(path), got=str(error), expected="a safetensors file", fix=fix)
+        ) from error
 
 
 def _header(tensors: dict[str, Tensor], data_sha256: str) -> bytes:
@@ -166,7 +163,13 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
     tensor_path = path.with_name(f"{name}.safetensors")
     if not tensor_path.is_file():
         raise ArtefactNotFoundError(explain(f"tree {name!r}", got="a missing file", expected=str(tensor_path)))
-    tensors = _read_tensors(tensor_path, about["raw"], data_sha256=about["data_sha256"], device=device)
+    tensors, metadata = read_tensors(tensor_path, device=device)
+    if metadata.get("data_sha256") != about["data_sha256"]:
+        got = f"data with digest {metadata.get('data_sha256')}"
+        raise ArtefactCorruptError(explain(str(tensor_path), got=got, expected=f"the file that belongs to {path.name}"))
+    # `_raw_dtypes` has the tensors that were written as bytes.
+    for tensor_name, (dtype, shape) in about["raw"].items():
+        tensors[tensor_name] = tensors[tensor_name].view(getattr(torch, dtype)).reshape(shape)
     return _TreeDecoder(str(path), tensors).decode(about["tree"])
 
 
