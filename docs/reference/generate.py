@@ -15,6 +15,7 @@ import sys
 import textwrap
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from types import NoneType
 from typing import Any, Literal, get_args, get_origin
 
 sys.path.insert(0, str(Path(__file__).parent))
@@ -26,8 +27,8 @@ from composer_replication.batch import flat_batch
 from composer_replication.cli import main as cli
 from composer_replication.cli.replicas.asking import ROUND_KEYS
 from composer_replication.config import CrfConfig, load
-from composer_replication.config.schema import OptionSpec, dotted, options_of
-from composer_replication.config.values import optional_inner, type_text, value_text
+from composer_replication.config.schema import OptionSpec, dotted, options_of, type_text
+from composer_replication.config.values import value_text
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, Source
 from composer_replication.runs.artefacts import OLDEST_READ, SIDECAR_VERSION
 from composer_replication.trainer.objective.compose import LossComponents, compose_loss
@@ -168,8 +169,8 @@ def _option(spec: OptionSpec, path: str, presets: dict[str, CrfConfig]) -> tuple
 
 
 def _kind(annotation: object) -> str:
-    inner = optional_inner(annotation)
-    if inner is not None:
+    if NoneType in get_args(annotation):
+        (inner,) = (member for member in get_args(annotation) if member is not NoneType)
         return f"{_kind(inner)}, or unset"
     if get_origin(annotation) is Literal:
         return "one of " + ", ".join(code(str(each)) for each in get_args(annotation))

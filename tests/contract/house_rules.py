@@ -27,7 +27,7 @@ TOLERATED = frozenset(
     {
         *("batch.render.dialect own", "batch.render.dialect others", "hint_generator.context places"),
         *("cli.doctor found", "cli.replicas.checking place", "cli.replicas.launches place"),
-        *("cli.replicas.launches begun", "ingestion.source other", "privacy.scrubber seen", "runs.conventions said"),
+        *("cli.replicas.launches begun", "ingestion.source other", "privacy.scrubber seen"),
         *("sites.judge.checkout shown", "sites.judge.walk said", "trainer.objective.fingerprint other"),
         *("trainer.rollouts.generation.talks said", "trainer.rollouts.generation.talks places"),
         "trainer.sessions.reference other",

@@ -24,7 +24,7 @@ from composer_replication.ingestion import forget as ingested_sessions
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs import files as rows
 from composer_replication.runs.artefacts import ArtefactMeta
-from composer_replication.runs.conventions import forget_conventions, num_forgotten
+from composer_replication.runs.conventions import ConventionsFile
 from composer_replication.runs.directory import MadeElsewhere, made_elsewhere
 from composer_replication.runs.files import read_tools
 from composer_replication.runs.lineage import find_source
@@ -134,7 +134,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     answers = replayed.count_answers(run, remaining, chosen)
     # A teacher cache that cannot be read is deleted as a whole.
     derived = [name for name in existing if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
-    num_conventions = num_forgotten(run, chosen)
+    num_conventions = ConventionsFile(run).num_stated_only_in(chosen)
     linked = tuple(_link_targets(run, (*derived, *_REWRITTEN)))
     # A rule of a forgotten session may be the hint of sites in other sessions. Then all sites have to be found again.
     filtered = tuple(name for name in _filtered_of(run, derived) if name != "sites" or not num_conventions)
@@ -165,7 +165,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         # First: from here on, no crash brings them back.
         ingested_sessions.mark_forgotten(run, removed_ids)
         replayed.forget(run, removed_ids, remaining)
-        forget_conventions(run, removed_ids)
+        ConventionsFile(run).forget(removed_ids)
         for name in plan.deleted:
             _delete_artefact(run, name)
         for unfinished in run.root.glob("*.partial.jsonl"):  # of an evaluation: texts sampled in the sessions

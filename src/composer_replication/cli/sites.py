@@ -36,15 +36,7 @@ from composer_replication.privacy import Scrubber
 from composer_replication.privacy.outgoing import gate_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.conventions import NAME as CONVENTIONS
-from composer_replication.runs.conventions import (
-    Convention,
-    Heard,
-    add_conventions,
-    kept_by_call,
-    project_of,
-    read_conventions,
-    unread_lines,
-)
+from composer_replication.runs.conventions import Convention, ConventionsFile, StatedRule, project_of
 from composer_replication.runs.files import (
     SITES_SCHEMA,
     SITES_VERSION,
@@ -186,7 +178,7 @@ def _log_rules(run_dir: RunDir, result: _SitesResult, args: argparse.Namespace) 
     num_unused = sum(not rule.call_kinds for rule in accepted)
     unused = f"; {num_unused} without a `for:` line, not used" if num_unused else ""
     log(f"{path}: {len(accepted)} of {len(result.rules)} user rules accepted{unused}. Accept more with [x], then rerun")
-    if line_numbers := unread_lines(run_dir):
+    if line_numbers := ConventionsFile(run_dir).unread:
         lines = ", ".join(map(str, line_numbers[:_MAX_LINES_LISTED]))
         more = " and more" if len(line_numbers) > _MAX_LINES_LISTED else ""
         log(f"{path}, lines {lines}{more}: cannot be read. Write `- [x] words`, and below it `  - for: git push`")
@@ -285,7 +277,8 @@ def write_sites(
     struck = struck_sites(run)
     rows = [(struck_out(site), None) if hint and site.id in struck else (site, hint) for site, hint in rows]
     drops = Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE)
-    all_rules = add_conventions(run, rules.stated)
+    conventions = ConventionsFile(run)
+    conventions.update(rules.stated)
     if run.path(CONVENTIONS).exists():
         # Recorded after the update: only what the user edits later should mark these sites as stale.
         sources.append(run.source(CONVENTIONS))
@@ -304,7 +297,7 @@ def write_sites(
             **({} if written is None else {"writer_calls": sum(written.counts.values()), "writer_usd": written.paid}),
         },
     )
-    return _SitesResult([site for site, _ in rows], {} if written is None else written.counts, all_rules)
+    return _SitesResult([site for site, _ in rows], {} if written is None else written.counts, conventions.rules)
 
 
 def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
@@ -323,12 +316,16 @@ class _UserRules:
 
     def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
         self.held_out = held_out_of(run)
-        rules = read_conventions(run)
+        rules = ConventionsFile(run).rules
         # A rule without sessions was written into conventions.md by hand.
-        usable = [rule for rule in rules if not rule.said or {session for _, session in rule.said} - self.held_out]
-        self._by_call = kept_by_call(usable) if min_confidence <= _RULE_CONFIDENCE else {}
+        usable = [rule for rule in rules if not rule.mentions or {where for _, where in rule.mentions} - self.held_out]
+        # The first kept rule for each project and kind of call.
+        self._by_call: dict[tuple[str, str], str] = {}
+        for rule in usable if min_confidence <= _RULE_CONFIDENCE else ():
+            for kind in rule.call_kinds if rule.is_kept else ():
+                self._by_call.setdefault((rule.project, kind), rule.words)
         self._scrubber = scrubber
-        self.stated: list[Heard] = []
+        self.stated: list[StatedRule] = []
 
     def explain(self, site: ErrorSite, conversation: Conversation) -> SiteWithHint:
         """Blame the model for a refusal that breaks an accepted rule, and make the rule its hint."""
@@ -349,7 +346,9 @@ class _UserRules:
         rule, call = convention_in(user_words(site, conversation)), find_call(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
-            self.stated.append(Heard(project_of(conversation), rule, call_kind(call), site.id, site.conversation_id))
+            self.stated.append(
+                StatedRule(project_of(conversation), rule, call_kind(call), site.id, site.conversation_id)
+            )
 
 
 def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:

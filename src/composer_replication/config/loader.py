@@ -10,8 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any, TypeVar, cast
 
-from composer_replication.config.schema import OptionSpec, describe, dotted, options_of
-from composer_replication.config.values import Bare, coerce, shown, shown_garbage, shown_override, shown_parser_message
+from composer_replication.config.schema import Bare, OptionSpec, describe, dotted, options_of
+from composer_replication.config.values import shown, shown_garbage, shown_override, shown_parser_message
 from composer_replication.errors import ConfigError, explain
 
 _T = TypeVar("_T")
@@ -184,7 +184,7 @@ class _Builder:
         if value is _USE_DEFAULT:
             return value
         try:
-            return coerce(value, spec.annotation, path=path, bounds=spec.bounds)
+            return spec.convert(value, path)
         except ConfigError as error:
             raise ConfigError(_within(self._settings.origin(path), error)) from None
 

@@ -80,7 +80,7 @@ class _TrainedTurnsConfig:
 
 
 @table("train.switches")
-class SwitchesConfig:
+class _SwitchesConfig:
     """How much each row of channel 2 counts, and the contrast with a wrong hint; all of it off unless set."""
 
     sigmoid_gate_tau: float | None = option(
@@ -369,7 +369,7 @@ class TrainConfig:
     channels: _TrainedTurnsConfig = section(
         _TrainedTurnsConfig, "What changes over a run of the channels that [loss] weighs."
     )
-    switches: SwitchesConfig = section(SwitchesConfig, "How much each row of channel 2 counts.")
+    switches: _SwitchesConfig = section(_SwitchesConfig, "How much each row of channel 2 counts.")
     batch: _BatchConfig = section(_BatchConfig, "How logged sessions become batches.")
     warmup: _WarmupConfig = section(_WarmupConfig, "Channel 1 alone before hints are proved.")
     proof: _HintCheckConfig = section(_HintCheckConfig, "Whether a hint has to show that it does something.")

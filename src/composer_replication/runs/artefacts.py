@@ -44,6 +44,16 @@ class Artefact:
     def sidecar_name(self) -> str:
         return f"{self.name}.meta.json"
 
+    def command_for(self, run: Path) -> str:
+        """Return the command that rebuilds this artefact in a run."""
+        return f"{self.command} PATH... -o {run}" if self.command == "crf ingest" else f"{self.command} {run}"
+
+    def not_found(self, run: Path) -> ArtefactNotFoundError:
+        """Return the error for a run in which no step has written this artefact yet."""
+        return ArtefactNotFoundError(
+            f"{run / self.file_name} does not exist. `{self.command}` writes it: run that first"
+        )
+
 
 _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
     ("config", "config.resolved.toml", "crf run", "file"),
@@ -79,7 +89,7 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
 # Older versions of these schemas are refused: version 1 sorted the keys of calls and tools, so the order in which
 # arguments were written is lost.
 OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 3, "teacher_call": 2, "dpo_pair": 2})
-WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not say whose tool it is"})
+_WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not say whose tool it is"})
 """What older rows lack, where it is not the order of arguments."""
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
 
@@ -95,11 +105,6 @@ def control_folders(root: Path) -> list[Path]:
     first = control_folder(root)
     numbers = sorted(int(folder.name) for folder in first.glob("[2-9]*") if folder.name.isdecimal())
     return [first, *(control_folder(root, number) for number in numbers)] if first.is_dir() else []
-
-
-def command_for(artefact: Artefact, run: Path) -> str:
-    """Return the command that rebuilds an artefact of a run."""
-    return f"{artefact.command} PATH... -o {run}" if artefact.command == "crf ingest" else f"{artefact.command} {run}"
 
 
 def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
@@ -193,21 +198,6 @@ def _read_sidecar(path: Path) -> ArtefactMeta:
         ) from error
 
 
-def check_schema(meta: ArtefactMeta, *, schema: str, version: int) -> None:
-    """Raise if an artefact has another schema, or a version that is newer than this code."""
-    if meta.schema != schema:
-        raise ArtefactCorruptError(explain(f"artefact {meta.artefact}, schema", got=meta.schema, expected=schema))
-    if meta.version > version:
-        raise RunError(
-            explain(
-                f"artefact {meta.artefact}, version of schema {schema}",
-                got=meta.version,
-                expected=f"{version} or older",
-                fix=f"composer-replication {meta.tool_version} wrote it: upgrade this one",
-            )
-        )
-
-
 def now() -> str:
     """Return the current time as sidecars write it."""
     return datetime.now(UTC).isoformat(timespec="seconds")
@@ -273,11 +263,21 @@ def write_records(
 def read_records(
     directory: Path, artefact: Artefact, *, schema: str, version: int, verify: bool
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows of an artefact after comparing it with its sidecar. Raises before the first row if they differ."""
+    """Return an iterator over the rows of an artefact, which raises before the first row if its sidecar differs.
+
+    A schema or version that this code cannot read raises at once.
+    """
+    meta = read_meta(directory, artefact)
+    _check_readable(meta, artefact, directory, schema=schema, version=version)
+    return _read_rows(directory, artefact, schema=schema, version=version, verify=verify)
+
+
+def _read_rows(
+    directory: Path, artefact: Artefact, *, schema: str, version: int, verify: bool
+) -> Iterator[dict[str, object]]:
     meta, file = open_records(directory, artefact)
     with file:
-        check_schema(meta, schema=schema, version=version)
-        refuse_old(meta, artefact, directory)
+        _check_readable(meta, artefact, directory, schema=schema, version=version)
         check_pair(file, meta, artefact, verify=verify)
         PASSES[f"decoded {artefact.name}"] += 1
         num_rows, keys = 0, frozenset(meta.keys)
@@ -306,7 +306,7 @@ def read_meta(directory: Path, artefact: Artefact) -> ArtefactMeta:
 @contextlib.contextmanager
 def _locked_meta(directory: Path, artefact: Artefact) -> Generator[ArtefactMeta]:
     if not (directory / artefact.file_name).exists():
-        raise not_found(artefact, directory)
+        raise artefact.not_found(directory)
     with directory_lock(directory, exclusive=False):
         sidecar = directory / artefact.sidecar_name
         if not sidecar.exists():
@@ -345,26 +345,30 @@ def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, 
             raise _corrupt(artefact, got=got, expected=f"sha256 {meta.sha256} of {meta.rows} lines")
 
 
-def refuse_old(meta: ArtefactMeta, artefact: Artefact, directory: Path) -> None:
-    """Raise RunError for rows that are too old to be read, with the command that rebuilds them."""
-    oldest = OLDEST_READ.get(meta.schema, 1)
-    if meta.version < oldest:
-        why = WHY_REFUSED.get(meta.schema, "older rows lost the order in which arguments and schemas were written")
+def _check_readable(meta: ArtefactMeta, artefact: Artefact, directory: Path, *, schema: str, version: int) -> None:
+    """Raise if the rows have another schema, or a version that is newer or older than this code reads."""
+    if meta.schema != schema:
+        raise ArtefactCorruptError(explain(f"artefact {meta.artefact}, schema", got=meta.schema, expected=schema))
+    if meta.version > version:
         raise RunError(
             explain(
-                f"{directory / artefact.file_name}, version of schema {meta.schema}",
-                got=f"{meta.version} (composer-replication {meta.tool_version})",
-                expected=f"{oldest} or newer: {why}",
-                fix=f"Rebuild it: `{command_for(artefact, directory)}`",
+                f"artefact {meta.artefact}, version of schema {schema}",
+                got=meta.version,
+                expected=f"{version} or older",
+                fix=f"composer-replication {meta.tool_version} wrote it: upgrade this one",
             )
         )
-
-
-def not_found(artefact: Artefact, directory: Path) -> ArtefactNotFoundError:
-    """Return the error for an artefact that no step has written yet."""
-    return ArtefactNotFoundError(
-        f"{directory / artefact.file_name} does not exist. `{artefact.command}` writes it: run that first"
-    )
+    oldest = OLDEST_READ.get(schema, 1)
+    if meta.version < oldest:
+        why = _WHY_REFUSED.get(schema, "older rows lost the order in which arguments and schemas were written")
+        raise RunError(
+            explain(
+                f"{directory / artefact.file_name}, version of schema {schema}",
+                got=f"{meta.version} (composer-replication {meta.tool_version})",
+                expected=f"{oldest} or newer: {why}",
+                fix=f"Rebuild it: `{artefact.command_for(directory)}`",
+            )
+        )
 
 
 def _stream(rows: Iterable[Row | EncodedRow], file: BinaryIO, draft: ArtefactMeta, file_name: str) -> ArtefactMeta:

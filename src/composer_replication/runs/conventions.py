@@ -8,12 +8,13 @@ so it is written without markup, links or invisible characters.
 from __future__ import annotations
 
 import re
-from collections.abc import Iterable, Sequence, Set
+from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import NamedTuple
 from urllib.parse import quote, unquote
 
-from composer_replication.atomic import staged
+from composer_replication.atomic import atomic_write_bytes
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.directory import RunDir
 from composer_replication.types import Conversation
@@ -33,7 +34,7 @@ _RULE = re.compile(r"[-*+]\s+\[\s*([xX]?)\s*\]\s+(\S.*?)\s*\Z")
 # "  - for: git push, git commit" -> "git push, git commit"
 _FOR = re.compile(r"\s+[-*+]\s+for:\s*(.*?)\s*\Z", re.IGNORECASE)
 # "  - said at site 0123456789ab of s-1" -> "0123456789ab", "s-1"
-_SAID = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
+_MENTION = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
 # What Markdown would interpret, addresses included: each of the marks in "*bold* <b> www.a.org".
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
 # the reverse: "\\*bold\\*" -> "*bold*"
@@ -46,8 +47,8 @@ _MAX_WORDS = 300
 _MAX_BYTES = 4_000_000
 
 
-class Heard(NamedTuple):
-    """A rule as a user stated it, with its project, the kind of call (empty if unknown), and the site."""
+class StatedRule(NamedTuple):
+    """A rule as a user stated it at an error site; `call_kind` is empty if the kind of call is unknown."""
 
     project: str
     words: str
@@ -58,169 +59,144 @@ class Heard(NamedTuple):
 
 @dataclass(slots=True)
 class Convention:
-    """A rule of the file, with its text, the kinds of calls it is for, and where users stated it.
+    """A rule in the file, with its text, the kinds of calls it applies to, and where users stated it.
 
-    `said` are (site, conversation); `lines` are the rule's own line and the lines below that belong to it.
+    `mentions` are (site, conversation); `lines` are the rule's own line and the lines below that belong to it.
     """
 
     project: str
     words: str
     is_kept: bool = False
     call_kinds: list[str] = field(default_factory=list[str])
-    said: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
+    mentions: list[tuple[str, str]] = field(default_factory=list[tuple[str, str]])
     lines: list[str] = field(default_factory=list[str], repr=False)
 
-    def note(self, line: str) -> None:
-        """Read a line below the rule's own."""
-        kinds, mention = _FOR.match(line), _SAID.match(line)
+    def read_line(self, line: str) -> None:
+        """Read a line below the rule's own line."""
+        kinds, mention = _FOR.match(line), _MENTION.match(line)
         if kinds is not None:
             self.call_kinds += [kind for name in kinds[1].split(",") if (kind := _plain(name.strip()))]
         elif mention is not None:
-            self.said.append((mention[1], unquote(mention[2])))
+            self.mentions.append((mention[1], unquote(mention[2])))
         self.lines.append(line)
 
 
-class _RulesFile:
-    """The rules of the file in order, and every other line unchanged.
+class ConventionsFile:
+    """The file `conventions.md` of a run: its rules in order, and every other line unchanged.
 
-    `unread` are the numbers of lines that look like rules but are not.
+    `unread` are the numbers of lines that the user may have meant as rules, but that cannot be read as such.
     """
 
-    def __init__(self, text: str) -> None:
-        self.parts: list[str | Convention] = []
+    def __init__(self, run: RunDir) -> None:
+        self._path = run.path(NAME)
+        self._parts: list[str | Convention] = []
         self.unread: list[int] = []
         project = None
-        for number, line in enumerate(text.splitlines(), start=1):
+        for number, line in enumerate(_read_text(self._path).splitlines(), start=1):
             heading, rule = _PROJECT.match(line), _RULE.match(line)
-            last = self.parts[-1] if self.parts else None
+            last = self._parts[-1] if self._parts else None
             if heading is not None:
                 project = _plain(heading[1])
             elif rule is not None and project is not None:
-                self.parts.append(Convention(project, _plain(rule[2]), bool(rule[1]), lines=[line]))
+                self._parts.append(Convention(project, _plain(rule[2]), bool(rule[1]), lines=[line]))
                 continue
             elif isinstance(last, Convention) and line.startswith((" ", "\t")) and line.strip():
-                last.note(line)
-                if not (_FOR.match(line) or _SAID.match(line)):
+                last.read_line(line)
+                if not (_FOR.match(line) or _MENTION.match(line)):
                     self.unread.append(number)
                 continue
             elif _MEANT.match(line):
                 self.unread.append(number)
-            self.parts.append(line)
+            self._parts.append(line)
+        self._original_text = self._text()
 
     @property
     def rules(self) -> list[Convention]:
-        return [part for part in self.parts if isinstance(part, Convention)]
+        return [part for part in self._parts if isinstance(part, Convention)]
 
-    def add(self, heard: Heard) -> Convention:
-        """Add a rule at the end of its project, and the project if it is new. Returns the rule."""
-        rule = Convention(heard.project, _shown(heard.words))
-        positions = [at for at, part in enumerate(self.parts) if _is_in(part, rule.project)]
+    def update(self, stated_rules: Sequence[StatedRule]) -> None:
+        """Add the rules that users stated, and save the file. Without rules, no file is created.
+
+        Mentions that no longer exist are removed, and so are rules without a mention unless the user has kept them.
+        """
+        stated_rules = [stated._replace(project=_one_line(stated.project)) for stated in stated_rules]
+        self._keep_mentions({stated.site_id for stated in stated_rules}, with_kept=False)
+        keys = {stated.site_id: (stated.project, _key(stated.words)) for stated in stated_rules}
+        known_rules = {(rule.project, _key(rule.words)): rule for rule in self.rules}
+        for rule in self.rules:
+            known_rules |= {keys[site]: rule for site, _ in rule.mentions if site in keys}
+        noted_sites = {site for rule in self.rules for site, _ in rule.mentions}
+        for stated in stated_rules:
+            if stated.site_id not in noted_sites and _one_line(stated.words):
+                rule = known_rules.get(keys[stated.site_id]) or self._add(stated)
+                known_rules[keys[stated.site_id]] = rule
+                conversation = quote(stated.conversation_id, safe="#", errors="replace")
+                rule.read_line(f"  - said at site {stated.site_id} of {conversation}")
+        if self.rules or self._path.exists():
+            self._save()
+
+    def forget(self, conversation_ids: Set[str]) -> None:
+        """Remove rules that were stated only in these conversations, kept or not; the user's own rules stay."""
+        sites = {site for rule in self.rules for site, where in rule.mentions if where not in conversation_ids}
+        self._keep_mentions(sites, with_kept=True)
+        self._save()
+
+    def num_stated_only_in(self, conversation_ids: Set[str]) -> int:
+        """Return how many rules were stated only in these conversations."""
+        return sum(
+            bool(rule.mentions) and {where for _, where in rule.mentions} <= conversation_ids for rule in self.rules
+        )
+
+    def _add(self, stated: StatedRule) -> Convention:
+        """Add a rule at the end of its project, and the project if it is new. Return the rule."""
+        rule = Convention(stated.project, _one_line(stated.words))
+        positions = [at for at, part in enumerate(self._parts) if _is_in(part, rule.project)]
         if not positions:
-            self.parts += ["", f"## {_escaped(rule.project)}", ""]
-        self.parts.insert((positions or [len(self.parts) - 1])[-1] + 1, rule)
+            self._parts += ["", f"## {_escaped(rule.project)}", ""]
+        self._parts.insert((positions or [len(self._parts) - 1])[-1] + 1, rule)
         rule.lines.append(f"- [ ] {_escaped(rule.words)}")
-        if heard.call_kind:
-            rule.note(f"  - for: {_escaped(heard.call_kind)}")
+        if stated.call_kind:
+            rule.read_line(f"  - for: {_escaped(stated.call_kind)}")
         return rule
 
-    def text(self) -> str:
-        return "".join(f"{line}\n" for part in self.parts for line in ([part] if isinstance(part, str) else part.lines))
+    def _keep_mentions(self, sites: Set[str], *, with_kept: bool) -> None:
+        """Remove mentions at other sites, and rules without mentions. Kept rules are changed only `with_kept`."""
+        for rule in [
+            candidate for candidate in self.rules if candidate.mentions and (with_kept or not candidate.is_kept)
+        ]:
+            rule.mentions = [mention for mention in rule.mentions if mention[0] in sites]
+            rule.lines = [line for line in rule.lines if (match := _MENTION.match(line)) is None or match[1] in sites]
+            if not rule.mentions:
+                self._parts = [part for part in self._parts if part is not rule]
+
+    def _save(self) -> None:
+        text = self._text()
+        if self._path.exists() and text == self._original_text:
+            return  # do not even normalize line ends of the user's file
+        atomic_write_bytes(self._path, text.encode("utf-8", "replace"))
+
+    def _text(self) -> str:
+        return "".join(
+            f"{line}\n" for part in self._parts for line in ([part] if isinstance(part, str) else part.lines)
+        )
 
 
 def project_of(conversation: Conversation) -> str:
     """Return the folder that a session worked in; a worktree counts as its project."""
     folder = (conversation.cwd or "").rstrip("/")
-    return _shown(_WORKTREE.sub("", folder)) or NO_PROJECT
+    return _one_line(_WORKTREE.sub("", folder)) or NO_PROJECT
 
 
-def read_conventions(run: RunDir) -> list[Convention]:
-    """Return the rules of the file; none without a file."""
-    return _read(run).rules
-
-
-def unread_lines(run: RunDir) -> list[int]:
-    """Return the numbers of lines that the user may have meant as rules, but that cannot be read as such."""
-    return _read(run).unread
-
-
-def add_conventions(run: RunDir, heard: Sequence[Heard]) -> list[Convention]:
-    """Update the file with the rules that users stated, and return all of its rules. Without rules, no file is made.
-
-    Mentions that no longer exist are removed, and so are rules without a mention unless the user has kept them.
-    """
-    heard = [remark._replace(project=_shown(remark.project)) for remark in heard]
-    file = _read(run)
-    before = file.text()
-    _keep_said(file, {remark.site_id for remark in heard}, with_kept=False)
-    words = {remark.site_id: (remark.project, _key(remark.words)) for remark in heard}
-    known_rules = {(rule.project, _key(rule.words)): rule for rule in file.rules}
-    for rule in file.rules:
-        known_rules |= {words[site]: rule for site, _ in rule.said if site in words}
-    noted = {site for rule in file.rules for site, _ in rule.said}
-    for remark in heard:
-        if remark.site_id not in noted and _shown(remark.words):
-            rule = known_rules.get(words[remark.site_id]) or file.add(remark)
-            known_rules[words[remark.site_id]] = rule
-            rule.note(
-                f"  - said at site {remark.site_id} of {quote(remark.conversation_id, safe='#', errors='replace')}"
-            )
-    if file.rules or run.path(NAME).exists():
-        _write(run, file, before)
-    return file.rules
-
-
-def kept_by_call(rules: Iterable[Convention]) -> dict[tuple[str, str], str]:
-    """Return the text of the first kept rule for each project and kind of call."""
-    words_by_call: dict[tuple[str, str], str] = {}
-    for rule in rules:
-        for kind in rule.call_kinds if rule.is_kept else ():
-            words_by_call.setdefault((rule.project, kind), rule.words)
-    return words_by_call
-
-
-def num_forgotten(run: RunDir, forgotten_ids: Set[str]) -> int:
-    """Return how many rules were stated only in these conversations."""
-    return sum(bool(rule.said) and {where for _, where in rule.said} <= forgotten_ids for rule in read_conventions(run))
-
-
-def forget_conventions(run: RunDir, forgotten_ids: Set[str]) -> None:
-    """Remove rules that were stated only in these conversations, kept or not; the user's own rules stay."""
-    file = _read(run)
-    before = file.text()
-    remaining_sites = {site for rule in file.rules for site, where in rule.said if where not in forgotten_ids}
-    _keep_said(file, remaining_sites, with_kept=True)
-    _write(run, file, before)
-
-
-def _keep_said(file: _RulesFile, sites: Set[str], *, with_kept: bool) -> None:
-    """Remove mentions at other sites, and rules without mentions. Kept rules are changed only `with_kept`."""
-    for rule in [candidate for candidate in file.rules if candidate.said and (with_kept or not candidate.is_kept)]:
-        rule.said = [mention for mention in rule.said if mention[0] in sites]
-        rule.lines = [line for line in rule.lines if (mention := _SAID.match(line)) is None or mention[1] in sites]
-        if not rule.said:
-            file.parts = [part for part in file.parts if part is not rule]
-
-
-def _read(run: RunDir) -> _RulesFile:
-    path = run.path(NAME)
+def _read_text(path: Path) -> str:
     if not path.exists():
-        return _RulesFile(_HEAD)
+        return _HEAD
     if path.stat().st_size > _MAX_BYTES:
         got = f"{path.stat().st_size:,} bytes"
         raise InputError(explain(str(path), got=got, expected=f"a list of rules of at most {_MAX_BYTES:,}"))
     try:
-        return _RulesFile(path.read_bytes().decode("utf-8-sig"))
+        return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
         raise InputError(explain(str(path), got=error, expected="text in UTF-8", fix="Save it as UTF-8")) from error
-
-
-def _write(run: RunDir, file: _RulesFile, before: str) -> None:
-    path, text = run.path(NAME), file.text()
-    if path.exists() and text == before:
-        return  # do not even normalize line ends of the user's file
-    with staged(path) as stage:
-        stage.file.write(text.encode("utf-8", "replace"))
-        stage.commit()
 
 
 def _is_in(part: str | Convention, project: str) -> bool:
@@ -233,14 +209,14 @@ def _key(words: str) -> str:
     return re.sub(r"\W+", " ", words.casefold()).strip()
 
 
-def _shown(words: str) -> str:
+def _one_line(words: str) -> str:
     """Return the text on one line, without invisible characters, cut to its maximal length."""
     line = " ".join("".join(character if character.isprintable() else " " for character in words).split())
     return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
 
 
 def _escaped(words: str) -> str:
-    return _MARKUP.sub(r"\\\g<0>", _shown(words))
+    return _MARKUP.sub(r"\\\g<0>", _one_line(words))
 
 
 def _plain(text: str) -> str:

@@ -18,13 +18,10 @@ from composer_replication.runs.artefacts import (
     Row,
     Setting,
     Source,
-    check_schema,
     find_artefact,
-    not_found,
     now,
     read_meta,
     read_records,
-    refuse_old,
     write_records,
 )
 from composer_replication.runs.journal import Journal, JournalContents, read_journal
@@ -186,9 +183,6 @@ class RunDir:
         `verify=False` skips that pass over the file and keeps the checks of length, row count and keys.
         """
         artefact = find_artefact(name, kind="records")
-        meta = self.meta(name)
-        check_schema(meta, schema=schema, version=version)  # here, not at the first next()
-        refuse_old(meta, artefact, self.root)
         return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
 
     def source(self, name: str) -> Source:
@@ -221,7 +215,7 @@ class RunDir:
         artefact = find_artefact(name, kind="journal")
         path = self.root / artefact.file_name
         if not path.exists():
-            raise not_found(artefact, self.root)
+            raise artefact.not_found(self.root)
         return read_journal(path)
 
     def lineage(self, name: str) -> Lineage:

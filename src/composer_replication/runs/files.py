@@ -14,7 +14,7 @@ from composer_replication.atomic import atomic_write_json
 from composer_replication.canonical_json import decode_object, encode
 from composer_replication.errors import ArtefactCorruptError, InputError, explain
 from composer_replication.messages import ToolSchemas, tool_rows
-from composer_replication.runs.artefacts import find_artefact, not_found, sha256_of_file
+from composer_replication.runs.artefacts import find_artefact, sha256_of_file
 from composer_replication.runs.directory import RunDir
 from composer_replication.runs.shared_reads import MAX_SHARED_BYTES, is_sharing_reads, shared_read
 from composer_replication.runs.split import held_out_of
@@ -218,7 +218,7 @@ def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
     return (_site_from_row(row) for row in run.read_jsonl("sites", schema=SITES_SCHEMA, version=SITES_VERSION))
 
 
-def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
+def _find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
     """Return the one site whose id is or begins with `identity`. Raises InputError with the nearest ids."""
     every = list(read_sites(run))
     matches = [row for row in every if row[0].id.startswith(identity)]
@@ -236,7 +236,7 @@ def find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorS
 
 def read_site(run: RunDir, identity: str) -> _SiteOfRun:
     """Return the one site whose id is or begins with `identity`, with its conversation."""
-    site, hint = find_site(run, identity)
+    site, hint = _find_site(run, identity)
     conversation = next(
         (candidate for candidate in read_conversations(run) if candidate.id == site.conversation_id), None
     )
@@ -269,7 +269,7 @@ def strike_sites(
     the option that named the ids, for error messages.
     """
     with run.exclusive("hints", against=("training",)):
-        chosen = [find_site(run, identity, what=what)[0] for identity in identities]
+        chosen = [_find_site(run, identity, what=what)[0] for identity in identities]
         with run.append_jsonl(_STRUCK) as journal:
             for site in chosen:
                 journal.append({"site": site.id, "is_struck": is_struck})
@@ -384,7 +384,7 @@ def read_evaluation(run: RunDir) -> dict[str, Any]:
     """Return the evaluation of a run. Raises ArtefactCorruptError for another schema, version or missing keys."""
     path = run.path("evaluation")
     if not path.exists():
-        raise not_found(find_artefact("evaluation"), run.root)
+        raise find_artefact("evaluation").not_found(run.root)
     fix = "Run `crf evaluate` again."
     try:
         record = decode_object(path.read_bytes())

@@ -22,7 +22,6 @@ from composer_replication.runs.artefacts import (
     ArtefactMeta,
     Source,
     find_artefact,
-    not_found,
     sha256_of_file,
     verified_meta,
 )
@@ -124,7 +123,7 @@ def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
         raise InputError(f"artefact {name!r} is a folder and has no hash: name the files in it as sources")
     path = directory / artefact.file_name
     if not path.exists():
-        raise not_found(artefact, directory)
+        raise artefact.not_found(directory)
     return None, sha256_of_file(path)
 
 
@@ -180,7 +179,7 @@ class ChannelResult:
 
     @property
     def state(self) -> ChannelState:
-        return state_of(vars(self))
+        return _channel_state(vars(self))
 
     @property
     def never_ran(self) -> bool:
@@ -216,7 +215,7 @@ def has_figure(history: History, name: str) -> bool:
     return any(line.get(key) is not None for line in history for key in (f"loss/{name}", f"eval_{name}"))
 
 
-def state_of(channel: Mapping[str, Any]) -> ChannelState:
+def _channel_state(channel: Mapping[str, Any]) -> ChannelState:
     """Return a channel's state from its entry in `training.json`; entries of earlier versions have no reason."""
     if channel.get("steps"):
         return "taught"
@@ -227,7 +226,7 @@ def state_of(channel: Mapping[str, Any]) -> ChannelState:
 
 def channel_in_words(channel: Mapping[str, Any], total_steps: int | None) -> str:
     """Describe a channel as every report does: `11 of 12`, `measured, not taught: gate closed`, ..."""
-    state = state_of(channel)
+    state = _channel_state(channel)
     if state == "taught":
         return f"{channel['steps']:,}" + ("" if total_steps is None else f" of {total_steps:,}")
     if state == "measured":

@@ -15,7 +15,7 @@ from composer_replication.batch.site_view import SiteView, view_site
 from composer_replication.cli.main import main
 from composer_replication.config import CrfConfig, describe
 from composer_replication.runs import RunDir
-from composer_replication.runs.files import find_site, read_conversations, read_sites
+from composer_replication.runs.files import _find_site, read_conversations, read_sites
 from composer_replication.trainer.from_config.inputs import tools_of
 from output_facts import lines_with
 from tokenizer_assets import load
@@ -72,7 +72,7 @@ def record(folder, identity, **options) -> SiteView:
     run = RunDir.open(folder / "run")
     (conversation,) = read_conversations(run)
     renderer = Renderer(load("llama3"), tools=tools_of(run))
-    return view_site(renderer, conversation, *find_site(run, identity), **options)
+    return view_site(renderer, conversation, *_find_site(run, identity), **options)
 
 
 def between(page, opening, closing):

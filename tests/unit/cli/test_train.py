@@ -21,7 +21,7 @@ from composer_replication.config import CrfConfig, describe, load
 from composer_replication.errors import NotEnoughMemoryError
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import MARKER
-from composer_replication.runs.lineage import channel_in_words, state_of
+from composer_replication.runs.lineage import _channel_state, channel_in_words
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.from_config import requirements as run_arguments
 from composer_replication.trainer.from_config.offline import check_memory
@@ -197,7 +197,7 @@ def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_bes
     record = json.loads((train.output / "adapter" / "training.json").read_text())
     channels = {each["name"]: each for each in record["channels"]}
     assert [channels[name]["steps"] for name in ("grpo", "trace_replay_dpo")] == [2, 2]
-    assert state_of(channels["sdpo_kl"]) == "never_ran"
+    assert _channel_state(channels["sdpo_kl"]) == "never_ran"
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     for row, name in (("grpo", "grpo"), ("trace_replay_dpo", "trace_replay_dpo"), ("sdpo_jsd", "sdpo_kl")):
         assert channel_in_words(channels[name], 2) in rows[row]

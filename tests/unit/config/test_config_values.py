@@ -8,7 +8,7 @@ from typing import Literal
 
 import pytest
 
-from composer_replication.config.values import Bare, Bounds, coerce, type_text
+from composer_replication.config.schema import Bare, _Bounds, _coerce, type_text
 from composer_replication.errors import ConfigError
 
 Choice = Literal["dpo", "simpo"]
@@ -36,14 +36,14 @@ Choice = Literal["dpo", "simpo"]
     ],
 )
 def test_a_value_that_fits_is_held_as_the_declared_type(value: object, annotation: object, result: object) -> None:
-    held = coerce(value, annotation, path="a.b")
+    held = _coerce(value, annotation, path="a.b")
     assert held == result
     assert type(held) is type(result)
 
 
 def test_the_parts_of_a_list_and_a_table_are_converted_too() -> None:
-    assert repr(coerce([1, 2], tuple[float, ...], path="a")) == "(1.0, 2.0)"
-    assert repr(coerce({"k": 3}, dict[str, float], path="a")) == "{'k': 3.0}"
+    assert repr(_coerce([1, 2], tuple[float, ...], path="a")) == "(1.0, 2.0)"
+    assert repr(_coerce({"k": 3}, dict[str, float], path="a")) == "{'k': 3.0}"
 
 
 @pytest.mark.parametrize(
@@ -78,7 +78,7 @@ def test_a_value_that_does_not_fit_is_refused_with_path_got_and_expected(
     value: object, annotation: object, expected: str
 ) -> None:
     with pytest.raises(ConfigError) as caught:
-        coerce(value, annotation, path="a.b")
+        _coerce(value, annotation, path="a.b")
     assert caught.value.what == "a.b"
     assert caught.value.got.startswith(f"{value!r} (")
     assert caught.value.expected.startswith(expected)
@@ -87,29 +87,29 @@ def test_a_value_that_does_not_fit_is_refused_with_path_got_and_expected(
 @pytest.mark.parametrize(
     ("bounds", "text", "inside", "outside"),
     [
-        (Bounds(at_least=0), " >= 0", [0, 5], [-1e-9]),
-        (Bounds(above=0), " > 0", [5e-324], [0]),
-        (Bounds(at_most=1), " <= 1", [1, -5], [1.0001]),
-        (Bounds(below=1), " < 1", [0.999], [1]),
-        (Bounds(at_least=0, at_most=1), " in [0, 1]", [0, 1], [-0.1, 1.1]),
-        (Bounds(above=0, below=1), " in (0, 1)", [0.5], [0, 1]),
+        (_Bounds(at_least=0), " >= 0", [0, 5], [-1e-9]),
+        (_Bounds(above=0), " > 0", [5e-324], [0]),
+        (_Bounds(at_most=1), " <= 1", [1, -5], [1.0001]),
+        (_Bounds(below=1), " < 1", [0.999], [1]),
+        (_Bounds(at_least=0, at_most=1), " in [0, 1]", [0, 1], [-0.1, 1.1]),
+        (_Bounds(above=0, below=1), " in (0, 1)", [0.5], [0, 1]),
     ],
 )
 def test_bounds_hold_at_their_ends_and_are_told(
-    bounds: Bounds, text: str, inside: list[float], outside: list[float]
+    bounds: _Bounds, text: str, inside: list[float], outside: list[float]
 ) -> None:
     assert type_text(float | None, bounds) == f"float{text} or none"
     for number in inside:
-        assert coerce(number, float, path="a", bounds=bounds) == number
-        assert coerce([number], tuple[float, ...], path="a", bounds=bounds) == (number,)
+        assert _coerce(number, float, path="a", bounds=bounds) == number
+        assert _coerce([number], tuple[float, ...], path="a", bounds=bounds) == (number,)
     for number in outside:
         for value, annotation in ((number, float), ([number], tuple[float, ...]), ({"k": number}, dict[str, float])):
             with pytest.raises(ConfigError) as caught:
-                coerce(value, annotation, path="a", bounds=bounds)
+                _coerce(value, annotation, path="a", bounds=bounds)
             assert f"float{text}" in caught.value.expected
 
 
 @pytest.mark.parametrize("annotation", [int | str, int | str | None, list[int], tuple[int, str], bytes, None])
 def test_a_type_that_toml_cannot_hold_is_the_programmers_error(annotation: object) -> None:
     with pytest.raises(TypeError, match=re.escape(str(annotation))):
-        coerce(1, annotation, path="a")
+        _coerce(1, annotation, path="a")

@@ -13,7 +13,7 @@ from composer_replication.cli.main import main
 from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.runs.conventions import Heard, add_conventions, project_of, read_conventions
+from composer_replication.runs.conventions import ConventionsFile, StatedRule, project_of
 from composer_replication.runs.files import read_sites
 from composer_replication.trainer.sessions.rendering import read_sessions
 from composer_replication.types import Conversation
@@ -49,6 +49,12 @@ def lines_of(run):
     return run.path("conventions").read_text().splitlines()
 
 
+def updated(run, stated):
+    file = ConventionsFile(run)
+    file.update(stated)
+    return file.rules
+
+
 def kept_hints(run):
     return {(site.conversation_id, site.kind): hint.text for site, hint in read_sites(run) if site.is_kept}
 
@@ -57,7 +63,7 @@ def test_rules_are_gathered_by_project_and_used_only_when_kept(run):
     rules = write_sites(SitesConfig(), run).rules
     (project,) = {rule.project for rule in rules}
     assert (rules[0].words, rules[0].is_kept, rules[0].call_kinds) == ("pull rebase first", False, ["git push"])
-    assert [where for _, where in rules[0].said] == [FIRST]
+    assert [where for _, where in rules[0].mentions] == [FIRST]
     assert f"## {project}" in lines_of(run)
     assert not any("don't list this" in line for line in lines_of(run))  # about one place, no rule
     refused = [site for site, _ in read_sites(run) if site.kind == "user_rejected"]
@@ -77,14 +83,14 @@ def test_hostile_words_are_text_in_the_file_and_come_back_as_they_were(run):
     (line,) = [line for line in lines_of(run) if "never" in line]
     assert line == r"- [ ] never \[push\](https\://x.y) \<b\>\& \*all\*\</b\> \[31m or"
     assert "\x1b" not in run.path("conventions").read_text()
-    assert [each.words for each in read_conventions(run)] == ["pull rebase first", rule.words]
+    assert [each.words for each in ConventionsFile(run).rules] == ["pull rebase first", rule.words]
     words = "line\n## /other\n- [x] obey \u202e`code`"
-    added = add_conventions(run, [Heard("/p\n## x", words, "git\n- [x] a", "0" * 12, "id with\nlines")])
+    added = updated(run, [StatedRule("/p\n## x", words, "git\n- [x] a", "0" * 12, "id with\nlines")])
     assert [(each.project, each.words, each.is_kept) for each in added] == [
         ("/p ## x", "line ## /other - [x] obey `code`", False)
     ]
-    assert read_conventions(run) == added
-    assert added[0].said == [("0" * 12, "id with\nlines")]
+    assert ConventionsFile(run).rules == added
+    assert added[0].mentions == [("0" * 12, "id with\nlines")]
 
 
 def test_a_rerun_changes_nothing_that_the_user_wrote(run):
@@ -108,13 +114,13 @@ def test_a_rerun_changes_nothing_that_the_user_wrote(run):
 
 
 def test_a_rule_that_is_said_again_is_one_rule_with_two_places_and_one_that_is_said_no_more_goes(run):
-    said = [Heard("/p", "Pull first!", "git push", str(number) * 12, f"s{number}") for number in (1, 2)]
-    (rule,) = add_conventions(run, [said[0]])
-    (rule,) = add_conventions(run, [said[0], said[1]._replace(words="pull first")])
-    assert (rule.words, [where for _, where in rule.said]) == ("Pull first!", ["s1", "s2"])
-    other = Heard("/q", "pull first", "git push", "3" * 12, "s3")
-    assert [each.project for each in add_conventions(run, [*said, other])] == ["/p", "/q"]
-    assert [each.project for each in add_conventions(run, [other])] == ["/q"]
+    said = [StatedRule("/p", "Pull first!", "git push", str(number) * 12, f"s{number}") for number in (1, 2)]
+    (rule,) = updated(run, [said[0]])
+    (rule,) = updated(run, [said[0], said[1]._replace(words="pull first")])
+    assert (rule.words, [where for _, where in rule.mentions]) == ("Pull first!", ["s1", "s2"])
+    other = StatedRule("/q", "pull first", "git push", "3" * 12, "s3")
+    assert [each.project for each in updated(run, [*said, other])] == ["/p", "/q"]
+    assert [each.project for each in updated(run, [other])] == ["/q"]
 
 
 def test_without_a_rule_there_is_no_file_and_an_edit_makes_sites_old(run, tmp_path):
@@ -154,16 +160,16 @@ def test_rules_that_cannot_be_used_and_lines_that_nobody_reads_are_said(run, cap
 def test_forgetting_a_session_takes_its_rules_and_leaves_the_users_own(run, capsys):
     write_sites(SitesConfig(), run)
     path = run.path("conventions")
-    project = read_conventions(run)[0].project
+    project = ConventionsFile(run).rules[0].project
     path.write_text(path.read_text().replace("[ ]", "[x]") + "- [x] mine\n")
     write_sites(SitesConfig(), run)
     assert main(["forget", FIRST, "--run", str(run.root), "--yes"]) == 0
     assert re.search(r"conventions\.md\b.*\b1$", capsys.readouterr().out, re.MULTILINE)
     assert "pull rebase" not in path.read_text()
-    assert [(rule.project, rule.words) for rule in read_conventions(run)][1:] == [(project, "mine")]
+    assert [(rule.project, rule.words) for rule in ConventionsFile(run).rules][1:] == [(project, "mine")]
     assert not run.path("sites").exists()  # other sessions' hints may be those words: they are found anew
     assert forget(run, [SECOND]).num_conventions == 1
-    assert [rule.words for rule in read_conventions(run)] == ["mine"]
+    assert [rule.words for rule in ConventionsFile(run).rules] == ["mine"]
 
 
 def test_the_command_says_how_many_and_where(run, capsys):

@@ -15,8 +15,8 @@ from composer_replication.action_text import parse_action_text
 from composer_replication.canonical_json import decode_object, encode_as_written
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir, split
-from composer_replication.runs.artefacts import command_for, control_folder, control_folders
-from composer_replication.runs.conventions import Convention, read_conventions
+from composer_replication.runs.artefacts import control_folder, control_folders
+from composer_replication.runs.conventions import Convention, ConventionsFile
 from composer_replication.runs.files import (
     PAIRS_SCHEMA,
     PAIRS_VERSION,
@@ -128,7 +128,7 @@ class RunRecords:
 
     def command(self, name: str) -> str:
         artefact = ARTEFACTS[name]
-        return _WHOLE_COMMANDS.get(artefact.command) or command_for(artefact, Path("RUN"))
+        return _WHOLE_COMMANDS.get(artefact.command) or artefact.command_for(Path("RUN"))
 
     @cached_property
     def sites(self) -> list[tuple[ErrorSite, Hint | None]]:
@@ -246,7 +246,7 @@ class RunRecords:
     @cached_property
     def conventions(self) -> list[Convention]:
         try:
-            return read_conventions(self.run)
+            return ConventionsFile(self.run).rules
         except ComposerError as error:
             self.unreadable["conventions"] = str(error)
             return []
