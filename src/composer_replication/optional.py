@@ -79,7 +79,7 @@ def is_object_name(text: str) -> bool:
     return _MODULE_AND_NAME.fullmatch(text) is not None
 
 
-def load_object(name: str, *, what: str, fix: str, error_class: type[InputError] = InputError) -> Any:
+def load_object(name: str, *, what: str, fix: str, error_class: type[InputError]) -> Any:
     """Import and return the object that `package.module:name` names.
 
     Raises `error_class` about `what` if the name has another form or cannot be imported.

@@ -197,6 +197,9 @@ NEW: dict[str, dict[str, str]] = {
     "optional": {
         "available": "(package)",
         "importing": "(package, *, extra)",
+        "is_object_name": "(text)",
+        "load_function": "(module, name, *, what)",
+        "load_object": "(name, *, what, fix, error_class)",
         "require": "(module, *, extra)",
     },
     "recipes.prime_rl.hinted_turns": {
@@ -303,7 +306,7 @@ MEMBERS = {
     **MEMBERS_DILOCO,
     **MEMBERS_RECIPES,
     **MEMBERS_SERVERLESS,
-    "Artefact": {"sidecar_name": "property"},
+    "Artefact": {"sidecar_name": "property", "command_for": "(run)", "not_found": "(run)"},
     "ArtefactMeta": {"to_bytes": "()"},
     "CrossEntropyToTeacher": {"check": "(vocab)"},
     "EntropyGate": {"check": "(vocab)", "entropy_scale": "(vocab)"},

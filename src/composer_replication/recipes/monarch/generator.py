@@ -347,7 +347,7 @@ def function_named(name: str, *, what: str) -> Callable[..., Any]:
     Settings carry names instead of functions, so that no code is pickled: each actor imports what it runs.
     """
     fix = "The actor's process must be able to import it: install it, or add its folder to PYTHONPATH."
-    target = load_object(name, what=what, fix=fix)
+    target = load_object(name, what=what, fix=fix, error_class=InputError)
     if not callable(target):
         raise InputError(explain(what, got=f"{name}, a {type(target).__name__}", expected="a function"))
     return target
