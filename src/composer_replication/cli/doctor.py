@@ -271,7 +271,7 @@ def _model(name: str) -> Iterator[_CheckLine]:
         )
         return
     text, learnt = config.get_text_config(), max_context(name, tokenizer)
-    window, _ = CrfConfig().train.batch.fitted(learnt).window
+    window, _ = CrfConfig().train.batch.fit_to_context(learnt).window
     context_note = (
         f"has learnt contexts of up to {learnt:,} tokens" if learnt else "does not say how long its contexts may be"
     )

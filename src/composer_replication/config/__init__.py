@@ -1,11 +1,11 @@
-"""Every option, declared once in frozen dataclasses, read from TOML and overrides, and written back as a file.
+"""All options, declared in frozen dataclasses, loaded from TOML and overrides, and written as TOML.
 
-values    types and bounds of options, what error messages may show of them, and a config as TOML
-schema    how a table declares its options
-sections  [ingest], [sites], [replay], [pairs], [loss], [render], [split], [evaluation], [run]
-train     [train] and the tables below it
-loader    files and overrides to a config; errors name the option and where it was set
-presets   configs that start from a preset, and the starter config
+schema    declaration of options, and conversion of values to their types
+sections  [ingest], [sites], [replay], [pairs], [run], [render], [split], [loss], [evaluation]
+train     [train] and its subtables
+values    values as text: in error messages with secrets hidden, and as TOML
+loader    configs from files and overrides; errors name the option and where it was set
+presets   configs based on a preset, and the starter config
 """
 
 from composer_replication.config.loader import load, loads
@@ -53,13 +53,13 @@ __all__ = [
 class CrfConfig:
     """All options of a run."""
 
-    ingest: IngestConfig = section(IngestConfig, "Which logs are read, and how.")
-    sites: SitesConfig = section(SitesConfig, "Which failures may be taught.")
-    replay: ReplayConfig = section(ReplayConfig, "Who is asked about which states, and at what cost.")
+    ingest: IngestConfig = section(IngestConfig, "Which logs to read, and how.")
+    sites: SitesConfig = section(SitesConfig, "Which errors to train on.")
+    replay: ReplayConfig = section(ReplayConfig, "Which teachers to ask about which states, and the spending cap.")
     pairs: PairsConfig = section(PairsConfig, "Which answers become preference pairs.")
-    loss: LossConfig = section(LossConfig, "Weights and shapes of the three loss channels.")
-    render: RenderConfig = section(RenderConfig, "How conversations become what a model reads.")
-    split: SplitConfig = section(SplitConfig, "Which sessions are learnt from, and which are held out.")
-    train: TrainConfig = section(TrainConfig, "What `crf train` is told.")
-    evaluation: EvaluationConfig = section(EvaluationConfig, "What is measured on held-out sessions.")
-    run: RunConfig = section(RunConfig, "What `crf run` decides that no single step does.")
+    loss: LossConfig = section(LossConfig, "Weights and parameters of the three loss channels.")
+    render: RenderConfig = section(RenderConfig, "How to render conversations as text for the model.")
+    split: SplitConfig = section(SplitConfig, "Which sessions to train on, and which to hold out.")
+    train: TrainConfig = section(TrainConfig, "Options of `crf train`.")
+    evaluation: EvaluationConfig = section(EvaluationConfig, "What to measure on held-out sessions.")
+    run: RunConfig = section(RunConfig, "Options of `crf run` that belong to no single step.")

@@ -1,4 +1,4 @@
-"""Config files and overrides to config objects. Errors give the dotted path and the origin of a wrong value."""
+"""Load configs from files and overrides. Errors name the option by its dotted path, and the origin of its value."""
 
 from __future__ import annotations
 
@@ -11,29 +11,30 @@ from pathlib import Path
 from typing import Any, TypeVar, cast
 
 from composer_replication.config.schema import Bare, OptionSpec, describe, dotted, options_of
-from composer_replication.config.values import shown, shown_garbage, shown_override, shown_parser_message
+from composer_replication.config.values import shown, shown_invalid_override, shown_override, shown_parser_message
 from composer_replication.errors import ConfigError, explain
 
 _T = TypeVar("_T")
-_MAX_DEPTH = 100  # far below Python's recursion limit, whose rest depends on the caller
+_MAX_DEPTH = 100  # well below Python's recursion limit, of which the caller may have used a part
 _USE_DEFAULT = object()
 
 
 def load(config_class: type[_T], path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> _T:
-    """Return a config from the defaults, the TOML file at `path` and `overrides` such as "loss.alpha_sdpo=0.2".
+    """Return a config from the defaults, the TOML file at `path`, and `overrides` such as "loss.alpha_sdpo=0.2".
 
-    Later ones win. The value of an override is TOML, or else a string; `none` unsets an optional option.
+    Later sources take precedence. The value of an override is TOML or else plain text; `none` unsets an optional
+    option.
     """
     return from_tables(config_class, [] if path is None else [read_table(path)], overrides)
 
 
 def loads(config_class: type[_T], text: str, overrides: Iterable[str] = ()) -> _T:
-    """Return a config from the text of a TOML file, as `load` does from a file."""
+    """Return a config from the text of a TOML file."""
     return from_tables(config_class, [(_parse(text, "config text"), "config text")], overrides)
 
 
 def read_table(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
-    """Return the table of a TOML file, and the name of the file for errors."""
+    """Return the contents of a TOML file, and a name for the file in error messages."""
     origin = f"config file {os.fspath(path)}"
     return _parse(_read(Path(path)), origin), origin
 
@@ -41,7 +42,7 @@ def read_table(path: str | os.PathLike[str]) -> tuple[dict[str, Any], str]:
 def from_tables(
     config_class: type[_T], tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()
 ) -> _T:
-    """Return a config from tables, each with its name for errors; later ones win."""
+    """Return a config from tables, each with a name for error messages; later ones take precedence."""
     settings = _Settings()
     for values, origin in tables:
         settings.add(values, origin)
@@ -51,7 +52,7 @@ def from_tables(
 
 
 class _Settings:
-    """Values with their origins: tables are merged, later values replace earlier ones."""
+    """Merged tables, with the origin of each value."""
 
     def __init__(self) -> None:
         self.values: dict[str, Any] = {}
@@ -77,7 +78,7 @@ class _Settings:
 def _parse(text: str, origin: str) -> dict[str, Any]:
     try:
         values = tomllib.loads(text)
-    except ValueError as error:  # a TOMLDecodeError, or the error of int() for thousands of digits
+    except ValueError as error:  # a TOMLDecodeError, or the error that int() raises for thousands of digits
         raise ConfigError(f"{origin}: not valid TOML: {shown_parser_message(str(error), text)}") from None
     except RecursionError:
         raise _too_deep(origin) from None
@@ -89,14 +90,14 @@ def _read(path: Path) -> str:
     try:
         return path.read_bytes().decode("utf-8")
     except OSError as error:
-        fix = "Check its name, or leave out --config and use flags and --set"
+        fix = "Check the name, or omit --config and use flags and --set"
         raise ConfigError(f"config file {path} cannot be read: {error.strerror}. {fix}") from error
     except UnicodeDecodeError as error:
         raise ConfigError(f"config file {path}: not valid UTF-8: {error}") from error
 
 
 def _check_depth(values: Mapping[str, object], origin: str) -> None:
-    # Checked level by level, so that all later code may use recursion.
+    # An iterative check, so that all later code may recurse.
     level: list[object] = [values]
     for _ in range(_MAX_DEPTH + 1):
         level = [child for parent in level for child in _children(parent) if isinstance(child, dict | list)]
@@ -113,17 +114,17 @@ def _children(value: object) -> Iterable[object]:
 
 def _too_deep(origin: str) -> ConfigError:
     return ConfigError(
-        explain(origin, got="deeper nesting of arrays or tables", expected=f"at most {_MAX_DEPTH} levels")
+        explain(origin, got="arrays or tables nested more deeply", expected=f"at most {_MAX_DEPTH} levels")
     )
 
 
 def _parse_override(text: str) -> tuple[dict[str, Any], str]:
-    """Return the values that an override sets, and its name for errors."""
+    """Return the values that an override sets, and a name for it in error messages."""
     key_text, equals, value_text = text.partition("=")
     keys = _parse_key(key_text)
     if not equals or not keys:
-        got = repr(shown_garbage(text))
-        expected = "a dotted key, '=' and a value: loss.alpha_sdpo=0.2"
+        got = repr(shown_invalid_override(text))
+        expected = "a dotted key, '=' and a value, such as loss.alpha_sdpo=0.2"
         raise ConfigError(explain(f"override {got}", got=got, expected=expected))
     try:
         value = _parse_value(value_text)
@@ -137,7 +138,7 @@ def _parse_override(text: str) -> tuple[dict[str, Any], str]:
 
 
 def _parse_key(text: str) -> list[str]:
-    """Return the parts of a dotted key by TOML's own rules, which allow quoted parts; empty if it is not a key."""
+    """Return the parts of a dotted key, which may be quoted as in TOML; an empty list if it is not a valid key."""
     try:
         node: object = {} if "\n" in text else tomllib.loads(f"{text} = 0")
     except tomllib.TOMLDecodeError:
@@ -154,11 +155,11 @@ def _parse_value(text: str) -> object:
         parsed = tomllib.loads(f"value = {text}")
     except ValueError:
         return Bare(text.strip())
-    return parsed["value"] if len(parsed) == 1 else Bare(text.strip())  # a line break could add more keys
+    return parsed["value"] if len(parsed) == 1 else Bare(text.strip())  # a line break in the text could add more keys
 
 
 class _Builder:
-    """Builds config objects from tables; knows the root class for its suggestions."""
+    """Builds config objects from merged tables. Suggestions for unknown keys come from the root class."""
 
     def __init__(self, root: type, settings: _Settings) -> None:
         self._root, self._settings = root, settings
@@ -172,7 +173,7 @@ class _Builder:
         try:
             return config_class(**{name: value for name, value in options.items() if value is not _USE_DEFAULT})
         except ConfigError as error:  # options that are valid on their own but not together
-            raise ConfigError(_within(self._settings.origin(path), error)) from error
+            raise ConfigError(_with_origin(self._settings.origin(path), error)) from error
 
     def _option(self, spec: OptionSpec, values: Mapping[str, Any], path: str) -> object:
         value = values.get(spec.name, _USE_DEFAULT)
@@ -186,7 +187,7 @@ class _Builder:
         try:
             return spec.convert(value, path)
         except ConfigError as error:
-            raise ConfigError(_within(self._settings.origin(path), error)) from None
+            raise ConfigError(_with_origin(self._settings.origin(path), error)) from None
 
     def _unknown(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> ConfigError:
         near, path = self._suggest(key, section, known_options), dotted(section, key)
@@ -195,29 +196,29 @@ class _Builder:
             explain(
                 f"{self._settings.origin(path)}: unknown key",
                 got=path,
-                expected="a known one" if near else every,  # a list of dozens would hide the likely one
+                expected="a known key" if near else every,  # a list of dozens would hide the likely one
                 fix=f"Did you mean {near}?" if near else "`crf train --options` lists all keys.",
             )
         )
 
     def _suggest(self, key: str, section: str, known_options: Mapping[str, OptionSpec]) -> str:
-        """Return the nearest key of this section, or else the path of the nearest key anywhere."""
+        """Return the path of the nearest key in this section, or else anywhere; an empty string if none is near."""
         near = difflib.get_close_matches(key, known_options, n=1)
         if near:
             return dotted(section, near[0])
-        paths = {name: path for row in describe(self._root) for name, path in _named(row.path)}
+        paths = {name: path for row in describe(self._root) for name, path in _names_and_paths(row.path)}
         return next((paths[name] for name in difflib.get_close_matches(key, paths, n=1)), "")
 
 
-def _within(origin: str, error: ConfigError) -> str:
-    """Return the message of `error` with `origin` before it."""
+def _with_origin(origin: str, error: ConfigError) -> str:
+    """Return the message of `error`, prefixed with the origin of the value."""
     if not error.expected:
         return f"{origin}: {error}"
     return explain(f"{origin}: {error.what}", got=error.got, expected=error.expected, fix=error.fix)
 
 
-def _named(path: str) -> Iterator[tuple[str, str]]:
-    """Yield the name and the path of an option and of the tables around it."""
+def _names_and_paths(path: str) -> Iterator[tuple[str, str]]:
+    """Yield (name, path) for an option and for each table that contains it."""
     parts = path.split(".")
     for number in range(len(parts), 0, -1):
         yield parts[number - 1], ".".join(parts[:number])

@@ -1,4 +1,4 @@
-"""Configs that start from a preset: recommended settings in recipes/presets/*.toml."""
+"""Load configs based on a preset: recommended settings in recipes/presets/*.toml."""
 
 from __future__ import annotations
 
@@ -24,21 +24,24 @@ def preset_path(name: str) -> Path:
 
 
 def starter_text() -> str:
-    """Return the starter config, a TOML text with comments on its keys."""
+    """Return the starter config: TOML with a comment on each key."""
     return (PRESETS.parent / "starter.toml").read_text(encoding="utf-8")
 
 
 def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
-    """Return a config from the defaults, the preset of `train.preset`, the file and the overrides; later ones win."""
+    """Return a config from the defaults, the preset in `train.preset`, the file and the overrides; later ones take
+    precedence.
+    """
     return tables_with_preset([] if path is None else [read_table(path)], overrides)
 
 
 def tables_with_preset(tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()) -> CrfConfig:
-    """Return the same from tables, each with its name for errors."""
+    """Return a config from the defaults, the preset in `train.preset`, tables with names for
+    errors, and the overrides.
+    """
     tables, overrides = list(tables), list(overrides)
-    config = from_tables(
-        CrfConfig, tables, overrides
-    )  # errors are raised here, before the preset is added, so that they name the right origin
+    # Errors are raised here, before the preset is added, so that they name the right origin.
+    config = from_tables(CrfConfig, tables, overrides)
     if config.train.preset == "none":
         return config
     path = preset_path(config.train.preset)

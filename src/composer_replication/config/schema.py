@@ -1,4 +1,4 @@
-"""Declarations of options, and the conversion of their values to the declared types:
+"""Declare options in tables, and convert their values to the declared types:
 
 @table("replay")
 class ReplayConfig:
@@ -26,10 +26,10 @@ _INT64 = range(-(2**63), 2**63)
 
 @dataclass_transform(frozen_default=True, kw_only_default=True)
 def table(path: str) -> Callable[[type[_T]], type[_T]]:
-    """Return a decorator that makes a class of options a frozen dataclass, which checks and converts its values.
+    """Return a decorator that turns a class of options into a frozen dataclass that checks and converts its values.
 
-    `path` is the table's path in a file, by which errors name options. A method `_check` may raise for options that are
-    valid on their own but not together.
+    `path` is the path of the table in a config file, and errors name options by it. A method `_check` may raise for
+    options that are valid on their own but not together.
     """
 
     def decorate(config_class: type[_T]) -> type[_T]:
@@ -58,7 +58,7 @@ def option(
     at_most: float | None = None,
     below: float | None = None,
 ) -> _T:
-    """Declare an option with a default, one sentence of documentation and, for numbers, bounds."""
+    """Declare an option with its default, one sentence of documentation and, for numbers, bounds."""
     metadata = {_DOC: doc, _BOUNDS: _Bounds(at_least=at_least, above=above, at_most=at_most, below=below)}
     if isinstance(default, dict):  # each config gets its own copy
         items = cast("dict[str, object]", default)
@@ -67,13 +67,13 @@ def option(
 
 
 def section(config_class: type[_T], doc: str) -> _T:
-    """Declare a table inside this table."""
+    """Declare a table within this table."""
     return dataclasses.field(default_factory=config_class, metadata={_DOC: doc, _BOUNDS: _UNBOUNDED})
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class _Bounds:
-    """The interval a number must lie in."""
+    """The interval of allowed numbers."""
 
     at_least: float | None = None
     above: float | None = None
@@ -105,7 +105,7 @@ _UNBOUNDED = _Bounds()
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class OptionSpec:
-    """A declared option or section."""
+    """An option or section as declared."""
 
     name: str
     annotation: object
@@ -115,7 +115,7 @@ class OptionSpec:
 
     @property
     def section_class(self) -> type[object] | None:
-        """The config class of a section, or None for an option."""
+        """The config class if this is a section; None for an option."""
         is_section = dataclasses.is_dataclass(self.annotation)
         return cast("type[object]", self.annotation) if is_section else None
 
@@ -125,17 +125,19 @@ class OptionSpec:
 
     @property
     def scalar(self) -> type[object]:
-        """The type that one typed word is converted to."""
+        """The type to which a single command-line value is converted."""
         kind: Any = _optional_inner(self.annotation) or self.annotation
         return kind if kind in (int, float) else str
 
     def convert(self, value: object, path: str) -> object:
-        """Convert a value to the option's type. Raises ConfigError with the dotted `path` if it does not fit."""
+        """Return `value` converted to the type of the option. Raises ConfigError with the dotted `path` if it does not
+        fit.
+        """
         return _coerce(value, self.annotation, path=path, bounds=self.bounds)
 
 
 class OptionDoc(NamedTuple):
-    """A line of --help and of the reference page."""
+    """An option as `--help` and the reference page describe it."""
 
     path: str
     type_text: str
@@ -144,20 +146,20 @@ class OptionDoc(NamedTuple):
 
 
 class Bare(str):
-    """Text of an override that is not TOML and is taken literally; `none` unsets an optional option."""
+    """The value of an override that is not valid TOML, taken as plain text; `none` unsets an optional option."""
 
     __slots__ = ()
 
 
 @functools.cache
 def options_of(config_class: type) -> tuple[OptionSpec, ...]:
-    """Return the options and sections of a config class, in the order of their declaration."""
+    """Return the options and sections of a config class in the order of their declaration."""
     hints = typing.get_type_hints(config_class)
     return tuple(_spec(field, hints[field.name], config_class.__name__) for field in dataclasses.fields(config_class))
 
 
 def describe(config_class: type, prefix: str = "") -> list[OptionDoc]:
-    """Return a line for every option of `config_class`, including those of its sections."""
+    """Return a description of every option of `config_class`, including the options of its sections."""
     rows: list[OptionDoc] = []
     for spec in options_of(config_class):
         path = dotted(prefix, spec.name)
@@ -176,12 +178,12 @@ def option_at(config_class: type, path: str) -> OptionSpec:
 
 
 def dotted(*path: str) -> str:
-    """Join names to a path; the root table is the empty string."""
+    """Join names into a dotted path. The root table has the empty name."""
     return ".".join(filter(None, path))
 
 
 def type_text(annotation: object, bounds: _Bounds = _UNBOUNDED) -> str:
-    """Return the type of an option as --help and error messages write it."""
+    """Return the type of an option as text for `--help` and error messages."""
     inner = _optional_inner(annotation)
     if inner is not None:
         return f"{type_text(inner, bounds)} or none"
@@ -203,17 +205,21 @@ def _spec(field: dataclasses.Field[object], annotation: object, class_name: str)
         raise TypeError(f"{class_name}.{field.name}: declare it with option() or section()")
     default = field.default if field.default_factory is MISSING else field.default_factory()
     if _optional_inner(annotation) is not None and default is not None:
-        raise TypeError(f"{class_name}.{field.name}: an optional option defaults to None, which TOML cannot write")
+        raise TypeError(
+            f"{class_name}.{field.name}: the default of an optional option must be None, since TOML has no null"
+        )
     doc, bounds = (field.metadata[name] for name in (_DOC, _BOUNDS))
     return OptionSpec(name=field.name, annotation=annotation, default=default, doc=doc, bounds=bounds)
 
 
 class _MismatchError(Exception):
-    """A value does not fit the type. The text, if any, adds what the expected type does not say."""
+    """A value that does not fit the type; the text, if any, says more than the expected type does."""
 
 
 def _coerce(value: object, annotation: object, *, path: str, bounds: _Bounds = _UNBOUNDED) -> object:
-    """Convert `value` to the type `annotation`. Raises ConfigError with the dotted `path` if it does not fit."""
+    """Return `value` converted to the type `annotation`. Raises ConfigError with the dotted `path`
+    if it does not fit.
+    """
     try:
         return _convert(value, annotation, bounds)
     except _MismatchError as error:
@@ -224,7 +230,7 @@ def _coerce(value: object, annotation: object, *, path: str, bounds: _Bounds = _
 
 
 def _optional_inner(annotation: object) -> object | None:
-    """Return X if `annotation` is `X | None`, else None."""
+    """Return X if `annotation` is `X | None`, otherwise None."""
     if typing.get_origin(annotation) not in (types.UnionType, typing.Union):
         return None
     inside = [member for member in typing.get_args(annotation) if member is not types.NoneType]
@@ -261,7 +267,7 @@ def _to_int(value: object, bounds: _Bounds) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not bounds.allow(value):
         raise _MismatchError
     if value not in _INT64:
-        raise _MismatchError("Integers have at most 64 bits: TOML readers keep no more")
+        raise _MismatchError("Integers are limited to 64 bits, since TOML readers support no more")
     return int(value)
 
 
@@ -269,9 +275,9 @@ def _to_float(value: object, bounds: _Bounds) -> float:
     if not isinstance(value, int | float) or isinstance(value, bool):
         raise _MismatchError
     if isinstance(value, int) and (value not in _INT64 or float(value) != value):
-        raise _MismatchError("No float is exactly this integer")
+        raise _MismatchError("No float has exactly this value")
     if not math.isfinite(value):
-        raise _MismatchError("NaN and infinities are refused: an absent limit is written by leaving the key out")
+        raise _MismatchError("NaN and infinities are not allowed; omit the key for no limit")
     if not bounds.allow(value):
         raise _MismatchError
     return float(value)
@@ -279,11 +285,11 @@ def _to_float(value: object, bounds: _Bounds) -> float:
 
 def _to_str(value: object, _: _Bounds) -> str:
     if not isinstance(value, str):
-        raise _MismatchError("Text that reads as another type needs quotes")
+        raise _MismatchError("Text that looks like another type needs quotes")
     try:
         value.encode("utf-8")
     except UnicodeEncodeError:
-        raise _MismatchError("It holds half of a surrogate pair, which is not text") from None
+        raise _MismatchError("It contains half of a surrogate pair, which is not valid text") from None
     return str(value)
 
 
@@ -308,7 +314,7 @@ def _to_dict(value: object, arguments: tuple[object, ...], bounds: _Bounds) -> d
 
 
 def _to_any(value: object, bounds: _Bounds) -> object:
-    """Accept any TOML value except dates: for tables that another library reads."""
+    """Accept any TOML value except dates, for tables that another library reads."""
     if isinstance(value, list | tuple):
         return [_to_any(entry, bounds) for entry in cast("list[object]", value)]
     if isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""Values of options as text: in error messages, without secrets, and as TOML."""
+"""Convert values of options to text: for error messages, with secrets hidden, and as TOML."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ _LOGIN = re.compile(r"(\w://)[^/?#\s]*@")
 
 
 def _looks_secret(name: str) -> bool:
-    """Return whether a key, or a section on a dotted path, is named like a secret."""
+    """Return whether a key or a dotted path contains a word for secrets."""
     return _SECRET.search(name) is not None
 
 
@@ -38,20 +38,20 @@ def shown(value: object, path: str) -> str:
 
 
 def shown_override(text: str, parsed: Mapping[str, object]) -> str:
-    """Return the text `key=value` of an override that was parsed as `parsed`, without secrets."""
+    """Return the override `key=value` with secrets hidden; `parsed` is its parsed value."""
     key = text.partition("=")[0]
     is_secret = _looks_secret(key) or _masked(parsed) != parsed
     return f"{key.rstrip()}={HIDDEN}" if is_secret else text
 
 
-def shown_garbage(text: str) -> str:
-    """Return the text of an override that has no key and value, up to the first word that looks secret."""
+def shown_invalid_override(text: str) -> str:
+    """Return the text of an invalid override up to the first word for secrets."""
     match = _SECRET_AND_EQUALS.search(text)
     return text if match is None or match.end() == len(text) else text[: match.end()] + HIDDEN
 
 
 def shown_parser_message(message: str, document: str) -> str:
-    """Return a parser's message about `document`, without quotations if the document may hold a secret."""
+    """Return a parser's message about `document`, with its quotations hidden if the document may contain a secret."""
     if not _looks_secret(document):
         return message
     reason, at, location = message.rpartition(" (at ")
@@ -71,7 +71,7 @@ def _masked(value: object) -> object:
     return value
 
 
-# ---- a config as TOML, which reproduces a run
+# A config as TOML, from which a run can be reproduced.
 
 RESOLVED_NAME = "config.resolved.toml"
 # "max_steps" needs no quotes as a key; "a.b" does
@@ -82,25 +82,25 @@ _SHORT_ESCAPES = {"\b": r"\b", "\t": r"\t", "\n": r"\n", "\f": r"\f", "\r": r"\r
 
 
 def to_toml(config: object) -> str:
-    """Return TOML that loads to an equal config. Options without a value are comments, as TOML has no null."""
+    """Return TOML that loads to an equal config. Options without a value become comments, since TOML has no null."""
     return "\n".join(_section_lines(config, ())).lstrip("\n") + "\n"
 
 
 def write_resolved(config: object, run_dir_path: str | os.PathLike[str]) -> Path:
-    """Write the config into the run directory and return its path."""
+    """Write the config to the run directory and return the path."""
     path = Path(run_dir_path) / RESOLVED_NAME
     atomic_write_text(path, to_toml(config))
     return path
 
 
 def config_hash(config: object) -> str:
-    """Return the SHA-256 of the options that have a value, sorted by path."""
+    """Return the SHA-256 of all options with a value, sorted by path."""
     lines = sorted(f"{'.'.join(map(_key_text, path))} = {value_text(value)}" for path, value in _set_options(config))
     return hashlib.sha256("\n".join(lines).encode("utf-8")).hexdigest()
 
 
 def value_text(value: object) -> str:
-    """Return one value in TOML; None, which TOML does not have, becomes `unset`."""
+    """Return a value in TOML; None, which TOML cannot represent, becomes `unset`."""
     if value is None:
         return "unset"
     if isinstance(value, bool):

@@ -55,7 +55,7 @@ def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
 def fitted(config: CrfConfig, tokenizer: Any = None) -> CrfConfig:
     """Return the config with windows and evaluation contexts limited to the model's context, unless set explicitly."""
     context_limit = None if config.train.model is None else max_context(config.train.model, tokenizer)
-    batch, evaluation = config.train.batch.fitted(context_limit), config.evaluation
+    batch, evaluation = config.train.batch.fit_to_context(context_limit), config.evaluation
     context = min(evaluation.context, context_limit or evaluation.context)
     train = replace(config.train, batch=batch)
     return replace(config, train=train, evaluation=replace(evaluation, context=context))
