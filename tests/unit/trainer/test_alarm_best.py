@@ -24,7 +24,7 @@ def test_the_best_checkpoint_outlives_the_one_it_was_made_of(tmp_path: Path) -> 
     assert names(tmp_path) == {"checkpoint-3", "checkpoint-8", "best", "best-8", "best.json"}
 
 
-@pytest.mark.parametrize("dies_in", ["copytree", "rename", "replace", "atomic_write_json", "rmtree"])
+@pytest.mark.parametrize("dies_in", ["copytree", "best-8", "best", "atomic_write_json", "rmtree"])
 def test_whenever_keeping_fails_a_whole_best_is_left(
     dies_in: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -37,11 +37,17 @@ def test_whenever_keeping_fails_a_whole_best_is_left(
     def fail(*arguments: object, **options: object) -> None:
         raise OSError(28, "No space left on device")
 
-    holder = {"copytree": alarm_best.shutil, "rmtree": alarm_best.shutil, "atomic_write_json": alarm_best}.get(
-        dies_in, Path
-    )
+    replace = Path.replace
+
+    def fail_to_rename(path: Path, target: Path) -> Path:
+        return fail() if target.name == dies_in else replace(path, target)
+
+    holder = {"copytree": alarm_best.shutil, "rmtree": alarm_best.shutil, "atomic_write_json": alarm_best}.get(dies_in)
     with monkeypatch.context() as patch:
-        patch.setattr(holder, dies_in, fail)
+        if holder is None:
+            patch.setattr(Path, "replace", fail_to_rename)
+        else:
+            patch.setattr(holder, dies_in, fail)
         with pytest.raises(OSError, match="No space left"):
             keep_best(tmp_path, best_of(8, 0.6))
     kept = read_best(tmp_path)
