@@ -132,7 +132,7 @@ class _BatchConfig:
     def _check(self) -> None:
         budget, overlap = self.window
         if overlap >= budget:
-            fix = f"Set train.batch.overlap to {budget // 8}, for example, or increase train.batch.budget."
+            fix = f"Set train.batch.overlap = {budget // 8}, for example, or increase train.batch.budget."
             expected = f"less than train.batch.budget, {budget}"
             raise ConfigError(explain("train.batch.overlap", got=overlap, expected=expected, fix=fix))
 
