@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from transformers import GenerationConfig, Qwen2Config, Qwen2ForCausalLM
 
-from composer_replication.trainer.rollouts.generation import passes
+from composer_replication.trainer.rollouts.generation import row_cache
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 
 SHAPES = {  # hidden, layers, heads, key heads, intermediate, vocabulary
@@ -86,11 +86,11 @@ def run_turns(generate: Generate, batches: list[list[list[int]]], config: Genera
 @contextlib.contextmanager
 def unrecorded(is_off: bool):
     """Without CUDA graphs, to see what they are worth."""
-    usual = passes.NextTokens.__init__
+    usual = row_cache.NextTokens.__init__
     if is_off:
-        passes.NextTokens.__init__ = lambda self, model, cache, **_: usual(self, model, cache, record=False)
+        row_cache.NextTokens.__init__ = lambda self, model, cache, **_: usual(self, model, cache, record=False)
     yield
-    passes.NextTokens.__init__ = usual
+    row_cache.NextTokens.__init__ = usual
 
 
 def variants(model: Any, batches: Any, args: argparse.Namespace, device: Any) -> dict[str, Callable[[], Any]]:

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.rollouts.generation.passes import NextTokens
+from composer_replication.trainer.rollouts.generation.row_cache import NextTokens
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking
 from scripted_talk import Scripted
 

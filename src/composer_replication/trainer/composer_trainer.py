@@ -21,15 +21,16 @@ from torch import Tensor, nn
 from composer_replication.batch.model_folder import resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.optional import available, require
-from composer_replication.trainer.composer.channels import (
+from composer_replication.trainer.grpo_step import (
     LOGGED_PAIRS,
     LOGGED_SITES,
     ChannelMetrics,
     ComposerChannels,
-    MicroStepLoss,
+    GenerationStep,
+    LossStep,
+    with_none_check,
 )
-from composer_replication.trainer.composer.generation import Generation, with_none_check
-from composer_replication.trainer.composer.logged_batches import (
+from composer_replication.trainer.logged_batches import (
     REPLAY,
     SDPO,
     LoggedStore,
@@ -162,7 +163,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
         hint_gate = self._make_hint_gate(is_gated=heed_gate, has_contrast=contrast)
-        self.sampling = Generation(
+        self.sampling = GenerationStep(
             self, options, self.channel_metrics, wants_sites=self.wants_sites, hint_gate=hint_gate
         )
         self.channels = ComposerChannels(
@@ -174,7 +175,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             sum_over=self.sum_over,
             autocast=self.accelerator.autocast,
         )
-        self.channel_loss = MicroStepLoss(self, self.channels, self.channel_metrics, wants_sites=self.wants_sites)
+        self.channel_loss = LossStep(self, self.channels, self.channel_metrics, wants_sites=self.wants_sites)
         self._attach_teacher(self.teacher)
         self.sampling.start_model = self._make_start_model(options)
         self.alarm = alarm or CollapseAlarm()

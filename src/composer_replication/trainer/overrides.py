@@ -16,8 +16,7 @@ from composer_replication.trainer.checkpoints.run_checkpoints import RunCheckpoi
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, with_sharded_teacher
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.composer.channels import MicroStepLoss
-    from composer_replication.trainer.composer.generation import Generation
+    from composer_replication.trainer.grpo_step import GenerationStep, LossStep
 
 _Trainer: Any = object
 
@@ -111,8 +110,8 @@ class WithTeacher(SafeCheckpoints):
 class TaughtRollouts(WithTeacher):
     """A GRPO trainer with channel 2 on its rollouts."""
 
-    sampling: Generation
-    channel_loss: MicroStepLoss
+    sampling: GenerationStep
+    channel_loss: LossStep
 
     def _generate(self, prompts: list[Any]) -> tuple[Any, ...]:
         return self.sampling.generate(super()._generate, prompts)

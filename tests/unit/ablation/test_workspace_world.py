@@ -30,7 +30,7 @@ from composer_replication.evaluation.ablation.workspace import (  # noqa: E402
 )
 from composer_replication.trainer.rollouts.effort import ErrorPenalty, errors_in  # noqa: E402
 from composer_replication.trainer.rollouts.generation import talks as recorded_talks  # noqa: E402
-from composer_replication.trainer.rollouts.generation.passes import read_tokens  # noqa: E402
+from composer_replication.trainer.rollouts.generation.row_cache import read_tokens  # noqa: E402
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking  # noqa: E402
 from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder  # noqa: E402
 from composer_replication.trainer.rollouts.sites import (  # noqa: E402

@@ -14,11 +14,10 @@ from torch.multiprocessing.reductions import StorageWeakRef
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.trainer.rollouts.generation import generator as generator_module
-from composer_replication.trainer.rollouts.generation import passes
+from composer_replication.trainer.rollouts.generation import row_cache
 from composer_replication.trainer.rollouts.generation import talks as recorded_talks
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.rollouts.generation.key_values import Casts, casts_kept
-from composer_replication.trainer.rollouts.generation.passes import NextTokens, _Recording
+from composer_replication.trainer.rollouts.generation.row_cache import Casts, NextTokens, _Recording, casts_kept
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking
 from scripted_talk import Scripted
 
@@ -118,7 +117,7 @@ def test_what_a_recording_reads_is_held_whatever_other_threads_and_passes_do(mon
 
     monkeypatch.setattr(NextTokens, "_record", record)
     monkeypatch.setattr(NextTokens, "logits", logits)
-    monkeypatch.setattr(passes, "_no_device_sync", nullcontext)
+    monkeypatch.setattr(row_cache, "_no_device_sync", nullcontext)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
     monkeypatch.setattr(recorded_talks, "_STRETCH", 32)
     expected = talked(model)

@@ -9,8 +9,7 @@ from kept_rows import EOS, VOCAB, new_tokens, padded, random_rows, small_model
 from composer_replication.trainer.objective.attention.attend import own_masks_taken
 from composer_replication.trainer.rollouts.generation import generator as loop_module
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.rollouts.generation.key_values import KeyValueRows
-from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens
+from composer_replication.trainer.rollouts.generation.row_cache import KeyValueRows, NextTokens, read_tokens
 from model_families import FAMILIES, build
 
 ROWS = random_rows((18, 15, 11, 18, 13, 1))

@@ -15,9 +15,9 @@ from transformers import StoppingCriteria, StoppingCriteriaList
 
 from composer_replication.errors import InputError
 from composer_replication.trainer.rollouts.generation import generator as generator_module
-from composer_replication.trainer.rollouts.generation import passes
+from composer_replication.trainer.rollouts.generation import row_cache
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.rollouts.generation.passes import NextTokens
+from composer_replication.trainer.rollouts.generation.row_cache import NextTokens
 from model_families import build
 from refusals import refusal
 
@@ -163,7 +163,7 @@ def test_a_pass_that_cannot_be_recorded_runs_unrecorded_and_says_so_once(monkeyp
     """On CUDA a model may ask the device for a number in its pass; here recording fails whatever it does."""
     usual, tried = NextTokens.__init__, []
     monkeypatch.setattr(NextTokens, "__init__", lambda self, model, cache, **_: usual(self, model, cache, record=True))
-    monkeypatch.setattr(passes, "_no_device_sync", nullcontext)
+    monkeypatch.setattr(row_cache, "_no_device_sync", nullcontext)
     monkeypatch.setattr(torch.cuda, "device", lambda _device: nullcontext())
 
     because = "operation not permitted when stream is capturing"
@@ -178,7 +178,7 @@ def test_a_pass_that_cannot_be_recorded_runs_unrecorded_and_says_so_once(monkeyp
         assert torch.equal(
             generator.generate(model, **padded(ROWS), **GREEDY), model.generate(**padded(ROWS), **GREEDY)
         )
-    told = messages_of(passes.logger, caplog)
+    told = messages_of(row_cache.logger, caplog)
     assert len(told) == len(tried) == 1
     assert because in told[0]
     assert "\n" not in told[0]

@@ -9,7 +9,7 @@ import torch
 from offline_pieces import tiny
 
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.trainer.composer.logged_batches import CyclingSampler
+from composer_replication.trainer.logged_batches import CyclingSampler
 from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from refusals import refusal

@@ -17,7 +17,7 @@ import pytest
 import torch
 
 from composer_replication.errors import ConfigError, InputError, RunError
-from composer_replication.trainer.composer.generation import Generation
+from composer_replication.trainer.grpo_step import GenerationStep
 from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.rollouts.worlds.policy_endpoint import SpokenEpisode
 from composer_replication.trainer.rollouts.worlds.verifiers import VerifiersWorld
@@ -143,7 +143,7 @@ def test_an_episode_in_which_the_policy_never_spoke_is_no_rollout(environment: E
     assert ("SandboxError: no sandbox" in caught.value.got) == is_broken
 
 
-def sampling() -> Generation:
+def sampling() -> GenerationStep:
     trainer = SimpleNamespace(
         reward_func_names=["world_reward", "error_penalty"],
         reward_weights=torch.ones(2),
@@ -153,7 +153,7 @@ def sampling() -> Generation:
     )
     figures: Any = SimpleNamespace(add=lambda *_given: None)
     options = RolloutOptions(fast_generation="off")
-    return Generation(trainer, options, figures, wants_sites=False, hint_gate=None)
+    return GenerationStep(trainer, options, figures, wants_sites=False, hint_gate=None)
 
 
 def test_a_rollout_that_broke_gets_no_reward_of_a_penalty_alone() -> None:

@@ -343,7 +343,7 @@ def _sampler_for(model: Any, room: int) -> Any:
     import torch
 
     from composer_replication.trainer.objective.distributed import has_adapter
-    from composer_replication.trainer.rollouts.generation.passes import why_not_kept
+    from composer_replication.trainer.rollouts.generation.row_cache import why_not_kept
     from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking
 
     if model.device.type == "cuda":

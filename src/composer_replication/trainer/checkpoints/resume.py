@@ -28,8 +28,8 @@ from composer_replication.trainer.checkpoints.manifest import (
     newest_complete,
     read_manifest,
 )
-from composer_replication.trainer.objective.distributed import unwrapped
-from composer_replication.trainer.objective.fingerprint import bare_name, weights_digest
+from composer_replication.trainer.objective.distributed import bare_name, unwrapped
+from composer_replication.trainer.objective.fingerprint import weights_digest
 
 # Settings that determine how many batches to skip; they do not matter if `ignore_data_skip` is set.
 _SKIP_SETTINGS = {"per_device_train_batch_size", "gradient_accumulation_steps", "num_examples"}

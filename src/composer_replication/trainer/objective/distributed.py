@@ -24,6 +24,8 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, UnsupportedModelError, explain
 
 T = TypeVar("T")
+# Prefixes that wrappers (torch.compile, activation checkpointing, FSDP1) add to parameter names.
+_WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
 _running = threading.local()  # the models whose forward this thread is currently inside
 
 
@@ -40,6 +42,13 @@ def unwrapped(model: nn.Module) -> Any:
         fix = "Shard with torch.distributed.fsdp.fully_shard (FSDP2)."
         raise UnsupportedModelError(explain("model", got="FSDP1", expected="a plain, DDP or FSDP2 model", fix=fix))
     return model
+
+
+def bare_name(name: str) -> str:
+    """Return a parameter's name without the prefixes of wrappers."""
+    for step in _WRAPPER_STEPS:
+        name = name.replace(step, "")
+    return name
 
 
 def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]) -> T:

@@ -16,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
+from composer_replication.trainer.objective.distributed import bare_name, is_sharded, unwrapped
 from composer_replication.trainer.objective.model_head import causal_lm_of
 
 # Config keys that describe the machine, the runtime or the history of a model, and do not affect its results.
@@ -39,8 +39,6 @@ _VOLATILE = {
 }
 
 
-# Prefixes that wrappers (torch.compile, activation checkpointing, FSDP1) add to parameter names.
-_WRAPPER_STEPS = ("_orig_mod.", "_checkpoint_wrapped_module.", "module._fsdp_wrapped_module.")
 # "layers.0.q_proj.lora_B.default.weight" and "embed_tokens.lora_embedding_B.default"; not "lora_A" or "lora_Bias"
 _LORA_B = re.compile(r"\blora_(?:embedding_)?B\b")
 # How many values `_state_of` reads from each tensor.
@@ -178,13 +176,6 @@ def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
 def _below_adapters(model: nn.Module) -> Any:
     inner = unwrapped(model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
-
-
-def bare_name(name: str) -> str:
-    """Return a parameter's name without the prefixes of wrappers."""
-    for step in _WRAPPER_STEPS:
-        name = name.replace(step, "")
-    return name
 
 
 def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:

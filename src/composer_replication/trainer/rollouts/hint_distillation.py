@@ -26,7 +26,7 @@ Off by default: other weights w_n and the contrast with an unrelated hint (`obje
 (`sdpo_wrapper`). Sources: Cursor's Composer 2.5 (18 May 2026, "targeted RL with textual feedback") for the idea; SDPO
 (arXiv 2601.20802) for trust region, KL direction and importance weights.
 
-In a GRPO step (the overrides of TRL's methods call `composer.generation`, then `composer.channels`):
+In a GRPO step (`trainer.grpo_step`, which the overrides of TRL's methods call):
 
 1. TRL samples a group of rollouts per prompt and runs their tool calls.
 2. `ErringTurnFinder.find` locates each rollout's error sites, writes a hint for each, and places the hint. Turns of
@@ -158,10 +158,8 @@ class ErringTurnFinder:
             # The call cannot be separated in this turn, so the whole turn is trained on; the count reports it.
             if self.options.part == "call" and turn.is_whole:
                 counts["whole_turn_without_call"] += 1
-            ids = torch.tensor(turn.ids)
-            result.turns.append(
-                ErringTurn(turn.start, turn.end, ids, turn.teacher_start, site.kind, hint, site.turn_id)
-            )
+            ids, start = torch.tensor(turn.ids), turn.teacher_start
+            result.turns.append(ErringTurn(turn.start, turn.end, ids, start, site.kind, hint, site.turn_id))
         return result
 
     def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
@@ -343,7 +341,8 @@ def _run_teachers(
     # The hints' effects are always measured, but the loss uses the unrelated hint only if the contrast is on.
     used_contrast = contrast if options.contrasts else None
     targets = HintTargets(rows.tokens_N, rows.index_N, used_contrast, rows.num_without_unrelated)
-    return hinted, targets, hint_effects(hinted, contrast, rows.tokens_N, rows.index_N)
+    effects = hint_effects(hinted, contrast, rows.tokens_N, rows.index_N) if rows.compared_M.numel() else None
+    return hinted, targets, effects
 
 
 def _run_and_compute(

@@ -4,7 +4,7 @@ Whatever the rollouts in a group share is computed once, and the cache of a roll
 
     prompts   equal rows are read once and copied, as are the leading tokens that all rows share
     turns     inside `rollout()` a row continues from the cache of its last turn, up to the first different token
-    steps     recorded as CUDA graphs on a GPU (`generation.passes`)
+    steps     recorded as CUDA graphs on a GPU (`generation.row_cache`)
     ends      once many rows have ended, only the other rows are computed
 
 Tokens are chosen in the same way as in transformers. Calls that are not supported (beam search, an unknown logits
@@ -27,17 +27,19 @@ from torch import Tensor
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.objective.attention.attend import own_masks_taken
 from composer_replication.trainer.objective.distributed import evaluating, rows_in_place
-from composer_replication.trainer.rollouts.generation.key_values import (
+from composer_replication.trainer.rollouts.generation.row_cache import (
     KeyValueRows,
+    NextTokens,
     Origin,
     Tokens,
     casts_kept,
     origins,
+    read_tokens,
     rows_without_padding,
     shared_by_all,
     unequal_rows,
+    why_not_kept,
 )
-from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens, why_not_kept
 
 logger = logging.getLogger(__name__)
 # The inputs that transformers passes to the sampling loop for a plain text model; others are for multimodal models.

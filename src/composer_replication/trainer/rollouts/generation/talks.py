@@ -19,14 +19,15 @@ from torch import Tensor, nn
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.objective.attention.attend import own_masks_taken
 from composer_replication.trainer.objective.distributed import evaluating
-from composer_replication.trainer.rollouts.generation.key_values import (
+from composer_replication.trainer.rollouts.generation.row_cache import (
     KeyValueRows,
+    NextTokens,
     Tokens,
     casts_kept,
+    read_tokens,
     shared_by_all,
     shared_length,
 )
-from composer_replication.trainer.rollouts.generation.passes import NextTokens, read_tokens
 
 MAX_TURN_TOKENS = 256
 # The cache is read up to a multiple of this many slots; each multiple needs its own recording.
