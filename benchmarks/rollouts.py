@@ -3,16 +3,20 @@
 python benchmarks/rollouts.py                          # Qwen2.5-1.5B shape in bf16 on a CUDA device
 python benchmarks/rollouts.py --shape 5M               # on two CPU cores
 python benchmarks/rollouts.py --shape 135M --processes 1 4   # several runs at once on one device
+python benchmarks/rollouts.py --shape 0.5B --batch 256 --only "TRL|static|continuous|kept keys$|vLLM"   # with vLLM
 """
 
 from __future__ import annotations
 
 import argparse
 import contextlib
+import importlib
+import importlib.util
 import re
 import statistics
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Callable
 from typing import Any
@@ -25,6 +29,7 @@ from composer_replication.trainer.rollouts.generation.generator import RolloutGe
 
 SHAPES = {  # hidden, layers, heads, key heads, intermediate, vocabulary
     "1.5B": (1536, 28, 12, 2, 8960, 151_936),
+    "0.5B": (896, 24, 14, 2, 4864, 151_936),
     "135M": (576, 30, 9, 3, 1536, 49_152),
     "5M": (256, 5, 4, 2, 768, 4096),
     "tiny": (32, 2, 4, 2, 48, 97),
@@ -114,7 +119,58 @@ def variants(model: Any, batches: Any, args: argparse.Namespace, device: Any) ->
     }
     if device.type == "cuda":
         made["kept keys, steps not recorded"] = lambda: kept(record=False)
+        made["transformers, continuous batching"] = lambda: run_turns(paged(model), batches, usual, device)
+        if importlib.util.find_spec("vllm") and not args.greedy:
+            engine = vllm_engine(model, args)
+            made["vLLM"] = lambda: run_turns(engine, batches, usual, device)
     return {name: step for name, step in made.items() if re.search(args.only, name)}
+
+
+def paged(model: Any) -> Generate:
+    """Return a `generate` that runs transformers' continuous batching on the rows without their padding."""
+
+    def generate(*, input_ids: torch.Tensor, attention_mask: torch.Tensor, generation_config: Any) -> torch.Tensor:
+        rows = unpadded(input_ids, attention_mask)
+        outputs = model.generate_batch(inputs=rows, generation_config=generation_config, progress_bar=False)
+        # The results are keyed by request; requests are numbered in the order of the inputs.
+        by_number = sorted(outputs.values(), key=lambda output: int(str(output.request_id).rpartition("_")[2]))
+        return joined(input_ids, [output.generated_tokens for output in by_number])
+
+    return generate
+
+
+def vllm_engine(model: Any, args: argparse.Namespace) -> Generate:
+    """Return a `generate` that runs vLLM on the same weights, which are stored in a temporary folder to be loaded."""
+    vllm = importlib.import_module("vllm")
+    longest = args.prompt + args.turns * (args.new + 2 * args.tool)
+    with tempfile.TemporaryDirectory() as folder:
+        model.save_pretrained(folder)
+        llm = vllm.LLM(
+            model=folder,
+            skip_tokenizer_init=True,
+            dtype="bfloat16",
+            max_model_len=longest,
+            gpu_memory_utilization=0.4,
+            max_num_seqs=args.batch,
+        )
+    params = vllm.SamplingParams(max_tokens=args.new, temperature=1.0, ignore_eos=True, detokenize=False)
+
+    def generate(*, input_ids: torch.Tensor, attention_mask: torch.Tensor, **_: Any) -> torch.Tensor:
+        prompts = [{"prompt_token_ids": row} for row in unpadded(input_ids, attention_mask)]
+        outputs = llm.generate(prompts, params, use_tqdm=False)
+        return joined(input_ids, [list(output.outputs[0].token_ids) for output in outputs])
+
+    return generate
+
+
+def unpadded(ids: torch.Tensor, mask: torch.Tensor) -> list[list[int]]:
+    """Return the ids of each row without its padding."""
+    return [row[keep.bool()].tolist() for row, keep in zip(ids.cpu(), mask.cpu(), strict=True)]
+
+
+def joined(ids: torch.Tensor, new: list[list[int]]) -> torch.Tensor:
+    """Return `ids` followed by the new tokens, like `generate`. No row ends early, so all have equally many."""
+    return torch.cat([ids, torch.tensor(new, device=ids.device)], dim=1)
 
 
 def timed(step: Callable[[], Any], device: Any) -> tuple[float, Any]:
