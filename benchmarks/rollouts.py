@@ -223,7 +223,7 @@ def check(device: torch.device) -> None:
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.mul_(8 if parameter.dim() > 1 else 1)
-    # Continuous batching has kernels of its own on a GPU: there its tokens differed from those of transformers' own loop.
+    # On a GPU continuous batching has kernels of its own, and its tokens differ from those of the plain loop.
     args.only = r"^(?!.*continuous)"
     found = {name: step() for name, step in variants(model, rollouts(args, 97), args, device).items()}
     expected = found.pop("transformers, as TRL calls it")
