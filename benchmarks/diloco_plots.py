@@ -11,8 +11,8 @@ import matplotlib as mpl
 from matplotlib.figure import Figure
 
 from composer_replication.atomic import atomic_write_text
-from composer_replication.diloco.simulation import SimulatedRun, simulate_bucket, simulate_direct
 from diloco_scale import KILLS, PAYLOADS, PLACES, scenario
+from diloco_simulation import SimulatedRun, simulate_bucket, simulate_direct
 
 REPLICAS = (8, 16, 32, 64, 128, 256, 512)
 ROUNDS = 8

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 
-from composer_replication.diloco.simulation import (
+from diloco_simulation import (
     Bucket,
     Machine,
     Scenario,

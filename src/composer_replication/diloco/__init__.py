@@ -3,7 +3,6 @@
 store         objects by key: in memory, in a folder, in a bucket, on the Hub
 payload       a vector as bytes that a reader can verify
 rounds        who is averaged, decided once per round, over a store alone
-simulation    the time and cost of rounds with many replicas, by simulation
 outer_loop    the outer optimizer around an inner training loop, over torchft's DiLoCo
 training      a replica's training, and the model that it ends with
 tiny_trainer  a trainer to try a launch with, and an example for your own

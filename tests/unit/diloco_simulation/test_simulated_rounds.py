@@ -6,8 +6,8 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.diloco import simulation as bucket_rounds
-from composer_replication.diloco.simulation import (
+import diloco_simulation as bucket_rounds
+from diloco_simulation import (
     Bucket,
     Machine,
     Scenario,

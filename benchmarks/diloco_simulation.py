@@ -1,8 +1,8 @@
-"""Simulate a run of many replicas: its time, its traffic, what kills cost, and what machines and bucket cost.
+"""Simulate a run of many replicas: its time, its traffic, the cost of killed machines, and the price of it all.
 
-`simulate_bucket` runs the protocol of `rounds` over an object store, `simulate_direct` a ring of machines that reach
-each other, as torchft's manager makes one. The defaults of `Bucket` are typical figures of object stores, not measured
-here; docs/concepts/diloco-scale.md says which figure is which, and a run may bring its own.
+`simulate_bucket` simulates the protocol of `composer_replication.diloco.rounds` over an object store, and
+`simulate_direct` a ring of machines that reach each other, as with torchft's manager. The defaults of `Bucket` are
+typical values for object stores, not measured here; docs/concepts/diloco-scale.md says which value comes from where.
 """
 
 from __future__ import annotations
@@ -235,7 +235,7 @@ def _ring_s(scenario: Scenario, members: int) -> float:
 
 def simulate_direct(scenario: Scenario) -> SimulatedRun:
     """Simulate `num_rounds` rounds over a ring. It gives up when ten times as many rounds were lost."""
-    random_numbers = random.Random(scenario.seed)  # noqa: S311 - draws of a simulation
+    random_numbers = random.Random(scenario.seed)
     outcome = SimulatedRun(scenario=scenario)
     work, spot = scenario.work, scenario.spot
     # When each replica is available again.
@@ -308,7 +308,7 @@ class _Run:
     def __init__(self, scenario: Scenario) -> None:
         self.scenario, self.clock = scenario, SimulatedClock()
         self.outcome = SimulatedRun(scenario=scenario)
-        self.random = random.Random(scenario.seed)  # noqa: S311 - draws of a simulation
+        self.random = random.Random(scenario.seed)
         self.rounds = [_SimulatedRound() for _ in range(scenario.work.num_rounds + 1)]
         self.current = 0
         self.alive = set(range(scenario.replicas))
