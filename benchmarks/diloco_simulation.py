@@ -70,7 +70,7 @@ class Bucket:
     dollars_per_gb_out: float = 0.0
 
     def num_shards(self, payload_bytes: float, parties: int) -> int:
-        """Return a multiple of the parties. `rounds.vectors.shard_sizes` makes smaller shards, to save memory."""
+        """Return a multiple of the parties. `rounds.shards.shard_sizes` makes smaller shards, to save memory."""
         least_shards = max(parties, -(-int(payload_bytes) // self.shard_bytes))
         return -(-least_shards // parties) * parties
 

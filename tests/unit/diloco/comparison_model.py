@@ -15,7 +15,7 @@ from typing import NamedTuple
 from composer_replication.diloco.rounds.comparing import Comparisons, StateComparison
 from composer_replication.diloco.rounds.patience import StateUnreadable
 from composer_replication.diloco.rounds.records import Layout
-from composer_replication.diloco.rounds.running import RunPosition
+from composer_replication.diloco.rounds.settings import RunPosition
 
 EARLIER, LATER = 3, 6
 ENDS = {EARLIER: "go on", LATER: "leave"}

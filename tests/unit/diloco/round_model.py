@@ -16,28 +16,30 @@ from typing import Any, NamedTuple
 
 from round_invariants import violations
 
-from composer_replication.diloco.rounds.decide import (
-    Action,
+from composer_replication.diloco.rounds.reading import (
     Attempt,
-    CreateOutcome,
-    CreateSeal,
-    Follow,
-    Heal,
-    MakeOffer,
-    Myself,
     Offer,
-    Reduce,
     RoundView,
-    Timers,
-    Wait,
-    could_fork,
-    decide,
     expected_ranks,
     resolve_attempt,
     view_with_outcome,
     view_with_seal,
 )
 from composer_replication.diloco.rounds.records import OfferId, RoundOutcome, Seal
+from composer_replication.diloco.rounds.round import (
+    Action,
+    CreateOutcome,
+    CreateSeal,
+    Follow,
+    Heal,
+    LocalReplica,
+    MakeOffer,
+    Reduce,
+    Timers,
+    Wait,
+    _could_fork,
+    decide,
+)
 
 decide = cache(decide)
 DAMAGED = "damaged"  # a record that belongs elsewhere, in the place of an outcome
@@ -176,7 +178,7 @@ def decisions(world: World, replica: Replica, rules: Rules) -> set[Decision]:
 
 
 def decided(world: World, seen: RoundView, replica: Replica, rules: Rules) -> set[Decision]:
-    me = Myself(
+    me = LocalReplica(
         rank=replica.rank,
         claim=replica.claim,
         base=replica.base,
@@ -190,7 +192,7 @@ def decided(world: World, seen: RoundView, replica: Replica, rules: Rules) -> se
     actions = {decide(seen, me, timers) for timers in TIMERS}
     seal = seen.seal if isinstance(seen.seal, Seal) else None
     if world.rounds[replica.step + 1].offers:  # which is looked at before the round is ended another time
-        actions = {Heal() if could_fork(seen, action) else action for action in actions}
+        actions = {Heal() if _could_fork(seen, action) else action for action in actions}
     return {Decision(seen.attempt, seal, action, seen.slot) for action in actions if not isinstance(action, Wait)}
 
 

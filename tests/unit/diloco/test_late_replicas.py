@@ -17,7 +17,7 @@ from replica_host import ReplicaHost
 from test_chaos_processes import wait_for
 from toy_replicas import QUICK, Final, ToyLoop, check_run, commits, in_threads, run_replica
 
-from composer_replication.diloco.rounds import running
+from composer_replication.diloco.rounds import settings
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import QuorumLeft, RoundTimeout, StateUnreadable
 from composer_replication.diloco.rounds.progress import read_progress
@@ -41,7 +41,7 @@ def host():
 @pytest.fixture
 def short_grace(monkeypatch):
     """Let a replica that does not know its number of commits wait 0.1 s for those that have finished."""
-    monkeypatch.setattr(running, "_MAX_RETURN_S", 0.1)
+    monkeypatch.setattr(settings, "_MAX_RETURN_S", 0.1)
 
 
 def wake_one_after_the_end(host, folder, seed: int) -> float:
@@ -248,7 +248,7 @@ def test_a_replica_that_was_closed_and_is_started_again_is_waited_for(cause, mon
     """Only the first looks as if it had finished: the grace is for that one."""
     store = MemoryStore()
     if cause != "preempted":
-        monkeypatch.setattr(running, "_MAX_RETURN_S", 0.0)
+        monkeypatch.setattr(settings, "_MAX_RETURN_S", 0.0)
 
     def interrupted():
         manager = ObjectStoreManager(store, rank=1, world_size=2, **{**IN_THREADS, "min_replicas": 2})

@@ -23,7 +23,7 @@ from composer_replication.diloco.rounds.patience import (
 )
 from composer_replication.diloco.rounds.progress import read_progress
 from composer_replication.diloco.rounds.records import Layout, pack
-from composer_replication.diloco.rounds.vectors import RoundVector
+from composer_replication.diloco.rounds.shards import RoundVector
 from composer_replication.diloco.store import MemoryStore, StoreDenied, StoreFull, StoreUnavailable
 from composer_replication.errors import InputError, ShapeError
 from refusals import refusal

@@ -11,8 +11,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from round_model import Rules, explore
 
-from composer_replication.diloco.rounds import decide as protocol
-from composer_replication.diloco.rounds.decide import CreateOutcome, CreateSeal
+from composer_replication.diloco.rounds import round as protocol
+from composer_replication.diloco.rounds.round import CreateOutcome, CreateSeal
 
 SMALL = [
     Rules(rounds=1, corruptions=0, restarts=0),

@@ -12,10 +12,9 @@ import torch
 from toy_replicas import QUICK, in_threads
 
 from composer_replication.diloco.rounds import reading
-from composer_replication.diloco.rounds.decide import Offer, RoundView
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.reading import RoundReader
+from composer_replication.diloco.rounds.reading import Offer, RoundReader, RoundView
 from composer_replication.diloco.rounds.records import (
     Layout,
     Member,
@@ -172,30 +171,32 @@ def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
 
 
 def test_who_lost_a_seal_goes_on_with_the_one_that_is_there():
-    seen = reader({"seal": pack_seal(SEAL_AT, BOTH)}).sealed(SEEN, mine=None)
+    seen = reader({"seal": pack_seal(SEAL_AT, BOTH)}).view_after_seal(SEEN, my_record=None)
     assert seen == replace(SEEN, seal=BOTH)
 
 
 def test_a_seal_with_a_member_that_was_not_seen_has_to_be_looked_at_anew():
     """Its manifest was not read: the offer would count as unreadable, and a good attempt would be aborted."""
     alone = replace(SEEN, offers=frozenset({offer(0)}))
-    assert reader({"seal": pack_seal(SEAL_AT, BOTH)}).sealed(alone, mine=None) is None
+    assert reader({"seal": pack_seal(SEAL_AT, BOTH)}).view_after_seal(alone, my_record=None) is None
 
 
 @pytest.mark.parametrize("records", [{}, {"seal": b"damaged", "outcome": b"damaged"}], ids=["gone", "damaged"])
 def test_a_record_that_cannot_be_read_has_to_be_looked_at_anew(records):
-    assert reader(records).sealed(SEEN, mine=None) is None
-    assert reader(records).ended(SEEN, mine=None) is None
+    assert reader(records).view_after_seal(SEEN, my_record=None) is None
+    assert reader(records).view_after_outcome(SEEN, my_record=None) is None
 
 
 def test_a_seal_of_mine_that_does_not_fit_is_not_taken():
     """Its mean would have more shards than my vector: whoever reads it from the store refuses it, too."""
-    assert reader({}).sealed(SEEN, mine=pack_seal(SEAL_AT, replace(BOTH, num_shards=2))) is None
+    assert reader({}).view_after_seal(SEEN, my_record=pack_seal(SEAL_AT, replace(BOTH, num_shards=2))) is None
 
 
 def test_after_a_commit_its_members_follow_and_after_an_abort_the_next_attempt_is_read():
     seen = replace(SEEN, seal=BOTH)
     commit = RoundOutcome("commit", "base", "spec", BOTH.members, ("b" * 64,))
     abort = RoundOutcome("abort", "base", "spec", BOTH.members, bad=(BOTH.members[0].id,), reason="unreadable")
-    assert reader({"outcome": pack_outcome(OUTCOME_AT, commit)}).ended(seen, mine=None) == replace(seen, outcome=commit)
-    assert reader({"outcome": pack_outcome(OUTCOME_AT, abort)}).ended(seen, mine=None) is None
+    assert reader({"outcome": pack_outcome(OUTCOME_AT, commit)}).view_after_outcome(seen, my_record=None) == replace(
+        seen, outcome=commit
+    )
+    assert reader({"outcome": pack_outcome(OUTCOME_AT, abort)}).view_after_outcome(seen, my_record=None) is None

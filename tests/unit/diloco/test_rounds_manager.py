@@ -16,11 +16,12 @@ from faulty_stores import Faults, FaultyStore
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, run_replica
 
 from composer_replication.diloco.payload import ErrorFeedback
-from composer_replication.diloco.rounds import running as shards
-from composer_replication.diloco.rounds.decide import Offer, outliers
+from composer_replication.diloco.rounds import shards
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.rounds.reading import Offer
 from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, OfferId
-from composer_replication.diloco.rounds.vectors import RoundVector, largest_of, scaled_weights, weighted_mean
+from composer_replication.diloco.rounds.round import _outliers
+from composer_replication.diloco.rounds.shards import RoundVector, largest_magnitude, scaled_weights, weighted_mean
 from composer_replication.diloco.store import MemoryStore
 
 
@@ -119,14 +120,14 @@ def test_a_round_that_is_over_holds_none_of_its_tensors():
     """Without waiting for a collection of cycles, which may come many rounds later."""
     manager = ObjectStoreManager(MemoryStore(), rank=0, world_size=1, **QUICK)
     membership, gone = manager._membership, []
-    running = membership.running
+    new_round = membership.new_round
 
     def watched(*values, **named):
-        round = running(*values, **named)
+        round = new_round(*values, **named)
         gone.append(weakref.ref(round))
         return round
 
-    membership.running = watched
+    membership.new_round = watched
     gc.collect()
     gc.disable()
     try:
@@ -238,7 +239,7 @@ def test_a_vector_that_is_far_larger_than_the_others_has_no_weight_in_its_round(
 )
 def test_beside_replicas_that_stand_still_what_moved_as_usual_counts(sizes, left_out):
     offers = [Offer(OfferId(rank, 0, 0), "m", "base", "spec", 1.0, 1, size) for rank, size in enumerate(sizes)]
-    assert outliers(offers) == {OfferId(rank, 0, 0) for rank in left_out}
+    assert _outliers(offers) == {OfferId(rank, 0, 0) for rank in left_out}
 
 
 @pytest.mark.parametrize("payload", ["bf16", "int8", "int4"])
@@ -287,9 +288,9 @@ def test_an_offer_that_holds_more_than_its_manifest_says_counts_for_nothing(monk
     store = MemoryStore()
 
     def modest(values):
-        return 1e-3 if threading.current_thread().name.startswith("liar") else largest_of(values)
+        return 1e-3 if threading.current_thread().name.startswith("liar") else largest_magnitude(values)
 
-    monkeypatch.setattr(shards, "largest_of", modest)
+    monkeypatch.setattr(shards, "largest_magnitude", modest)
 
     def run(rank):
         options = {**QUICK, "min_replicas": 1, "first_grace_s": 3.0}  # all of it is waited for

@@ -105,7 +105,7 @@ def test_one_seed_is_one_run_and_another_is_another():
 
 
 def test_shards_are_a_multiple_of_the_parties_and_no_finer_than_in_the_protocol():
-    from composer_replication.diloco.rounds.vectors import shard_sizes
+    from composer_replication.diloco.rounds.shards import shard_sizes
 
     for elements in (10_000_000, 50_000_000, 800_000_000):
         for parties in (2, 3, 8):

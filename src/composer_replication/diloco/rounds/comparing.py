@@ -21,7 +21,7 @@ from composer_replication.diloco.rounds.heal import GlobalState
 from composer_replication.diloco.rounds.patience import PatientStore, StateUnreadable
 from composer_replication.diloco.rounds.reading import newest_claim, read_goodbye, read_record
 from composer_replication.diloco.rounds.records import as_record_error, checked_sha256, pack, parse_offer, unpack_fields
-from composer_replication.diloco.rounds.running import RunPosition
+from composer_replication.diloco.rounds.settings import RunPosition
 from composer_replication.errors import explain
 
 T = TypeVar("T")

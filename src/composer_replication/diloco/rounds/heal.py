@@ -33,7 +33,7 @@ from composer_replication.diloco.rounds.records import (
     parse_state,
     unpack_fields,
 )
-from composer_replication.diloco.rounds.running import RoundSettings, RunPosition
+from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.errors import explain
 
 _MAX_SLOTS = 100  # records that name the run's first state, each written because all before are damaged

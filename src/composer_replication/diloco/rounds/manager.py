@@ -9,7 +9,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable
-from typing import Any, NamedTuple
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -19,7 +19,8 @@ from composer_replication.diloco.rounds.heal import Follower
 from composer_replication.diloco.rounds.membership import Membership
 from composer_replication.diloco.rounds.patience import RoundError, Traffic
 from composer_replication.diloco.rounds.records import MAX_WEIGHT
-from composer_replication.diloco.rounds.running import Ended, RoundSettings, RunPosition
+from composer_replication.diloco.rounds.round import RoundResult
+from composer_replication.diloco.rounds.settings import RunPosition, resolve_settings
 from composer_replication.diloco.store import ObjectStore, open_store
 from composer_replication.errors import InputError, explain
 
@@ -76,29 +77,34 @@ class ObjectStoreManager:
         state_every: int = 10,
         keep_rounds: int = 2,
     ) -> None:
-        where = _find_place(store, rank, world_size, timeout_s, poll_s)
-        sizes = (shard_bytes, parallel)
-        self._settings = settings_of(where, min_replicas, (grace_s, first_grace_s), (payload, mean_payload), sizes)
-        check(where.rank, self._settings, state_every, keep_rounds)
-        self.rank, self.world_size, self.weight = where.rank, where.world_size, weight
+        self._objects, self.rank, self.world_size = _find_store(store, rank, world_size)
+        self._settings = resolve_settings(
+            self.world_size,
+            timeout_s=getattr(store, "timeout_s", 1800.0) if timeout_s is None else timeout_s,
+            poll_s=getattr(store, "poll_interval_s", 1.0) if poll_s is None else poll_s,
+            min_replicas=min_replicas,
+            grace_s=grace_s,
+            first_grace_s=first_grace_s,
+            payload=payload,
+            mean_payload=mean_payload,
+            shard_bytes=shard_bytes,
+            parallel=parallel,
+        )
+        if not 0 <= self.rank < self.world_size:
+            raise InputError(explain("rank", got=self.rank, expected=f"0 to {self.world_size - 1}"))
+        for name, value in (("state_every", state_every), ("keep_rounds", keep_rounds), ("parallel", parallel)):
+            if value < 1:
+                raise InputError(explain(name, got=value, expected="at least 1"))
+        self.weight = weight
         self.traffic = Traffic()
-        self.history: list[Ended] = []
-        self._objects = where.objects
+        self.history: list[RoundResult] = []
         self._state_dict_fns: dict[str, StateFns] = {}
-        self._pool = self._settings.threads()
-        self._membership = self._outside(generation or 0, lease_s, takeover, state_every, keep_rounds)
-        self._feedback: dict[int, ErrorFeedback] = {}
-        self._round: _Round | None = None
-
-    def _outside(
-        self, generation: int, lease_s: float, takeover: bool, state_every: int, keep_rounds: int
-    ) -> Membership:
-        """Return the membership of this replica before it has joined the run."""
-        return Membership(
+        self._pool = self._settings.make_pool()
+        self._membership = Membership(
             objects=self._objects,
             traffic=self.traffic,
             settings=self._settings,
-            generation=generation,
+            generation=generation or 0,
             position=RunPosition(self.rank, -1),
             functions=self._state_dict_fns,
             pool=self._pool,
@@ -107,6 +113,8 @@ class ObjectStoreManager:
             state_every=state_every,
             keep_rounds=keep_rounds,
         )
+        self._feedback: dict[int, ErrorFeedback] = {}
+        self._round: _Round | None = None
 
     # Called by DiLoCo.
 
@@ -202,19 +210,18 @@ class ObjectStoreManager:
     def __exit__(self, kind: type[BaseException] | None, *_error: object) -> None:
         self._close(failed=kind is not None)
 
-    def _run(self, tensors: list[Tensor]) -> Ended:
+    def _run(self, tensors: list[Tensor]) -> RoundResult:
         weight = self.weight() if callable(self.weight) else self.weight
         if not 0 < weight <= MAX_WEIGHT:
             raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MAX_WEIGHT:g}"))
         membership = self._membership
         # The run may have ended while this round was trained for; then its tensors stay as they are.
         if membership.is_over:
-            return Ended("over")
+            return RoundResult("over")
         # Weights that were trained from another state than the global one must not be averaged.
         weight = 0.0 if membership.healing else weight
-        running = membership.running(membership.store, membership.vector(tensors), weight=weight)
-        running.feedback = self._feedback_of(membership.position.step)
-        return membership.hold(running)
+        vector, feedback = membership.vector(tensors), self._feedback_of(membership.position.step)
+        return membership.hold(membership.new_round(membership.store, vector, weight=weight, feedback=feedback))
 
     def _feedback_of(self, step: int) -> ErrorFeedback | None:
         """Return the error feedback of the fragment of this step; None if nothing is rounded."""
@@ -222,7 +229,7 @@ class ObjectStoreManager:
             return None
         return self._feedback.setdefault(step % self._membership.num_fragments, ErrorFeedback())
 
-    def _finish_round(self) -> Ended:
+    def _finish_round(self) -> RoundResult:
         if self._round is None:
             self.start_quorum()
         assert self._round is not None
@@ -243,14 +250,14 @@ class _Round:
         self.tensors: list[Tensor] = []
         self.thread: threading.Thread | None = None
         self.counted = False
-        self._ended: Ended | None = None
+        self._ended: RoundResult | None = None
         self._error: Exception | None = None
 
-    def start(self, run: Callable[[list[Tensor]], Ended]) -> None:
+    def start(self, run: Callable[[list[Tensor]], RoundResult]) -> None:
         self.thread = threading.Thread(target=self._work, args=(run,), name="diloco-round", daemon=True)
         self.thread.start()
 
-    def result(self, run: Callable[[list[Tensor]], Ended]) -> Ended:
+    def result(self, run: Callable[[list[Tensor]], RoundResult]) -> RoundResult:
         if self.thread is None:
             self.start(run)
         assert self.thread is not None
@@ -261,7 +268,7 @@ class _Round:
             raise RoundError("the thread of a round died; its traceback is printed above")
         return self._ended
 
-    def _work(self, run: Callable[[list[Tensor]], Ended]) -> None:
+    def _work(self, run: Callable[[list[Tensor]], RoundResult]) -> None:
         try:
             self._ended = run(self.tensors)
         except _RAISED_AGAIN as error:
@@ -289,66 +296,11 @@ class RoundWork:
         return self._future
 
 
-# Error feedback covers offers, not means. In a mean of integers, a number that is small beside the largest of its block
-# would be lost for good: the replica that averages cannot keep the residual for its next mean, because any other
-# replica must be able to compute a damaged mean again, to the bit.
-_MEAN_OF: dict[PayloadKind, PayloadKind] = {"int8": "bf16", "int4": "bf16"}
-
-
-class Where(NamedTuple):
-    """The store, the rank of this replica, and how long a round may take."""
-
-    objects: ObjectStore
-    rank: int
-    world_size: int
-    timeout_s: float
-    poll_s: float
-
-
-def _find_place(
-    store: Any, rank: int | None, world_size: int | None, timeout_s: float | None, poll_s: float | None
-) -> Where:
-    """Return the store with rank, world size and limits: the arguments, or else those of an ObjectStoreAllReduce."""
+def _find_store(store: Any, rank: int | None, world_size: int | None) -> tuple[ObjectStore, int, int]:
+    """Return the store, the rank and the world size: the arguments, or else those of an ObjectStoreAllReduce."""
     objects: ObjectStore = open_store(store) if isinstance(store, str) else getattr(store, "objects", store)
     rank = getattr(store, "rank", None) if rank is None else rank
     world_size = getattr(store, "world_size", None) if world_size is None else world_size
     if rank is None or world_size is None:
         raise InputError(explain("manager", got=f"rank {rank}, world_size {world_size}", expected="both"))
-    limits = (getattr(store, "timeout_s", 1800.0), getattr(store, "poll_interval_s", 1.0))
-    chosen_limits = (limits[0] if timeout_s is None else timeout_s, limits[1] if poll_s is None else poll_s)
-    return Where(objects, rank, world_size, *chosen_limits)
-
-
-def settings_of(
-    where: Where,
-    min_replicas: int | None,
-    graces_s: tuple[float, float | None],
-    payloads: tuple[PayloadKind, PayloadKind | None],
-    sizes: tuple[int, int],
-) -> RoundSettings:
-    """Return the settings of the rounds, with defaults that depend on other settings."""
-    (grace_s, first_grace_s), (payload, mean_payload), (shard_bytes, parallel) = graces_s, payloads, sizes
-    return RoundSettings(
-        world_size=where.world_size,
-        min_replicas=(where.world_size + 1) // 2 if min_replicas is None else min_replicas,
-        grace_s=grace_s,
-        first_grace_s=where.timeout_s / 2 if first_grace_s is None else first_grace_s,
-        timeout_s=where.timeout_s,
-        poll_s=where.poll_s,
-        payload=payload,
-        mean_payload=mean_payload or _MEAN_OF.get(payload, payload),
-        shard_bytes=shard_bytes,
-        parallel=parallel,
-    )
-
-
-def check(rank: int, settings: RoundSettings, state_every: int, keep_rounds: int) -> None:
-    """Raise InputError for a rank or settings out of range."""
-    if not 0 <= rank < settings.world_size:
-        raise InputError(explain("rank", got=rank, expected=f"0 to {settings.world_size - 1}"))
-    if not 1 <= settings.min_replicas <= settings.world_size:
-        expected = f"1 to {settings.world_size}"
-        raise InputError(explain("min_replicas", got=settings.min_replicas, expected=expected))
-    for name, value in (("state_every", state_every), ("keep_rounds", keep_rounds), ("parallel", settings.parallel)):
-        if value < 1:
-            raise InputError(explain(name, got=value, expected="at least 1"))
+    return objects, rank, world_size

@@ -11,6 +11,7 @@ from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
+from composer_replication.diloco.payload import ErrorFeedback
 from composer_replication.diloco.rounds.claims import Heart, agree_on_run, refuse_if_replaced, take_rank
 from composer_replication.diloco.rounds.comparing import Comparisons
 from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
@@ -25,8 +26,9 @@ from composer_replication.diloco.rounds.patience import (
 )
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye, read_commit, read_departures, step_of
 from composer_replication.diloco.rounds.records import Layout, RoundOutcome, digest, next_base, pack
-from composer_replication.diloco.rounds.running import Ended, RoundSettings, RunningRound, RunPosition
-from composer_replication.diloco.rounds.vectors import RoundVector
+from composer_replication.diloco.rounds.round import Round, RoundResult
+from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
+from composer_replication.diloco.rounds.shards import RoundVector
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
@@ -141,7 +143,7 @@ class Membership:
                 self._state.publish(store, self.position)
             self._retention.sweep(store, self.position.step, self._state.readable(store))
 
-    def end_round(self, ended: Ended) -> bool:
+    def end_round(self, ended: RoundResult) -> bool:
         """Advance if the round was committed, and return whether it was.
 
         A replica that was not among its members announces that it is back.
@@ -176,7 +178,7 @@ class Membership:
         self._compare(store)
         self._finish_comparisons()
 
-    def hold(self, round: RunningRound) -> Ended:
+    def hold(self, round: Round) -> RoundResult:
         """Take part in a round. If it cannot be held, write a goodbye before the error is raised again.
 
         Nobody knows whether this process will be closed. Its offer stays, because it may be sealed, and counts in this
@@ -329,8 +331,8 @@ class Membership:
             if self.follower is None:
                 return False
             vector = self.vector(self.follower.blanks(self.position.step))
-            round = self.running(store, vector, weight=0.0)
-            if round.take(outcome) != "commit":
+            round = self.new_round(store, vector, weight=0.0)
+            if round.fetch_commit(outcome) != "commit":
                 return False
             self.follower.apply(self.position.step, vector.tensors)
         self._advance(outcome)
@@ -342,9 +344,11 @@ class Membership:
         parties = self.settings.world_size if last is None else len(last.members)
         return RoundVector(tensors, parties=parties, shard_elements=max(1, self.settings.shard_bytes // 4))
 
-    def running(self, store: PatientStore, vector: RoundVector, *, weight: float) -> RunningRound:
+    def new_round(
+        self, store: PatientStore, vector: RoundVector, *, weight: float, feedback: ErrorFeedback | None = None
+    ) -> Round:
         """Return a round of the current step in which this replica can take part."""
-        return RunningRound(store, self.layout, self.settings, self.position, vector, weight, self.pool)
+        return Round(store, self.layout, self.settings, self.position, vector, weight, self.pool, feedback=feedback)
 
     def _advance(self, outcome: RoundOutcome) -> None:
         position = self.position
@@ -362,7 +366,7 @@ class Membership:
         else:  # each round restores one fragment
             self.healing = self.num_fragments
 
-    def _after_void(self, ended: Ended) -> None:
+    def _after_void(self, ended: RoundResult) -> None:
         self.position = replace(self.position, first_trial=ended.trials)
         self._voids += 1
         if self.num_fragments == 1 or self.follower is not None:

@@ -4,26 +4,18 @@ from __future__ import annotations
 
 import functools
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from typing import Literal, NamedTuple, TypeVar
 
-from composer_replication.diloco.rounds.decide import (
-    Attempt,
-    Offer,
-    RoundView,
-    expected_ranks,
-    resolve_attempt,
-    view_with_outcome,
-    view_with_seal,
-)
 from composer_replication.diloco.rounds.patience import PatientStore
 from composer_replication.diloco.rounds.records import (
     MAX_COUNTER,
     MAX_RECORD_BYTES,
     Layout,
     Manifest,
+    Member,
     OfferId,
     RecordError,
     RoundOutcome,
@@ -49,6 +41,56 @@ T = TypeVar("T")
 READS = 3  # tries before bytes count as unreadable: bytes that were damaged on their way are whole the next time
 # "0" and "12"; not "-1"
 _CLAIM = re.compile(r"\d{1,9}")
+
+
+_ABORTS = 2  # readable aborts that end an attempt, so that it stays ended even if one of them is damaged later
+
+
+@dataclass(frozen=True)
+class Offer:
+    """A contribution whose manifest exists and can be read."""
+
+    id: OfferId
+    manifest: str
+    base: str
+    spec: str
+    weight: float
+    num_shards: int
+    largest: float = 0.0  # largest magnitude in its vector
+
+
+@dataclass(frozen=True)
+class RoundView:
+    """One round as a replica has read it. A part may be older than the store; none is newer."""
+
+    expected: frozenset[int]  # ranks to wait for until the grace is over
+    offers: frozenset[Offer] = frozenset()
+    ended: tuple[RoundOutcome, ...] = ()  # attempts that were aborted or void
+    seal: Seal | Literal["unreadable"] | None = None  # of the attempt after those
+    means: frozenset[int] = frozenset()  # shards whose mean exists
+    outcome: RoundOutcome | None = None  # a commit
+    departed: frozenset[int] = frozenset()  # ranks whose latest process has said goodbye
+    finished: frozenset[int] = frozenset()  # the departed ranks that have all the commits that this replica needs
+    slot: int = 0  # where this attempt's outcome goes, after outcomes that cannot be read
+    abort: RoundOutcome | None = None  # of this attempt, in one slot only: it counts once it is in two
+
+    @property
+    def attempt(self) -> int:
+        """The number of the open attempt."""
+        return len(self.ended)
+
+    @property
+    def spent(self) -> frozenset[OfferId]:
+        """The offers that no later attempt may use."""
+        return frozenset(offer_id for outcome in self.ended for offer_id in outcome.spent())
+
+
+class Attempt(NamedTuple):
+    """How an attempt ended, as far as that can be read."""
+
+    outcome: RoundOutcome | None = None
+    slot: int = 0  # where an outcome would go
+    abort: RoundOutcome | None = None  # the only one that can be read, although two are needed
 
 
 class Goodbye(NamedTuple):
@@ -87,7 +129,7 @@ class RoundReader:
     pool: ThreadPoolExecutor | None = None
     commits: int | None = None  # how many this replica needs; None if unknown
     manifests: dict[OfferId, tuple[str, Manifest]] = field(default_factory=dict)
-    mean_shas: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
+    mean_checksums: dict[int, dict[int, str]] = field(default_factory=dict)  # by attempt and shard
     _ended: list[RoundOutcome] = field(default_factory=list)
     _outcomes: dict[tuple[int, int], RoundOutcome] = field(default_factory=dict)  # by attempt and slot
     _seal: tuple[int, Seal] | None = None
@@ -111,7 +153,7 @@ class RoundReader:
             offers=frozenset(self._offer(ident) for ident in self.manifests),
             ended=tuple(self._ended),
             seal=seal,
-            means=frozenset(self.mean_shas.get(attempt, ())),
+            means=frozenset(self.mean_checksums.get(attempt, ())),
             outcome=outcome,
             departed=self.departures().ranks,
             finished=self.departures().finished_for(self.commits),
@@ -133,21 +175,21 @@ class RoundReader:
         """Let the next read ask again who has left."""
         self._departures = None
 
-    def sealed(self, view: RoundView, *, mine: bytes | None) -> RoundView | None:
+    def view_after_seal(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
         """Return the view with the seal of the attempt, after this replica tried to create it.
 
         `mine` is the record that was created here and read back; None if another replica was first, so that its record
         is read. Returns None if the round has to be read again.
         """
-        seal = self._known(self.layout.seal(self.step, view.attempt), mine, self._fitting_seal)
+        seal = self._known(self.layout.seal(self.step, view.attempt), my_record, self._fitting_seal)
         if seal is None:
             return None
         self._seal = (view.attempt, seal)
         return view_with_seal(view, seal)
 
-    def ended(self, view: RoundView, *, mine: bytes | None) -> RoundView | None:
+    def view_after_outcome(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
         """Return the view with the outcome of the attempt, as `sealed` does for the seal."""
-        outcome = self._known(self.layout.outcome(self.step, view.attempt, view.slot), mine, unpack_outcome)
+        outcome = self._known(self.layout.outcome(self.step, view.attempt, view.slot), my_record, unpack_outcome)
         return None if outcome is None else view_with_outcome(view, outcome)
 
     def _known(self, key: str, mine: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
@@ -236,7 +278,7 @@ class RoundReader:
         for name in sorted(name for name in names if name.startswith(folder)):
             mean = parse_mean(name.removeprefix(folder), mean_of)
             if mean is not None and mean[0] < seal.num_shards:
-                self.mean_shas.setdefault(attempt, {}).setdefault(*mean)
+                self.mean_checksums.setdefault(attempt, {}).setdefault(*mean)
             else:
                 self.store.traffic.add(foreign=1)
 
@@ -260,6 +302,56 @@ class RoundReader:
                 self._departures = Future()
                 self._departures.set_result(departures)
         return self._departures
+
+
+def resolve_attempt(slots: Sequence[RoundOutcome | None]) -> Attempt:
+    """Return how an attempt ended, from the outcomes in its slots; None is one that cannot be read.
+
+    A later slot was written because the one before was damaged. One commit decides, and so does one void: a replica
+    that cannot read it sees the same seal and the same means, and writes the same outcome into the next slot. An abort
+    cannot be derived again, so it has to be in two slots before anybody acts on it.
+    """
+    aborts: list[RoundOutcome] = []
+    for outcome in filter(None, slots):
+        if outcome.result != "abort":
+            return Attempt(outcome)
+        aborts.append(outcome)
+        if len(aborts) == _ABORTS:
+            return Attempt(outcome)
+    return Attempt(slot=len(slots), abort=aborts[-1] if aborts else None)
+
+
+def view_with_seal(view: RoundView, seal: Seal) -> RoundView | None:
+    """Return the view with the seal that was just created; None if the round has to be read again.
+
+    The result is what a read right after the seal would show, except for offers that are not in the view. So all
+    members of the seal must be among the offers of the view.
+    """
+    return replace(view, seal=seal) if _knows(view, seal.members) else None
+
+
+def view_with_outcome(view: RoundView, outcome: RoundOutcome) -> RoundView | None:
+    """Return the view with the outcome that was just created; None if the round has to be read again.
+
+    That is so for an outcome other than a commit, because another attempt follows it.
+    """
+    committed = outcome.result == "commit" and _knows(view, outcome.members)
+    return replace(view, outcome=outcome) if committed else None
+
+
+def _knows(view: RoundView, members: Iterable[Member]) -> bool:
+    return {member.id for member in members} <= {offer.id for offer in view.offers}
+
+
+def expected_ranks(
+    last: RoundOutcome | None, here: Iterable[int], departed: Iterable[int], world_size: int
+) -> frozenset[int]:
+    """Return the ranks to wait for: the members of the last commit and those that are back, without those that left.
+
+    So a replica that died costs its peers one grace, not one in every round.
+    """
+    before = range(world_size) if last is None else (member.id.rank for member in last.members)
+    return frozenset({*before, *here} - set(departed))
 
 
 def _no_fields(kind: str) -> Callable[[str, bytes], bool]:

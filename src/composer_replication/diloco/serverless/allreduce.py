@@ -12,8 +12,9 @@ from composer_replication.diloco.rounds.manager import ObjectStoreManager, Round
 from composer_replication.diloco.rounds.patience import PatientStore, RoundError, StaleRound, Traffic
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
 from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, Layout, OfferId, parse_offer
-from composer_replication.diloco.rounds.running import RoundSettings, RunningRound, RunPosition
-from composer_replication.diloco.rounds.vectors import RoundVector, largest_of
+from composer_replication.diloco.rounds.round import Round
+from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
+from composer_replication.diloco.rounds.shards import RoundVector, largest_magnitude
 from composer_replication.diloco.store import ObjectStore, StoreError, open_store
 from composer_replication.errors import InputError, NonFiniteError, explain
 
@@ -79,7 +80,7 @@ class ObjectStoreAllReduce:
     def _refuse_unsummable(self, tensor: Tensor) -> None:
         """Raise NonFiniteError for numbers that a round would leave out: the mean is that of all processes, or none."""
         # A comparison with NaN is false, so `not <=` also refuses NaN.
-        largest = largest_of(tensor.detach().flatten())
+        largest = largest_magnitude(tensor.detach().flatten())
         if not largest <= MAX_MAGNITUDE:
             got = f"numbers up to {largest} from rank {self.rank}"
             raise NonFiniteError(explain(self._where(), got=got, expected=f"at most {MAX_MAGNITUDE:g}"))
@@ -90,7 +91,7 @@ class ObjectStoreAllReduce:
             self._layout = self._find_run(store)
             # Claims only tell processes of a rank apart here, so none is waited for.
             self._claim = take_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
-            self._pool = self._settings.threads()
+            self._pool = self._settings.make_pool()
         refuse_if_replaced(store, self._layout, self.rank, self._claim)
         goodbye = self._layout.goodbye(self.rank, self._claim)
         if self._gave_up:
@@ -99,7 +100,7 @@ class ObjectStoreAllReduce:
         self._refuse_old_round(store)
         vector = RoundVector([tensor], parties=self.world_size, shard_elements=_SHARD_BYTES // 4)
         position = RunPosition(self.rank, self._claim, self.round_id, _BASE)
-        round = RunningRound(store, self._layout, self._settings, position, vector, 1.0, self._pool, name=name)
+        round = Round(store, self._layout, self._settings, position, vector, 1.0, self._pool, name=name)
         try:
             ended = round.run()
         except RoundError:
