@@ -9,11 +9,11 @@ import time
 import pytest
 
 from composer_replication.diloco.serverless.executor import (
-    describe_exit,
-    describe_failure,
+    _describe_exit,
+    _describe_failure,
+    _without_control_characters,
     in_brief,
     within,
-    without_control_characters,
 )
 from composer_replication.errors import RunError
 from refusals import refusal
@@ -47,7 +47,7 @@ def test_a_service_that_hangs_is_not_waited_for():
     ],
 )
 def test_what_a_terminal_would_act_upon_is_taken_out(text, shown):
-    assert without_control_characters(text) == shown
+    assert _without_control_characters(text) == shown
 
 
 def test_an_error_is_told_in_one_short_harmless_line():
@@ -69,12 +69,12 @@ def test_an_error_is_told_in_one_short_harmless_line():
     ],
 )
 def test_an_exit_status_is_told_in_words(code, facts):
-    assert re.findall(r"\d+|SIG\w+|memory", describe_exit(code)) == facts
+    assert re.findall(r"\d+|SIG\w+|memory", _describe_exit(code)) == facts
 
 
 def test_each_way_to_end_has_words_of_its_own():
-    assert len({describe_exit(code) for code in (-9, -15, 124, 78, 7, None)}) == 6
-    assert describe_exit(78).replace("78", "7") != describe_exit(7)
+    assert len({_describe_exit(code) for code in (-9, -15, 124, 78, 7, None)}) == 6
+    assert _describe_exit(78).replace("78", "7") != _describe_exit(7)
 
 
 TRACEBACK = "Traceback (most recent call last):\n  File 'x'\n    y\nmod.TheError: why\n"
@@ -95,8 +95,8 @@ TRACEBACK = "Traceback (most recent call last):\n  File 'x'\n    y\nmod.TheError
     ],
 )
 def test_a_failure_is_told_with_the_last_error_and_the_last_line_as_what_they_are(code, log, told):
-    ended, *parts = describe_failure(code, log).split("; ")
-    assert ended == describe_exit(code)
+    ended, *parts = _describe_failure(code, log).split("; ")
+    assert ended == _describe_exit(code)
     for part, fact in zip(parts, told, strict=True):
         assert part.endswith(fact)
         assert (part == fact) == fact.startswith("TheError")  # a last line is said to be one

@@ -15,7 +15,7 @@ import pytest
 
 from composer_replication.diloco.serverless import LocalProcessExecutor
 from composer_replication.diloco.serverless import local_process as processes
-from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, describe_exit
+from composer_replication.diloco.serverless.executor import Executor, ReplicaHandle, _describe_exit
 from composer_replication.errors import InputError, RunError
 from executors import replica_bodies
 from executors.conformance import ENV, TESTS, ExecutorConformance, is_alive, pids_in, wait_until
@@ -77,7 +77,7 @@ class TestLocalProcess(ExecutorConformance):
         handles = executor.launch_replicas(1, replica_bodies.waits, {"folder": str(tmp_path)}, timeout=0.5)
         (outcome,) = executor.collect(handles)
         assert (outcome["status"], outcome["exit_code"]) == ("failed", 124)
-        assert outcome["error"].startswith(describe_exit(124))
+        assert outcome["error"].startswith(_describe_exit(124))
         assert not any(map(is_alive, pids_in(tmp_path, 0)))
 
     def test_a_value_that_is_no_json_is_said_to_be_lost(self, executor: Executor):
@@ -174,7 +174,7 @@ class TestIdentity:
 
     def test_a_process_is_looked_up_the_same_way_by_ps(self, launched):
         handle, _ = launched
-        by_proc = processes.look_up(handle.metadata["pid"])
+        by_proc = processes._look_up(handle.metadata["pid"])
         by_ps = processes._from_ps(handle.metadata["pid"])
         assert by_proc is not None
         assert by_ps is not None
@@ -199,15 +199,15 @@ class TestIdentity:
     def test_a_signal_is_not_sent_to_another_process_than_was_looked_at(self):
         other = stranger()
         try:
-            known = processes.look_up(other.pid)
+            known = processes._look_up(other.pid)
             assert known is not None
-            assert not processes.send_signal(known._replace(began="earlier"), signal.SIGKILL)
+            assert not processes._send_signal(known._replace(began="earlier"), signal.SIGKILL)
             assert other.poll() is None
-            assert processes.send_signal(known, signal.SIGKILL)
+            assert processes._send_signal(known, signal.SIGKILL)
         finally:
             other.kill()
             other.wait()
-        assert not processes.send_signal(known, signal.SIGKILL)  # it is gone
+        assert not processes._send_signal(known, signal.SIGKILL)  # it is gone
 
 
 def start_launcher(folder: Path, *, tied: bool) -> subprocess.Popen[str]:

@@ -160,7 +160,7 @@ def _launch(args: argparse.Namespace) -> int:
     if args.detach:
         arguments = f"{args.bucket} --launch {launch.number}"
         log(f"Watch them with `crf diloco watch {arguments}`, stop them with `crf diloco cancel {arguments}`")
-        return show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
+        return _show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
 
@@ -210,17 +210,17 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
 
         def on_status(status: LaunchStatus) -> None:
             if live is not None:
-                live.update(launch_table(status))
+                live.update(_launch_table(status))
                 return
             # Without a terminal, one line per round, problem or stall: the status is read every two seconds.
             event = status.trouble if status.progress is None else status.progress.step
             event = f"{event} stalled" if status.stalled_s is not None else event
             if event is not None and event not in logged:
                 logged.add(event)
-                log(round_line(status))
+                log(_round_line(status))
 
         status = tend(store, file, executor, relaunches=args.relaunch, on_status=on_status, on_message=log)
-    return show_status(status, args.bucket, as_json=args.json, has_logged_failures=True)
+    return _show_status(status, args.bucket, as_json=args.json, has_logged_failures=True)
 
 
 def _watch(args: argparse.Namespace) -> int:
@@ -241,10 +241,10 @@ def _watch(args: argparse.Namespace) -> int:
         if notice is None:
             raise missing_file_error(args.bucket, args.number)
         log("There is no launch file here, so this is only what the bucket shows (add --launch-file FILE)")
-        return show_status(read_bucket_status(store, notice), args.bucket, as_json=args.json)
+        return _show_status(read_bucket_status(store, notice), args.bucket, as_json=args.json)
     executor = _executor_of(file, may_lack=not args.relaunch)
     if args.once or executor is None:
-        return show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
+        return _show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
 
 
@@ -259,7 +259,7 @@ def _cancel(args: argparse.Namespace) -> int:
     assert executor is not None
     unended = cancel(file, executor)
     log(describe_cancellation(unended, file.read().launch, executor))
-    show_status(read_launch_status(None, file, executor), args.bucket, as_json=args.json)
+    _show_status(read_launch_status(None, file, executor), args.bucket, as_json=args.json)
     return 1 if unended else 0
 
 
@@ -302,11 +302,11 @@ def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None
 _MAX_RANKS_SHOWN, _MAX_SHOWN_S = 16, 1e9
 
 
-def launch_table(launch_status: LaunchStatus) -> Table:
+def _launch_table(launch_status: LaunchStatus) -> Table:
     """Return a table with a row per replica and the state of the rounds as its caption."""
     from rich.markup import escape
 
-    caption = escape(plain(round_line(launch_status)))
+    caption = escape(plain(_round_line(launch_status)))
     rows = [
         (replica.rank, replica.status, _exit(replica.exit_code), replica.in_round, replica.attempt, replica.where)
         for replica in launch_status.replicas
@@ -315,7 +315,7 @@ def launch_table(launch_status: LaunchStatus) -> Table:
     return table(f"Launch {launch_status.launch.number}", columns, rows, caption=caption or None, shrinks="known as")
 
 
-def round_line(launch_status: LaunchStatus) -> str:
+def _round_line(launch_status: LaunchStatus) -> str:
     """Return a line about the rounds: number, members, bytes, stragglers and the remaining time."""
     from composer_replication.cli.progress import duration
 
@@ -353,7 +353,7 @@ def _failure_lines(launch_status: LaunchStatus, bucket: str, *, has_logged_failu
     return lines
 
 
-def show_status(launch_status: LaunchStatus, bucket: str, *, as_json: bool, has_logged_failures: bool = False) -> int:
+def _show_status(launch_status: LaunchStatus, bucket: str, *, as_json: bool, has_logged_failures: bool = False) -> int:
     """Print the state of a launch. Returns the exit status: 1 if a replica has failed and is not restarted."""
 
     if as_json:
@@ -363,7 +363,7 @@ def show_status(launch_status: LaunchStatus, bucket: str, *, as_json: bool, has_
         timing = {"eta_s": launch_status.eta_s, "stalled_s": launch_status.stalled_s}
         print_json({**counts, **timing, "trouble": launch_status.trouble, "replicas": replicas})
     else:
-        show(launch_table(launch_status))
+        show(_launch_table(launch_status))
         for line in _failure_lines(launch_status, bucket, has_logged_failures=has_logged_failures):
             log(line)
     return 1 if any(replica.status == "failed" for replica in launch_status.replicas) else 0

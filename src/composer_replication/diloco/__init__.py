@@ -3,8 +3,7 @@
 store         objects by key: in memory, in a folder, in a bucket, on the Hub
 payload       a vector as bytes that a reader can verify
 rounds        who is averaged, decided once per round, over a store alone
-outer_loop    the outer optimizer around an inner training loop, over torchft's DiLoCo
-training      a replica's training, and the model that it ends with
+training      the outer loop of a replica around any training loop, over torchft's DiLoCo
 tiny_trainer  a trainer to try a launch with, and an example for your own
 serverless    replicas on rented machines: who starts them, how they meet, and the program that each of them is
 
@@ -20,7 +19,7 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.optional import available as _available
 
 if TYPE_CHECKING:
-    from composer_replication.diloco.outer_loop import make_diloco_outer_loop
+    from composer_replication.diloco.training import make_diloco_outer_loop
 
 _OF_TORCHFT = {"DiLoCo": "torchft.local_sgd", "Manager": "torchft.manager", "_DummyWork": "torchft.work"}
 _TORCHFT_AVAILABLE: bool = _available("torchft")
@@ -30,7 +29,7 @@ __all__ = ["make_diloco_outer_loop"]
 
 def __getattr__(name: str) -> Any:
     if name == "make_diloco_outer_loop":
-        return import_module("composer_replication.diloco.outer_loop").make_diloco_outer_loop
+        return import_module("composer_replication.diloco.training").make_diloco_outer_loop
     if name not in _OF_TORCHFT:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return getattr(import_module(_OF_TORCHFT[name]), name) if _TORCHFT_AVAILABLE else None

@@ -62,7 +62,7 @@ class _PayloadPart:
         return self.count * self.dtype.itemsize
 
 
-def parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
+def _parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
     """Return the tensors of a payload in the order of their bytes. Scales come first, which keeps them aligned."""
     if kind == "fp32":
         return (_PayloadPart("values", "F32", torch.float32, elements),)
@@ -79,7 +79,7 @@ def parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
 
 def payload_bytes(elements: int, kind: PayloadKind) -> int:
     """Return the exact size of a payload: kind and length determine it."""
-    return HEADER_BYTES + sum(part.num_bytes for part in parts_of(kind, elements))
+    return HEADER_BYTES + sum(part.num_bytes for part in _parts_of(kind, elements))
 
 
 def _header_of(kind: PayloadKind, elements: int, about: Mapping[str, str], checksum: str) -> bytes:
@@ -87,7 +87,7 @@ def _header_of(kind: PayloadKind, elements: int, about: Mapping[str, str], check
     stated = {"format": FORMAT, "kind": kind, "elements": str(elements), "sha256": checksum}
     described: dict[str, object] = {"__metadata__": stated | {f"about.{key}": value for key, value in about.items()}}
     start = 0
-    for part in parts_of(kind, elements):
+    for part in _parts_of(kind, elements):
         end = start + part.num_bytes
         described[part.name] = {"dtype": part.code, "shape": [part.count], "data_offsets": [start, end]}
         start = end
@@ -125,7 +125,7 @@ def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_
     raise _why_refused(data, elements, about)
 
 
-def rounded(vector: Tensor, kind: PayloadKind) -> Tensor:
+def _rounded(vector: Tensor, kind: PayloadKind) -> Tensor:
     """Return the vector as a reader of such a payload will see it."""
     return _vector_of(_tensors_of(_checked(vector), kind), kind, vector.numel())
 
@@ -140,7 +140,7 @@ def _checked(vector: Tensor) -> Tensor:
 
 
 def _tensors_of(vector: Tensor, kind: PayloadKind) -> tuple[Tensor, ...]:
-    """Return the tensors of a payload, in the order of `parts_of`."""
+    """Return the tensors of a payload, in the order of `_parts_of`."""
     if kind == "fp32":
         return (vector,)
     # Without the clamp, the largest magnitudes would round to infinity.
@@ -161,7 +161,7 @@ def _vector_of(tensors: tuple[Tensor, ...], kind: PayloadKind, elements: int) ->
 def _read(data: bytes, kind: PayloadKind, elements: int) -> Tensor:
     tensors: list[Tensor] = []
     start = HEADER_BYTES
-    for part in parts_of(kind, elements):
+    for part in _parts_of(kind, elements):
         piece = bytearray(memoryview(data)[start : start + part.num_bytes])
         start += part.num_bytes
         tensors.append(torch.frombuffer(piece, dtype=part.dtype) if piece else torch.empty(0, dtype=part.dtype))
@@ -289,7 +289,7 @@ class ErrorFeedback:
         Cut what is sent at multiples of BLOCK_ELEMENTS, or its blocks will differ from those that the residual assumes.
         """
         compensated_vector = vector if self.residual is None else vector + self._fitting(self.residual, vector)
-        sent = rounded(compensated_vector, kind)
+        sent = _rounded(compensated_vector, kind)
         return sent, compensated_vector - sent
 
     def keep(self, residual: Tensor) -> None:

@@ -12,7 +12,7 @@ from collections.abc import Iterator
 from types import SimpleNamespace
 from typing import NamedTuple
 
-from composer_replication.diloco.rounds.comparing import Comparisons, StateComparison
+from composer_replication.diloco.rounds.comparing import Comparisons, _StateComparison
 from composer_replication.diloco.rounds.patience import StateUnreadable
 from composer_replication.diloco.rounds.records import Layout
 from composer_replication.diloco.rounds.settings import RunPosition
@@ -47,9 +47,9 @@ class Other(NamedTuple):
     """What `Comparisons` of another member holds, and its weights."""
 
     weights: str = "mine"
-    open: tuple[StateComparison, ...] = (StateComparison(EARLIER, (EARLIER, 0), "mine"),)
+    open: tuple[_StateComparison, ...] = (_StateComparison(EARLIER, (EARLIER, 0), "mine"),)
     agreed: int = -1
-    apart: StateComparison | None = None
+    apart: _StateComparison | None = None
     given_up: frozenset[int] = frozenset()  # the steps that it said were not compared
     has_begun: bool = False  # the later one
     end: str = ""

@@ -17,13 +17,13 @@ from typing import Any, NamedTuple
 from round_invariants import violations
 
 from composer_replication.diloco.rounds.reading import (
-    Attempt,
     Offer,
     RoundView,
-    expected_ranks,
-    resolve_attempt,
-    view_with_outcome,
-    view_with_seal,
+    _Attempt,
+    _expected_ranks,
+    _resolve_attempt,
+    _view_with_outcome,
+    _view_with_seal,
 )
 from composer_replication.diloco.rounds.records import OfferId, RoundOutcome, Seal
 from composer_replication.diloco.rounds.round import (
@@ -125,7 +125,7 @@ def seen_by(world: World, step: int, rules: Rules) -> RoundView:
     attempt = len(ended)
     before = world.rounds[step - 1].commit if step else None
     return RoundView(
-        expected=expected_ranks(before, here.here, (), rules.replicas),
+        expected=_expected_ranks(before, here.here, (), rules.replicas),
         offers=frozenset(offer for offer in here.offers if offer.id not in here.hidden),
         ended=ended,
         seal=here.seals[attempt] if attempt < len(here.seals) else None,
@@ -137,12 +137,12 @@ def seen_by(world: World, step: int, rules: Rules) -> RoundView:
 
 
 @cache
-def ended_attempts(outcomes: tuple[tuple[Any, ...], ...]) -> tuple[tuple[RoundOutcome, ...], Attempt]:
+def ended_attempts(outcomes: tuple[tuple[Any, ...], ...]) -> tuple[tuple[RoundOutcome, ...], _Attempt]:
     """Attempts that ended without a commit, and the one after them."""
     ended: list[RoundOutcome] = []
     while True:
         slots = outcomes[len(ended)] if len(ended) < len(outcomes) else ()
-        attempt = resolve_attempt([None if each == DAMAGED else each for each in slots])
+        attempt = _resolve_attempt([None if each == DAMAGED else each for each in slots])
         if attempt.outcome is None or attempt.outcome.result == "commit":
             return tuple(ended), attempt
         ended.append(attempt.outcome)
@@ -259,10 +259,10 @@ def hurried(world: World, index: int, rules: Rules) -> Iterator[World]:
     here = after.rounds[replica.step]
     seen = RoundView(frozenset(), offers=here.offers, ended=ended_attempts(here.outcomes)[0][:attempt], seal=seal)
     if isinstance(action, CreateSeal):
-        seen = view_with_seal(seen, there(here.seals, attempt, action.seal))
+        seen = _view_with_seal(seen, there(here.seals, attempt, action.seal))
     else:
         outcome = there(here.outcomes[attempt], slot, proposed(seal, action))
-        seen = None if outcome == DAMAGED else view_with_outcome(seen, outcome)
+        seen = None if outcome == DAMAGED else _view_with_outcome(seen, outcome)
     for decision in decided(after, seen, replica, rules) if seen is not None else ():
         yield with_replica(after, index, after.replicas[index]._replace(pending=decision))
 

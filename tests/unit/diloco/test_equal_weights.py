@@ -13,20 +13,19 @@ import pytest
 import torch
 from toy_replicas import QUICK, ToyLoop, in_threads
 
-from composer_replication.diloco.outer_loop import OuterSGD
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.store import MemoryStore
-from composer_replication.diloco.training import OuterLoop, train_replica
+from composer_replication.diloco.training import OuterLoop, _OuterSGD, train_replica
 from small_replicas import in_threads as replicas_in_threads
 from small_replicas import inner_steps, small_model, vector
 
 STEPS = """
 import hashlib, sys
 import numpy as np, torch
-from composer_replication.diloco.outer_loop import OuterSGD
+from composer_replication.diloco.training import _OuterSGD
 numbers = np.random.default_rng(0)
 draw = lambda: torch.from_numpy(numbers.standard_normal(10_007).astype(np.float32))
-for optimizer in (OuterSGD, torch.optim.SGD):
+for optimizer in (_OuterSGD, torch.optim.SGD):
     weights = torch.nn.Parameter(draw())
     outer = optimizer([weights], lr=0.7, momentum=0.9, nesterov=True)
     for _ in range(5):
@@ -55,7 +54,7 @@ def test_the_outer_step_is_torchs_sgd(momentum, nesterov):
     generator = torch.Generator().manual_seed(0)
     start = torch.randn(50, generator=generator)
     ends = []
-    for optimizer in (OuterSGD, torch.optim.SGD):
+    for optimizer in (_OuterSGD, torch.optim.SGD):
         generator.manual_seed(1)
         weights = torch.nn.Parameter(start.clone())
         outer = optimizer([weights], lr=0.7, momentum=momentum, nesterov=nesterov)
@@ -71,7 +70,7 @@ def test_the_outer_step_is_torchs_sgd(momentum, nesterov):
 
 def test_a_parameter_without_a_gradient_stays():
     weights = torch.nn.Parameter(torch.ones(3))
-    OuterSGD([weights], lr=0.7, momentum=0.9, nesterov=True).step()
+    _OuterSGD([weights], lr=0.7, momentum=0.9, nesterov=True).step()
     assert torch.equal(weights.detach(), torch.ones(3))
 
 
@@ -145,7 +144,7 @@ def test_a_first_member_that_died_before_it_said_its_sum_costs_two_graces():
     assert 0.9 < time.monotonic() - began < 4.0
 
 
-class Nudged(OuterSGD):
+class Nudged(_OuterSGD):
     def step(self, closure=None):
         super().step(closure)
         for group in self.param_groups:

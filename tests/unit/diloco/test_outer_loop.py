@@ -9,8 +9,7 @@ import torch
 from torch import nn
 
 from composer_replication.diloco import make_diloco_outer_loop
-from composer_replication.diloco.outer_loop import AFTER_HEAL, BEFORE_HEAL, split_into_fragments
-from composer_replication.diloco.training import OuterLoop, train_replica
+from composer_replication.diloco.training import AFTER_HEAL, BEFORE_HEAL, OuterLoop, split_into_fragments, train_replica
 from composer_replication.errors import ConfigError, InputError
 from refusals import refusal
 from small_replicas import (

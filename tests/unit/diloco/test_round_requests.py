@@ -154,7 +154,7 @@ def reader(records):
 
 def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
     """A reader without threads kept a promise that nobody was left to keep, and the next look waited for ever."""
-    left = reading.Departures(frozenset({1}))
+    left = reading._Departures(frozenset({1}))
     answers = iter([StoreUnavailable("no answer", uri="memory:"), left])
 
     def who_left(*_asked):

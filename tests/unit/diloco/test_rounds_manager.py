@@ -21,7 +21,7 @@ from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.reading import Offer
 from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, OfferId
 from composer_replication.diloco.rounds.round import _outliers
-from composer_replication.diloco.rounds.shards import RoundVector, largest_magnitude, scaled_weights, weighted_mean
+from composer_replication.diloco.rounds.shards import RoundVector, _scaled_weights, _weighted_mean, largest_magnitude
 from composer_replication.diloco.store import MemoryStore
 
 
@@ -280,7 +280,7 @@ def test_no_mean_overflows_whatever_the_weights(weights):
     vectors = [torch.tensor([MAX_MAGNITUDE, -MAX_MAGNITUDE, 1.0, index / 3]) for index in range(3)]
     shares = [weight / sum(weights) for weight in weights]
     exact = sum(share * vector.double() for share, vector in zip(shares, vectors, strict=True))
-    mean = weighted_mean(zip(scaled_weights(weights), vectors, strict=True), 4)
+    mean = _weighted_mean(zip(_scaled_weights(weights), vectors, strict=True), 4)
     torch.testing.assert_close(mean.double(), exact, rtol=1e-6, atol=1e-12)
 
 

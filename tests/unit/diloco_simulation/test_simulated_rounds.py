@@ -105,13 +105,13 @@ def test_one_seed_is_one_run_and_another_is_another():
 
 
 def test_shards_are_a_multiple_of_the_parties_and_no_finer_than_in_the_protocol():
-    from composer_replication.diloco.rounds.shards import shard_sizes
+    from composer_replication.diloco.rounds.shards import _shard_sizes
 
     for elements in (10_000_000, 50_000_000, 800_000_000):
         for parties in (2, 3, 8):
             shards = Bucket().num_shards(4 * elements, parties)
             assert shards % parties == 0
-            assert shards <= shard_sizes(elements, parties, 64 * 2**20 // 4)[1] + 1  # it cuts large vectors finer
+            assert shards <= _shard_sizes(elements, parties, 64 * 2**20 // 4)[1] + 1  # it cuts large vectors finer
 
 
 def test_processes_sleep_wait_and_end_in_the_order_of_time():

@@ -12,9 +12,9 @@ from paid_service import launch_file
 
 from composer_replication.cli.replicas.launches import (
     LaunchFile,
+    _launch_folder,
     canonical_bucket,
     find_launch_file,
-    launch_folder,
     launch_path,
     local_launch_numbers,
 )
@@ -110,11 +110,11 @@ def test_a_bucket_has_one_name_however_it_is_written(tmp_path, monkeypatch):
 
 def test_files_are_below_the_user_s_state_folder_a_folder_a_bucket(tmp_path, monkeypatch):
     monkeypatch.setenv("XDG_STATE_HOME", str(tmp_path))
-    assert launch_folder("s3://bucket/first").parent == tmp_path / "composer-replication" / "launches"
-    assert launch_folder("s3://bucket/first") != launch_folder("s3://bucket-first")
+    assert _launch_folder("s3://bucket/first").parent == tmp_path / "composer-replication" / "launches"
+    assert _launch_folder("s3://bucket/first") != _launch_folder("s3://bucket-first")
     monkeypatch.setenv("XDG_STATE_HOME", "not/absolute")
     monkeypatch.setenv("HOME", str(tmp_path / "home"))
-    assert launch_folder("s3://b").is_relative_to(tmp_path / "home" / ".local" / "state")
+    assert _launch_folder("s3://b").is_relative_to(tmp_path / "home" / ".local" / "state")
 
 
 def test_the_last_launch_of_this_machine_is_meant_or_the_one_that_is_named(tmp_path, monkeypatch):

@@ -14,13 +14,13 @@ import pytest
 from paid_service import ID, PaidExecutor, launch_file
 
 from composer_replication import errors
-from composer_replication.cli.diloco import launch_table, round_line, show_status
+from composer_replication.cli.diloco import _launch_table, _round_line, _show_status
 from composer_replication.cli.replicas import looking
 from composer_replication.cli.replicas.launches import LaunchNotice
 from composer_replication.cli.replicas.looking import (
     LaunchStatus,
     ReplicaStatus,
-    RoundTiming,
+    _RoundTiming,
     read_launch_status,
     start_replicas,
 )
@@ -81,7 +81,7 @@ def test_a_look_shows_the_exit_the_error_and_the_log_of_each_that_failed(launche
     assert re.search(r"\b1\b.*\bValueError: the words \ufffd\]0;owned\ufffd.*\bbye$", first.error)
     sight = read_launch_status(launched.store, launched.file, launched.executor)
     assert launched.executor.num_logs == 1  # what has ended is not asked about again
-    assert show_status(sight, "box", as_json=False) == 1
+    assert _show_status(sight, "box", as_json=False) == 1
     shown = capsys.readouterr()
     assert re.search(r"\brank 0\b.*\b1\b.*\bValueError: the words\b.*\bpaid logs 0\b", shown.err)
     assert "`crf diloco collect box --launch 0 --timeout 0 -o DIR`" in shown.err
@@ -198,7 +198,7 @@ RUNNING = [ReplicaStatus(rank, "running", 0, "", "") for rank in (0, 1)]
 def sight_after(since_s: float, usual_s: float, replicas=RUNNING) -> LaunchStatus:
     progress = RunProgress(0, 2, 4, (0, 1), (0,), (), None, 0, ())
     notice = LaunchNotice(number=0, id=ID, executor="local", replicas=2, commits=10, started=time.time() - 100)
-    return LaunchStatus(notice, replicas, progress, None, RoundTiming(since_s, usual_s))
+    return LaunchStatus(notice, replicas, progress, None, _RoundTiming(since_s, usual_s))
 
 
 @pytest.mark.parametrize(("since_s", "usual_s"), [(90, 40), (9, 1), (0, 0)])
@@ -206,16 +206,16 @@ def test_a_round_that_is_no_later_than_rounds_are_has_an_eta(since_s, usual_s):
     sight = sight_after(since_s, usual_s)
     assert sight.stalled_s is None
     assert sight.eta_s == pytest.approx(150, abs=5)
-    assert re.search(r"\b[23](\.5)? min\b", round_line(sight))
+    assert re.search(r"\b[23](\.5)? min\b", _round_line(sight))
 
 
 def test_a_run_whose_rounds_do_not_end_is_said_to_stall_and_has_no_eta():
     sight = sight_after(300, 40)
     assert (sight.stalled_s, sight.eta_s) == (300, None)
-    line = round_line(sight)
+    line = _round_line(sight)
     assert re.search(r"\brank 1\b.*\b5 min\b.*\b40 s\b", line)
     assert re.findall(r"\d+ (?:s|min|h)\b", line) == ["5 min", "40 s"]  # and none that is left
-    assert "5 min" in str(launch_table(sight).caption)
+    assert "5 min" in str(_launch_table(sight).caption)
 
 
 def test_a_run_that_has_ended_does_not_stall():

@@ -16,7 +16,7 @@ from paid_service import ID, Denied, PaidExecutor, ServiceDown, launch_file, nam
 from composer_replication.cli.replicas import looking as starting
 from composer_replication.cli.replicas.launches import LaunchFile
 from composer_replication.cli.replicas.looking import (
-    Unended,
+    _Unended,
     cancel,
     describe_cancellation,
     start_replica,
@@ -115,7 +115,7 @@ def test_what_cannot_be_ended_is_named_and_the_others_are_ended(tmp_path):
     assert "rank 0" in caught.value.fix
     assert f"Look for {ID} at paid.example" in caught.value.fix
     assert executor.running == names(0)
-    assert cancel(file, executor, pause_s=0) == [Unended(0, 0, "ServiceDown: 500 at the end")]
+    assert cancel(file, executor, pause_s=0) == [_Unended(0, 0, "ServiceDown: 500 at the end")]
     executor.trouble.clear()
     assert cancel(file, executor, pause_s=0) == []
     assert executor.running == []

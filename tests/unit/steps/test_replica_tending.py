@@ -9,7 +9,7 @@ import tracemalloc
 import pytest
 from paid_service import ID, PaidExecutor, launch_file, names
 
-from composer_replication.cli.diloco import launch_table, round_line
+from composer_replication.cli.diloco import _launch_table, _round_line
 from composer_replication.cli.replicas import looking, tending
 from composer_replication.cli.replicas.launches import LaunchNotice
 from composer_replication.cli.replicas.looking import (
@@ -260,9 +260,9 @@ def test_what_rounds_say_is_shown_within_bounds_and_without_markup():
     notice = LaunchNotice(number=0, id=ID, executor="local", replicas=40, commits=4, started=0.0)
     last = RoundSummary(0, (*range(30), 10**9, "\x1b[2J"), (), 1e300, 2**63)  # pyright: ignore[reportArgumentType]
     progress = RunProgress(0, 40, 1, (), (), (), None, 0, (last,))
-    line = round_line(LaunchStatus(notice, [], progress))
+    line = _round_line(LaunchStatus(notice, [], progress))
     assert re.search(r"^round 1\D+4\b.*\brank 0, 1, 2,.*\b15\D+14\b.* 277777\.8 h", line)
     assert "\x1b" not in line
     hostile = LaunchStatus(notice, [ReplicaStatus(0, "unknown", 0, "", "[bold]\x1b[2J")], None, "[red]\x1b[2Jspoilt")
-    caption = str(launch_table(hostile).caption)
+    caption = str(_launch_table(hostile).caption)
     assert caption == r"\[red]" + "\ufffd[2Jspoilt"

@@ -10,7 +10,7 @@ import pytest
 import torch
 from offline_pieces import logged, sessions_of, tiny, trainer_of, write_run
 
-from composer_replication.cli.replicas.replica_training import train_replica
+from composer_replication.cli.replicas.replica_training import _train_replica
 from composer_replication.config import CrfConfig, loads
 from composer_replication.diloco.training import OuterLoop
 from composer_replication.errors import ConfigError, InputError
@@ -165,7 +165,7 @@ def test_crf_train_as_two_replicas_learns_from_two_parts_into_two_folders(tmp_pa
     samples = []
     for rank in range(2):
         manager = Counting()
-        result = train_replica(config_of(tmp_path), replica(manager, rank=rank, world_size=2))
+        result = _train_replica(config_of(tmp_path), replica(manager, rank=rank, world_size=2))
         assert result.saved == run.root / "replicas" / str(rank) / "adapter"
         assert (result.steps, manager.current_step()) == (2, 1)
         samples.append(manager.weight)
@@ -176,9 +176,9 @@ def test_crf_train_as_two_replicas_learns_from_two_parts_into_two_folders(tmp_pa
 def test_what_a_replica_cannot_do_is_refused(tmp_path):
     write_run(tmp_path / "run", [logged(0)])
     with refusal(InputError, what="train.optimiser.steps", got="3", expected="2", fix="4"):
-        train_replica(config_of(tmp_path, steps=3), replica())
+        _train_replica(config_of(tmp_path, steps=3), replica())
     with refusal(ConfigError, what="train.warmup.mode", got="steps", expected="off"):
-        train_replica(config_of(tmp_path, warmup="steps"), replica())
+        _train_replica(config_of(tmp_path, warmup="steps"), replica())
     with pytest.raises(InputError, match=r"\breplica 2\b.*\b3\b"):
         replica(rank=2, world_size=3).weigh(0)
     with refusal(InputError, what="train.optimiser.steps", got="3"):

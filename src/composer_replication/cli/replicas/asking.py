@@ -125,8 +125,12 @@ def training_request(
         raise ConfigError(explain("training data of replicas", got=got, expected="the sessions of a run", fix=fix))
     from composer_replication.diloco.training import OuterLoop
 
-    _check_outer_loop(outer)
     loop = OuterLoop(**outer)
+    try:
+        loop.check()
+    except InputError as error:
+        message = explain(f"--round {error.what}", got=error.got, expected=error.expected, fix=error.fix)
+        raise InputError(message) from None
     steps = chosen.train.optimiser.steps
     if not steps or steps % loop.steps_per_commit:
         parts = "" if loop.num_fragments == 1 else f" by num_fragments={loop.num_fragments}"
@@ -249,24 +253,6 @@ def _check(key: _RoundKey, value: Any) -> None:
     bound = "" if key.least == -math.inf else f", {key.least:g} or more"
     if not is_right or (is_number and value < key.least):
         raise InputError(explain(f"--round {key.name}", got=repr(value), expected=f"{key.kind}{bound}"))
-
-
-def _check_outer_loop(settings: Mapping[str, Any]) -> None:
-    """Raise InputError for settings that every replica would refuse before its first step."""
-    from composer_replication.diloco.outer_loop import check_outer, check_schedule
-
-    chosen = {key.name: key.default for key in OUTER_KEYS} | dict(settings)
-    try:
-        check_schedule(
-            chosen["num_fragments"],
-            sync_every=chosen["sync_every"],
-            delay=chosen["fragment_sync_delay"],
-            alpha=chosen["fragment_update_alpha"],
-        )
-        check_outer(lr=chosen["outer_lr"], momentum=chosen["outer_momentum"], nesterov=chosen["nesterov"])
-    except InputError as error:
-        message = explain(f"--round {error.what}", got=error.got, expected=error.expected, fix=error.fix)
-        raise InputError(message) from None
 
 
 # ---- Files in the bucket

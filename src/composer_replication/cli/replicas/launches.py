@@ -371,7 +371,7 @@ def _parse_record(content: dict[str, Any]) -> Record:
     return Record(launch, tuple(starts), content["cancelled"], content.get("ended"))
 
 
-def launch_folder(bucket_address: str) -> Path:
+def _launch_folder(bucket_address: str) -> Path:
     """Return the folder of the launch files of a bucket."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
@@ -387,7 +387,7 @@ def launch_folder(bucket_address: str) -> Path:
 
 def local_launch_numbers(bucket_address: str) -> list[int]:
     """Return the numbers of the launches of a bucket that have a launch file on this machine."""
-    names = [path.stem for path in launch_folder(bucket_address).glob("*.json")]
+    names = [path.stem for path in _launch_folder(bucket_address).glob("*.json")]
     return sorted(int(name) for name in names if name.isdigit())
 
 
@@ -398,7 +398,7 @@ def refuse_existing_file(path: Path) -> None:
 
 
 def launch_path(bucket_address: str, number: int) -> Path:
-    return launch_folder(bucket_address) / f"{number:06d}.json"
+    return _launch_folder(bucket_address) / f"{number:06d}.json"
 
 
 def find_launch_file(bucket: str, number: int | None, path: Path | None) -> LaunchFile | None:
@@ -427,5 +427,5 @@ def missing_file_error(bucket: str, number: int | None) -> RunError:
         "The bucket cannot be trusted to identify the replicas, because others may write to it. Copy the file that "
         "`crf diloco launch` wrote on the machine where it ran, and pass it with --launch-file FILE."
     )
-    got = f"no launch{which} of it in {launch_folder(canonical_bucket(bucket))}"
+    got = f"no launch{which} of it in {_launch_folder(canonical_bucket(bucket))}"
     return RunError(explain(bucket, got=got, expected="the file of a launch from this machine", fix=fix))

@@ -51,7 +51,7 @@ class ReplicaStatus(NamedTuple):
     log: str = ""  # where the executor shows its output, if it has such a page
 
 
-class RoundTiming(NamedTuple):
+class _RoundTiming(NamedTuple):
     """How long ago the last round ended, and how long a round usually takes, by the clock of the store."""
 
     since_s: float
@@ -71,7 +71,7 @@ class LaunchStatus:
     progress: RunProgress | None  # None before the first replica has started
     trouble: str | None = None  # why the rounds cannot be read
     # None before the first round, and for a store that does not report when objects were written
-    timing: RoundTiming | None = None
+    timing: _RoundTiming | None = None
 
     @property
     def is_over(self) -> bool:
@@ -171,7 +171,9 @@ def _query_replica(
     return None, UNREACHABLE if may_come else "failed"
 
 
-def _read_rounds(store: ObjectStore, launch: LaunchNotice) -> tuple[RunProgress | None, str | None, RoundTiming | None]:
+def _read_rounds(
+    store: ObjectStore, launch: LaunchNotice
+) -> tuple[RunProgress | None, str | None, _RoundTiming | None]:
     """Return progress and timing of the rounds, or why they cannot be read.
 
     It does not raise: with a corrupt bucket, the replicas still have to be shown and stopped.
@@ -196,7 +198,7 @@ def _read_rounds(store: ObjectStore, launch: LaunchNotice) -> tuple[RunProgress 
 
 def _read_timing(
     store: ObjectStore, patient: PatientStore, layout: Layout, launch: LaunchNotice, progress: RunProgress
-) -> RoundTiming | None:
+) -> _RoundTiming | None:
     """Return the timing of the rounds from the times at which their outcomes were written.
 
     These times are in the store, so a watch that starts during a stall recognizes it.
@@ -209,7 +211,7 @@ def _read_timing(
     began = store.written_at(layout.outcome(first, 0)) if first < last else launch.started
     if ended is None or began is None:
         return None
-    return RoundTiming(max(0.0, time.time() - ended), max(0.0, ended - began) / max(1, last - first))
+    return _RoundTiming(max(0.0, time.time() - ended), max(0.0, ended - began) / max(1, last - first))
 
 
 def _round_state(rank: int, progress: RunProgress | None) -> str:
@@ -230,7 +232,7 @@ _CANCEL_ATTEMPTS, _PAUSE_S, _MAX_WAIT_FOR_STARTER_S = 3, 1.0, 30.0
 _MAX_LISTING_FACTOR = 5  # times an executor's `listed_s`
 
 
-class Unended(NamedTuple):
+class _Unended(NamedTuple):
     """A start whose replica may still be running, and why it could not be stopped."""
 
     rank: int
@@ -334,7 +336,7 @@ def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> boo
     return time.time() > end + wait_s
 
 
-def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -> list[Unended]:
+def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -> list[_Unended]:
     """Stop every replica of a launch. Returns those that may still be running, with the reason."""
     try:
         launch = file.mark_cancelled().launch
@@ -364,10 +366,10 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     if not reasons:
         with contextlib.suppress(OSError):  # without the note, the executor is asked again the next time
             file.mark_ended()
-    return [Unended(*key, why) for key, why in reasons.items()]
+    return [_Unended(*key, why) for key, why in reasons.items()]
 
 
-def describe_cancellation(unended: Sequence[Unended], launch: Launch, executor: Executor) -> str:
+def describe_cancellation(unended: Sequence[_Unended], launch: Launch, executor: Executor) -> str:
     """Return whether all replicas of a canceled launch were stopped, and which ones the user has to check by hand."""
     if not unended:
         return "All replicas that had been started were canceled."

@@ -54,11 +54,11 @@ def train(
 
     chosen = load_with_preset(config, overrides)
     replica = Replica(manager=manager, rank=rank, world_size=world_size, outer=OuterLoop(**(outer or {})))
-    result = train_replica(chosen, replica, progress=progress)
+    result = _train_replica(chosen, replica, progress=progress)
     return {"rank": rank, "steps": result.steps, "commits": manager.current_step(), "saved": str(result.saved)}
 
 
-def train_replica(config: CrfConfig, replica: Any, *, progress: TrainingCallbacks | None = None) -> TrainingResult:
+def _train_replica(config: CrfConfig, replica: Any, *, progress: TrainingCallbacks | None = None) -> TrainingResult:
     """Run the training of one replica, a `trainer.replica.Replica`."""
     replica.check_steps(config.train.optimiser.steps)
     return train_step(_replica_config(config, replica.rank), replica=replica, progress=progress)

@@ -35,7 +35,7 @@ _REASONS = {
 
 
 @dataclass(frozen=True)
-class StateComparison:
+class _StateComparison:
     """A begun comparison: the digest of my weights at a step, and the member that should have the same."""
 
     step: int
@@ -43,7 +43,7 @@ class StateComparison:
     numbers: str
 
 
-def judge(mine: str, first_digest: str | None, *, is_over: bool, later_is_open: bool = False) -> Verdict:
+def _judge(mine: str, first_digest: str | None, *, is_over: bool, later_is_open: bool = False) -> Verdict:
     """Return the verdict on a comparison. `is_over` must have been looked at before the first member's digest.
 
     While a later comparison is open, my weights are not replaced by those of this step: it was begun with mine.
@@ -62,8 +62,8 @@ class Comparisons:
     state: GlobalState
     lease_s: float
     agreed: int = -1
-    _open: list[StateComparison] = field(default_factory=list)
-    _unresolved: StateComparison | None = None  # my weights differ, and nobody has published those that I should have
+    _open: list[_StateComparison] = field(default_factory=list)
+    _unresolved: _StateComparison | None = None  # my weights differ, and nobody has published those that I should have
 
     def publish_digest(self, store: PatientStore, position: RunPosition) -> None:
         """Write a digest of my weights as the first member, and publish those weights for replicas that differ."""
@@ -77,7 +77,7 @@ class Comparisons:
 
     def begin(self, store: PatientStore, position: RunPosition, first: tuple[int, int], *, wait_s: float) -> None:
         """Begin a comparison as another member: wait a little for the digest of the first one. `look` compares."""
-        self._open.append(StateComparison(position.step, first, self.state.numbers(position)))
+        self._open.append(_StateComparison(position.step, first, self.state.numbers(position)))
         read_digest = functools.partial(self._first_digest, store, position.step)
         is_gone = functools.partial(self._is_gone, store, first)
         _wait(read_digest, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
@@ -93,7 +93,7 @@ class Comparisons:
         for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
             is_over = self._is_over(store, position, comparison)
             first_digest = self._first_digest(store, comparison.step)
-            verdict = judge(comparison.numbers, first_digest, is_over=is_over, later_is_open=later_is_open)
+            verdict = _judge(comparison.numbers, first_digest, is_over=is_over, later_is_open=later_is_open)
             if verdict == "open":
                 later_is_open |= comparison.step > self.agreed
                 continue
@@ -135,7 +135,7 @@ class Comparisons:
         self,
         store: PatientStore,
         position: RunPosition,
-        compared: StateComparison,
+        compared: _StateComparison,
         first_digest: str,
         *,
         follows: bool,
@@ -169,7 +169,7 @@ class Comparisons:
     def _wait_while_alive(
         self,
         store: PatientStore,
-        compared: StateComparison,
+        compared: _StateComparison,
         look: Callable[[], T | None],
         *,
         until: float,
@@ -184,7 +184,7 @@ class Comparisons:
             is_over=lambda: is_over() or self._is_gone(store, compared.first) or not pulse.beats(),
         )
 
-    def _wait_for_digest(self, store: PatientStore, compared: StateComparison, until: float) -> None:
+    def _wait_for_digest(self, store: PatientStore, compared: _StateComparison, until: float) -> None:
         """Wait until the first member has written its digest, or certainly will not.
 
         A member that ends later than this replica writes none at my last step. Its offer to the next round shows that,
@@ -200,11 +200,11 @@ class Comparisons:
         read_digest = functools.partial(self._first_digest, store, compared.step)
         self._wait_while_alive(store, compared, read_digest, until=until, is_over=has_continued)
 
-    def _is_past(self, store: PatientStore, compared: StateComparison) -> bool:
+    def _is_past(self, store: PatientStore, compared: _StateComparison) -> bool:
         """Return whether a state of a later step is published: then nobody will publish this one."""
         return self.state.newest_step(store) > compared.step
 
-    def _is_over(self, store: PatientStore, position: RunPosition, compared: StateComparison) -> bool:
+    def _is_over(self, store: PatientStore, position: RunPosition, compared: _StateComparison) -> bool:
         """Return whether the first member has written its digest by now, or never will."""
         members = {member.id[:2] for member in position.last.members} if position.last else set()
         return (position.step > compared.step and compared.first in members) or self._is_gone(store, compared.first)
@@ -215,7 +215,7 @@ class Comparisons:
         is_replaced = newest_claim(store, layout, rank, after=claim) is not None
         return is_replaced or read_goodbye(store, layout, rank, claim) is not None
 
-    def _has_offered(self, store: PatientStore, compared: StateComparison) -> bool:
+    def _has_offered(self, store: PatientStore, compared: _StateComparison) -> bool:
         keys = store.keys(self.state.layout.round(compared.step, "offer"))
         offers = (parse_offer(key.rpartition("/")[2]) for key in keys)
         return any(offer is not None and offer[:2] == compared.first for offer in offers)
@@ -234,7 +234,7 @@ class Comparisons:
                 self._warn_not_compared(position, comparison, why, agreed)
         self._open = [comparison for comparison in self._open if comparison.step < since]
 
-    def _warn_not_compared(self, position: RunPosition, compared: StateComparison, why: str, agreed: str = "") -> None:
+    def _warn_not_compared(self, position: RunPosition, compared: _StateComparison, why: str, agreed: str = "") -> None:
         what = "step %d: the weights of rank %d were not compared with those of rank %d, which %s"
         _warn(why, what, compared.step, position.rank, compared.first[0], f"{_REASONS[why]}{agreed}")
 

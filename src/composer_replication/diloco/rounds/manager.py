@@ -38,7 +38,7 @@ _RAISED_AGAIN = (
 StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
-class Count(int):
+class _Count(int):
     """A number that can also be called: torchft's manager has `num_participants` as a method, others as a property."""
 
     def __call__(self) -> int:
@@ -165,10 +165,10 @@ class ObjectStoreManager:
         return self._membership.position.step
 
     @property
-    def num_participants(self) -> Count:
+    def num_participants(self) -> _Count:
         """The number of members of the last commit; of the whole world before the first one."""
         last = self._membership.position.last
-        return Count(self.world_size if last is None else len(last.members))
+        return _Count(self.world_size if last is None else len(last.members))
 
     def is_leader(self) -> bool:
         """Return whether this is rank 0."""

@@ -1,6 +1,6 @@
 """A replica's membership in a run: joining it, catching up with the others, advancing, and leaving.
 
-`Membership` does the work between two rounds; `Retention` deletes what no replica can need any more.
+`Membership` does the work between two rounds; `_Retention` deletes what no replica can need any more.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class Membership:
         self.layout = Layout(self.generation)
         self._state = GlobalState(self.layout, self.settings, self.functions)
         self._comparisons = Comparisons(self._state, self.lease_s)
-        self._retention = Retention(self.layout, self.keep_rounds)
+        self._retention = _Retention(self.layout, self.keep_rounds)
 
     @property
     def store(self) -> PatientStore:
@@ -388,7 +388,7 @@ KEPT_STATES = 2
 _STEP = re.compile(r"/(\d{8})/")
 
 
-class Retention:
+class _Retention:
     """Deletes what no replica can need any more. Only the first member runs it, which saves requests.
 
     Shards of offers are deleted after `keep_rounds` commits: until then they may be needed to compute a damaged mean

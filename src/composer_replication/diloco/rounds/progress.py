@@ -69,7 +69,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
         where = f"generation {generation} at {store.uri}"
         raise GenerationRefused(explain(where, got="no run", expected="a run that a replica has started"))
     layout, world_size = run.layout, run.world_size
-    step = head(patient, layout)
+    step = _head(patient, layout)
     commits = [(at_step, read_commit(patient, layout, at_step)) for at_step in range(max(0, step - num_rounds), step)]
     rounds = tuple(_summary(at_step, commit[1]) for at_step, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
@@ -90,7 +90,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     )
 
 
-def head(store: PatientStore, layout: Layout) -> int:
+def _head(store: PatientStore, layout: Layout) -> int:
     """Return the first step that is not committed, by binary search: outcomes are never deleted.
 
     A commit that cannot be read is recognized by the commit after it.

@@ -85,7 +85,7 @@ class RoundView:
         return frozenset(offer_id for outcome in self.ended for offer_id in outcome.spent())
 
 
-class Attempt(NamedTuple):
+class _Attempt(NamedTuple):
     """How an attempt ended, as far as that can be read."""
 
     outcome: RoundOutcome | None = None
@@ -101,7 +101,7 @@ class Goodbye(NamedTuple):
 
 
 @dataclass(frozen=True)
-class Departures:
+class _Departures:
     """The ranks whose latest process said goodbye, and the steps of those that had finished."""
 
     ranks: frozenset[int] = frozenset()
@@ -133,7 +133,7 @@ class RoundReader:
     _ended: list[RoundOutcome] = field(default_factory=list)
     _outcomes: dict[tuple[int, int], RoundOutcome] = field(default_factory=dict)  # by attempt and slot
     _seal: tuple[int, Seal] | None = None
-    _departures: Future[Departures] | None = None
+    _departures: Future[_Departures] | None = None
     _here: set[int] = field(default_factory=set)
 
     def read(self) -> RoundView:
@@ -167,7 +167,7 @@ class RoundReader:
         offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
         return any(offer is not None and self._manifest(self.step + 1, offer) is not None for offer in offers)
 
-    def departures(self) -> Departures:
+    def departures(self) -> _Departures:
         """Return who has left, by the latest answer."""
         return self._ask_for_departures().result()
 
@@ -185,12 +185,12 @@ class RoundReader:
         if seal is None:
             return None
         self._seal = (view.attempt, seal)
-        return view_with_seal(view, seal)
+        return _view_with_seal(view, seal)
 
     def view_after_outcome(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
         """Return the view with the outcome of the attempt, as `sealed` does for the seal."""
         outcome = self._known(self.layout.outcome(self.step, view.attempt, view.slot), my_record, unpack_outcome)
-        return None if outcome is None else view_with_outcome(view, outcome)
+        return None if outcome is None else _view_with_outcome(view, outcome)
 
     def _known(self, key: str, mine: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
         """Return the content of my record, or of the one that another replica wrote. Mine is checked, too."""
@@ -201,7 +201,7 @@ class RoundReader:
         except RecordError:
             return None
 
-    def _read_outcomes(self, names: set[str]) -> Attempt:
+    def _read_outcomes(self, names: set[str]) -> _Attempt:
         """Return the first attempt that is open or committed, and keep the outcomes of those before."""
         slots: dict[int, list[int]] = {}
         for name in names:
@@ -213,7 +213,7 @@ class RoundReader:
                 return attempt
             self._ended.append(attempt.outcome)
 
-    def _read_attempt(self, attempt: int, slots: list[int]) -> Attempt:
+    def _read_attempt(self, attempt: int, slots: list[int]) -> _Attempt:
         # A slot without an outcome is one that cannot be read, or that was skipped; both count as None.
         outcomes: list[RoundOutcome | None] = [None] * (slots[-1] + 1 if slots else 0)
         for slot in slots:
@@ -222,7 +222,7 @@ class RoundReader:
             )
             if outcome is not None:
                 outcomes[slot] = self._outcomes[attempt, slot] = outcome
-        return resolve_attempt(outcomes)
+        return _resolve_attempt(outcomes)
 
     def _read_manifests(self, names: set[str]) -> None:
         unread: list[OfferId] = []
@@ -289,9 +289,9 @@ class RoundReader:
         for rank in ranks - self._here:
             if read_record(self.store, self.layout, self.layout.here(self.step, rank), _no_fields("here")) is not None:
                 self._here.add(rank)
-        return expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
+        return _expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
 
-    def _ask_for_departures(self) -> Future[Departures]:
+    def _ask_for_departures(self) -> Future[_Departures]:
         """Return who has left. It is read once until it is forgotten, in the background if there is a pool."""
         if self._departures is None:
             if self.pool is not None:
@@ -304,7 +304,7 @@ class RoundReader:
         return self._departures
 
 
-def resolve_attempt(slots: Sequence[RoundOutcome | None]) -> Attempt:
+def _resolve_attempt(slots: Sequence[RoundOutcome | None]) -> _Attempt:
     """Return how an attempt ended, from the outcomes in its slots; None is one that cannot be read.
 
     A later slot was written because the one before was damaged. One commit decides, and so does one void: a replica
@@ -314,14 +314,14 @@ def resolve_attempt(slots: Sequence[RoundOutcome | None]) -> Attempt:
     aborts: list[RoundOutcome] = []
     for outcome in filter(None, slots):
         if outcome.result != "abort":
-            return Attempt(outcome)
+            return _Attempt(outcome)
         aborts.append(outcome)
         if len(aborts) == _ABORTS:
-            return Attempt(outcome)
-    return Attempt(slot=len(slots), abort=aborts[-1] if aborts else None)
+            return _Attempt(outcome)
+    return _Attempt(slot=len(slots), abort=aborts[-1] if aborts else None)
 
 
-def view_with_seal(view: RoundView, seal: Seal) -> RoundView | None:
+def _view_with_seal(view: RoundView, seal: Seal) -> RoundView | None:
     """Return the view with the seal that was just created; None if the round has to be read again.
 
     The result is what a read right after the seal would show, except for offers that are not in the view. So all
@@ -330,7 +330,7 @@ def view_with_seal(view: RoundView, seal: Seal) -> RoundView | None:
     return replace(view, seal=seal) if _knows(view, seal.members) else None
 
 
-def view_with_outcome(view: RoundView, outcome: RoundOutcome) -> RoundView | None:
+def _view_with_outcome(view: RoundView, outcome: RoundOutcome) -> RoundView | None:
     """Return the view with the outcome that was just created; None if the round has to be read again.
 
     That is so for an outcome other than a commit, because another attempt follows it.
@@ -343,7 +343,7 @@ def _knows(view: RoundView, members: Iterable[Member]) -> bool:
     return {member.id for member in members} <= {offer.id for offer in view.offers}
 
 
-def expected_ranks(
+def _expected_ranks(
     last: RoundOutcome | None, here: Iterable[int], departed: Iterable[int], world_size: int
 ) -> frozenset[int]:
     """Return the ranks to wait for: the members of the last commit and those that are back, without those that left.
@@ -411,7 +411,7 @@ def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
     return [int(name) for name in names if _CLAIM.fullmatch(name)]
 
 
-def read_departures(store: PatientStore, layout: Layout) -> Departures:
+def read_departures(store: PatientStore, layout: Layout) -> _Departures:
     """Return the ranks whose latest process said goodbye."""
     ranks: set[int] = set()
     finished_at: dict[int, int] = {}
@@ -424,7 +424,7 @@ def read_departures(store: PatientStore, layout: Layout) -> Departures:
         ranks.add(who.rank)
         if goodbye.finished:
             finished_at[who.rank] = goodbye.step
-    return Departures(frozenset(ranks), finished_at)
+    return _Departures(frozenset(ranks), finished_at)
 
 
 def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:

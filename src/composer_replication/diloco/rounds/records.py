@@ -107,14 +107,14 @@ def next_base(base: str, step: int, outcome: RoundOutcome) -> str:
 
 def digest(value: object) -> str:
     """Return the sha256 of a value in canonical JSON."""
-    return hashlib.sha256(encode(plain(value), where="digest")).hexdigest()
+    return hashlib.sha256(encode(_plain(value), where="digest")).hexdigest()
 
 
-def plain(value: Any) -> Any:
+def _plain(value: Any) -> Any:
     """Return the value with tuples as lists, as JSON needs it."""
     if isinstance(value, dict):
-        return {key: plain(inner) for key, inner in value.items()}
-    return [plain(inner) for inner in value] if isinstance(value, list | tuple) else value
+        return {key: _plain(inner) for key, inner in value.items()}
+    return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
 # The keys of a run. Everything is below its generation: nothing of another generation is listed or read.
@@ -268,7 +268,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
     """Return the bytes of a record for an address. Raises InputError if readers would refuse so many bytes."""
-    line = encode(plain({"kind": kind, "format": FORMAT, "at": at, **content}), where=kind)
+    line = encode(_plain({"kind": kind, "format": FORMAT, "at": at, **content}), where=kind)
     record = COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
     if len(record) > MAX_RECORD_BYTES:
         got, expected = f"{len(record):,} bytes", f"at most {MAX_RECORD_BYTES:,}"

@@ -61,7 +61,7 @@ class RoundVector:
         # Copies only tensors that are not contiguous.
         self._flat = [tensor.contiguous().view(-1) for tensor in self.tensors]
         self.elements = sum(tensor.numel() for tensor in tensors)
-        self.shard_elements, self.num_shards = shard_sizes(self.elements, parties, shard_elements)
+        self.shard_elements, self.num_shards = _shard_sizes(self.elements, parties, shard_elements)
         if self.num_shards >= MAX_SHARDS:
             got, expected = f"{self.num_shards:,} shards of {shard_elements:,} numbers", f"fewer than {MAX_SHARDS:,}"
             raise InputError(explain("shards of a vector", got=got, expected=expected, fix="Set larger shard_bytes."))
@@ -107,7 +107,7 @@ class RoundVector:
             start = end
 
 
-def shard_sizes(elements: int, parties: int, shard_elements: int) -> tuple[int, int]:
+def _shard_sizes(elements: int, parties: int, shard_elements: int) -> tuple[int, int]:
     """Return the elements per shard and the number of shards, a multiple of the parties, so that each has the same
     work.
 
@@ -128,7 +128,7 @@ def vector_spec(vector: RoundVector, kinds: tuple[PayloadKind, PayloadKind], nam
     return digest({"name": name, "tensors": shapes, "payloads": kinds, "shard_elements": vector.shard_elements})
 
 
-def weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tensor:
+def _weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tensor:
     """Return the sum of weight times vector, in the order of `offers`, divided by the sum of weights.
 
     Each product and each sum is rounded to fp32 separately: a fused multiply-add would give other bits on other
@@ -141,7 +141,7 @@ def weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tens
     return mean.div_(total)
 
 
-def scaled_weights(weights: Sequence[float]) -> list[float]:
+def _scaled_weights(weights: Sequence[float]) -> list[float]:
     """Return ones if all weights are equal; otherwise the weights times a power of two, so that their sum is below 1.
 
     Then no product or sum of the mean exceeds the largest number of its vectors. A power of two changes no mantissa.
@@ -165,7 +165,7 @@ class UnreadableOffer(Exception):
         self.offer = offer
 
 
-def identity(data: bytes) -> str:
+def _payload_digest(data: bytes) -> str:
     """Return the identity of a payload: the digest of its header.
 
     The header holds the checksum of the rest, which the reader compares.
@@ -294,18 +294,18 @@ class ShardIO:
         values = vector.read(shard)
         data = encode_vector(values, kind=self._settings.payload, about=self._about(offer, shard))
         self._store.put(self._layout.shard(self._position.step, offer, shard), data)
-        return Shard(len(data), identity(data)), largest_magnitude(values)
+        return Shard(len(data), _payload_digest(data)), largest_magnitude(values)
 
     def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
         return self._mean_of(members, shard, (self._read_offer(member, shard) for member in members if member.weight))
 
     def _mean_of(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
         """Return a shard of the mean and its identity. `vectors` are those of members with weight, in order."""
-        weights = scaled_weights([member.weight for member in members if member.weight])
-        mean = weighted_mean(zip(weights, vectors, strict=True), self._vector.size(shard))
+        weights = _scaled_weights([member.weight for member in members if member.weight])
+        mean = _weighted_mean(zip(weights, vectors, strict=True), self._vector.size(shard))
         about = self._about_mean(members, shard)
         data = encode_vector(mean, kind=self._settings.mean_payload, about=about)
-        return data, identity(data)
+        return data, _payload_digest(data)
 
     def _read_offer(self, member: Member, shard: int) -> Tensor:
         manifest = self._manifest(member)
@@ -364,7 +364,7 @@ class ShardIO:
             # A read may be damaged on its way, so it is repeated; a missing object will not come back.
             try:
                 data = self._store.get(key, most_bytes=most_bytes)
-                if identity(data) == sha256:
+                if _payload_digest(data) == sha256:
                     return decode_vector(data, elements=elements, about=about)
                 self._store.traffic.add(refused=1)
             except MissingObject:

@@ -227,7 +227,7 @@ class Executor(ABC):
         if n_lines < 0:
             raise InputError(explain("n_lines", got=n_lines, expected="0 or more"))
         lines = text.splitlines()[-n_lines:] if n_lines else []
-        return without_control_characters(masked("\n".join(lines), secret_masks(self.secrets, os.environ)))
+        return _without_control_characters(masked("\n".join(lines), secret_masks(self.secrets, os.environ)))
 
     def reaches(self, handle: ReplicaHandle) -> bool:
         """Return whether a handle that another process has stored can be polled from here."""
@@ -243,7 +243,7 @@ class Executor(ABC):
             return None
         if status != "failed":
             return "cancelled" if status == "cancelled" else f"still {status} when the time was up"
-        return describe_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
+        return _describe_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
 
     def end_of(self, handle: ReplicaHandle) -> dict[str, Any]:
         """Return how an ended replica ended, as `collect` does; cached, because that does not change."""
@@ -395,7 +395,7 @@ def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
         return None, error
 
 
-def without_control_characters(text: str) -> str:
+def _without_control_characters(text: str) -> str:
     """Return log lines without control characters: a replica may print text that others have sent."""
     plain_text = _COLOR.sub("", text)
     return "".join(
@@ -407,10 +407,10 @@ def in_brief(error: BaseException) -> str:
     """Return an error of other code in one line."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
-    return without_control_characters(text)[:_MAX_WORDS]
+    return _without_control_characters(text)[:_MAX_WORDS]
 
 
-def describe_exit(code: int | None) -> str:
+def _describe_exit(code: int | None) -> str:
     """Describe an exit status; shells and containers report signal n as 128 + n."""
     if code is None:
         return "failed, with no exit status from the service"
@@ -423,13 +423,13 @@ def describe_exit(code: int | None) -> str:
     return "out of time" if code == TIMED_OUT else f"exit status {code}"
 
 
-def describe_failure(code: int | None, log: str) -> str:
+def _describe_failure(code: int | None, log: str) -> str:
     """Describe how a replica ended: its exit status, the error of its last traceback, and its last line.
 
     The last line is called no more than that: a replica that was killed could not say why.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
-    parts = [describe_exit(code)]
+    parts = [_describe_exit(code)]
     error = _error_in(log) if code in (None, 1, REFUSED) else None
     if error is not None:
         parts.append(_MODULES.sub("", error)[:_MAX_WORDS_OF_AN_ERROR])

@@ -102,7 +102,7 @@ class LocalProcessExecutor(Executor):
                 start_new_session=True,
             )
         self._processes[job.name] = process
-        process_info = look_up(process.pid)
+        process_info = _look_up(process.pid)
         return self._metadata(job.name, process.pid, "" if process_info is None else process_info.began, folder)
 
     def _metadata(self, name: str, pid: int, began: str, folder: Path | str) -> dict[str, Any]:
@@ -184,7 +184,7 @@ class LocalProcessExecutor(Executor):
             # The id of a child cannot be reused before this process has waited for it.
             child.send_signal(number)
         elif proven is not None:
-            send_signal(proven, number)
+            _send_signal(proven, number)
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
         end = _read_json(_folder_of(handle) / END_FILE)
@@ -215,10 +215,10 @@ class LocalProcessExecutor(Executor):
         return _is_held(_folder_of(handle) / ALIVE_FILE) or _proven(handle) is not None
 
 
-def _proven(handle: ReplicaHandle) -> Process | None:
+def _proven(handle: ReplicaHandle) -> _Process | None:
     """Return the process of a handle, if it exists and proves to be the one."""
     pid, began, name = (handle.metadata.get(key) for key in ("pid", "began", "name"))
-    process = look_up(pid) if isinstance(pid, int) else None
+    process = _look_up(pid) if isinstance(pid, int) else None
     is_it = process is not None and began and name and process.began == began and name in process.arguments
     return process if is_it else None
 
@@ -258,7 +258,7 @@ _START_FIELD = 19  # starttime, the 22nd field of /proc/PID/stat, counted after 
 _EXEC_LOOKS, _EXEC_PAUSE_S = 50, 0.001  # 3 of 400 processes looked up right after their start showed no arguments yet
 
 
-class Process(NamedTuple):
+class _Process(NamedTuple):
     """A process: its id, its parent, its start time, and its arguments."""
 
     pid: int
@@ -266,30 +266,30 @@ class Process(NamedTuple):
     began: str
     arguments: tuple[str, ...]
 
-    def is_still(self, process: Process | None) -> bool:
+    def is_still(self, process: _Process | None) -> bool:
         """Return whether the other is this process; its parent may have exited meanwhile."""
         return process is not None and (process.began, process.arguments) == (self.began, self.arguments)
 
 
-def look_up(pid: int) -> Process | None:
+def _look_up(pid: int) -> _Process | None:
     """Return the process with this id; None if there is none, or it is not visible to this user."""
     if pid <= 0:
         return None
     return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
 
 
-def _with_argument(argument: str) -> list[Process]:
+def _with_argument(argument: str) -> list[_Process]:
     """Return the processes of this machine that were started with this argument, without their forks."""
-    everything = (look_up(pid) for pid in _all_pids())
+    everything = (_look_up(pid) for pid in _all_pids())
     # A fork has the arguments of its parent until it calls exec.
     matching = {process.pid: process for process in everything if process is not None and argument in process.arguments}
     return [process for process in matching.values() if process.parent not in matching]
 
 
-def send_signal(process: Process, number: int) -> bool:
+def _send_signal(process: _Process, number: int) -> bool:
     """Signal this very process. Returns False and sends nothing if its id belongs to another process or none."""
     if not hasattr(os, "pidfd_open"):
-        if not process.is_still(look_up(process.pid)):
+        if not process.is_still(_look_up(process.pid)):
             return False
         os.kill(process.pid, number)
         return True
@@ -300,7 +300,7 @@ def send_signal(process: Process, number: int) -> bool:
         return False
     try:
         # Looked at after it was opened: a later owner of the number is not meant.
-        if not process.is_still(look_up(process.pid)):
+        if not process.is_still(_look_up(process.pid)):
             return False
         signal.pidfd_send_signal(descriptor, number)
     except ProcessLookupError:
@@ -310,7 +310,7 @@ def send_signal(process: Process, number: int) -> bool:
     return True
 
 
-def _from_proc(pid: int) -> Process | None:
+def _from_proc(pid: int) -> _Process | None:
     try:
         arguments = _arguments(_PROC / str(pid))
         stat = (_PROC / str(pid) / "stat").read_text(encoding="utf-8", errors="replace")
@@ -321,7 +321,7 @@ def _from_proc(pid: int) -> Process | None:
     fields = stat.rpartition(")")[2].split()
     if fields[0] in "ZX":  # Z: a zombie, X: dead
         return None
-    return Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", arguments)
+    return _Process(pid, int(fields[1]), f"{boot} {fields[_START_FIELD]}", arguments)
 
 
 def _arguments(folder: Path) -> tuple[str, ...]:
@@ -342,12 +342,12 @@ def _is_program(folder: Path) -> bool:
         return False
 
 
-def _from_ps(pid: int) -> Process | None:
+def _from_ps(pid: int) -> _Process | None:
     """Look up a process with POSIX ps. It splits arguments at spaces, so names that are looked for have none."""
     words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-ww", "-p", str(pid)).split()
     if len(words) < 8 or words[0].startswith("Z"):
         return None
-    return Process(pid, int(words[1]), " ".join(words[2:7]), tuple(words[7:]))
+    return _Process(pid, int(words[1]), " ".join(words[2:7]), tuple(words[7:]))
 
 
 def _all_pids() -> list[int]:

@@ -55,8 +55,8 @@ def main(
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """Call `trainer_fn(**trainer_kwargs, manager=, rank=, world_size=)` as the replica of rank REPLICA_RANK."""
-    rank = rank_of(os.environ, world_size)
-    chosen = {**settings_of(os.environ), **(settings or {})}
+    rank = _rank_of(os.environ, world_size)
+    chosen = {**_settings_of(os.environ), **(settings or {})}
     if unknown := chosen.keys() - SETTINGS.keys():
         raise InputError(explain("settings", got=", ".join(sorted(unknown)), expected=f"some of {', '.join(SETTINGS)}"))
     train = load_function(trainer_module, trainer_fn, what="trainer")
@@ -67,7 +67,7 @@ def main(
         return train(**(trainer_kwargs or {}), manager=manager, rank=rank, world_size=world_size)
 
 
-def rank_of(environment: Mapping[str, str], world_size: int) -> int:
+def _rank_of(environment: Mapping[str, str], world_size: int) -> int:
     """Return the rank of this replica. Raises RuntimeError if it is not set, ValueError if it is not in the world."""
     text = environment.get("REPLICA_RANK")
     if text is None:
@@ -78,7 +78,7 @@ def rank_of(environment: Mapping[str, str], world_size: int) -> int:
     return int(text)
 
 
-def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
+def _settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
     """Return the manager's settings from the environment."""
     settings: dict[str, Any] = {}
     for name, read in SETTINGS.items():
@@ -93,7 +93,7 @@ def settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
     return settings
 
 
-def run(argv: Sequence[str] | None = None) -> None:
+def _run(argv: Sequence[str] | None = None) -> None:
     """Run a replica from the command line, and print what the trainer returns, as JSON where possible."""
     parser = argparse.ArgumentParser(description="Run one replica of a DiLoCo run.", allow_abbrev=False)
     parser.add_argument("--rendezvous", required=True, metavar="URI", help="bucket or folder that all replicas share")
@@ -113,4 +113,4 @@ def run(argv: Sequence[str] | None = None) -> None:
 
 
 if __name__ == "__main__":
-    run()
+    _run()

@@ -208,7 +208,7 @@ def credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> St
     return StoreUnavailable(what, uri=uri, key=key, cause_kind=f"credentials {kind}")
 
 
-def unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -> StoreUnavailable:
+def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -> StoreUnavailable:
     """Return the error for an address that has never answered, which may be that of a credential service.
 
     Without credentials in the environment obstore asks a service of the machine for some, and only rented machines have
@@ -365,7 +365,7 @@ def retry_until_deadline(call: Callable[[], Answer], *, pace: RequestPace, more_
         if time.monotonic() + pause_s - start > pace.deadline_s + REQUESTS_IN_DEADLINE * more_s:
             seconds = time.monotonic() - start
             if not pace.has_answered:
-                raise unreachable(uri=uri, key=key, kind=kind, seconds=seconds, tries=tries)
+                raise _unreachable(uri=uri, key=key, kind=kind, seconds=seconds, tries=tries)
             what = f"no usable answer in {seconds:.1f} s and {tries} tries; the last: {kind}"
             raise StoreUnavailable(what, uri=uri, key=key, cause_kind=kind)
         time.sleep(pause_s)
