@@ -77,7 +77,7 @@ class Replayed(Comparisons):
     def __init__(self, other: Other, reads: tuple[object, ...]) -> None:
         limits = SimpleNamespace(timeout_s=0.0, poll_s=0.0, grace_s=0.0)
         super().__init__(
-            SimpleNamespace(settings=limits, layout=Layout(0), numbers=self._mine, load_matching=self._load), 0
+            SimpleNamespace(settings=limits, layout=Layout(0), weights_digest=self._mine, load_matching=self._load), 0
         )
         self.agreed, self._open, self._unresolved = other.agreed, list(other.open), other.apart
         self.weights, self.given_up, self._reads = other.weights, set(other.given_up), iter(reads)
@@ -122,7 +122,7 @@ def replay(other: Other, doing: str, reads: tuple[object, ...], follows: bool) -
             mine.finish(store, place, follows=follows)
             end = "agreed"
         else:
-            mine.look(store, place, follows=follows)
+            mine.resolve(store, place, follows=follows)
         if doing == "begin":
             mine.begin(store, place, (LATER, 0), wait_s=0.0)
     except StateUnreadable:
@@ -180,7 +180,7 @@ def check(world: TwoComparisons, follows: bool) -> None:
     if world.other.agreed == LATER:
         assert world.other.weights == world.first(LATER).said, f"agreed on, and others: {world}"
     if (apart := world.other.apart) is not None and apart.step > world.other.agreed:
-        assert world.other.weights == apart.numbers, f"replaced by earlier ones: {world}"
+        assert world.other.weights == apart.weights_digest, f"replaced by earlier ones: {world}"
     if world.other.end == "agreed":
         assert not world.other.open, f"ended with an open one: {world}"
         assert world.other.weights == (latest.said if latest else "mine"), f"ended with others: {world}"

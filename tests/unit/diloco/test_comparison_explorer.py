@@ -14,7 +14,7 @@ import pytest
 from comparison_model import explore_two, replay
 
 from composer_replication.diloco.rounds import comparing
-from composer_replication.diloco.rounds.comparing import Verdict, _judge
+from composer_replication.diloco.rounds.comparing import Verdict, _compare_digests
 
 PROGRAM = ("say", "offer", "leave")
 SUMS = ("equal", "other")
@@ -41,14 +41,14 @@ class World(NamedTuple):
 def look(world: World) -> World:
     if world.looked is None:
         return world._replace(looked=world.is_over)
-    return world._replace(looked=None, verdict=_judge("equal", world.said, is_over=world.looked))
+    return world._replace(looked=None, verdict=_compare_digests("equal", world.said, is_over=world.looked))
 
 
 def look_the_other_way_round(world: World) -> World:
     if world.looked is None:
         return world._replace(looked=world.said is not None)
     said = world.numbers if world.looked else None
-    return world._replace(looked=None, verdict=_judge("equal", said, is_over=world.is_over))
+    return world._replace(looked=None, verdict=_compare_digests("equal", said, is_over=world.is_over))
 
 
 def successors(world: World, program: tuple[str, ...], other: Callable[[World], World]) -> Iterator[World]:
@@ -124,7 +124,7 @@ def oldest_first(comparisons, key):
 
 
 def without_regard_to_later_ones(mine, said, *, is_over, later_is_open):
-    return _judge(mine, said, is_over=is_over)
+    return _compare_digests(mine, said, is_over=is_over)
 
 
 @pytest.mark.usefixtures("quiet")

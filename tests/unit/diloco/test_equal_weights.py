@@ -136,7 +136,7 @@ def test_a_first_member_that_died_before_it_said_its_sum_costs_two_graces():
         return loop
 
     dead, alive = in_threads([functools.partial(begin, rank) for rank in range(2)])
-    dead.manager._membership._heart.stop()
+    dead.manager._membership._heartbeat.stop()
     began = time.monotonic()
     while alive.manager.current_step() < 5:
         alive.round()

@@ -134,7 +134,7 @@ def at_the_end(loop, bound_s: float) -> float:
 
 def test_a_first_member_that_died_is_not_waited_for_longer_than_a_lease_and_that_is_said(caplog):
     _, first, second = both_at(4)
-    first.manager._membership._heart.stop()
+    first.manager._membership._heartbeat.stop()
     at_the_end(second, 8)
     assert "late" in told(caplog, step=4)
 
@@ -223,7 +223,7 @@ def test_an_earlier_comparison_does_not_undo_a_later_one(is_said, caplog):
 
 def test_other_weights_that_nobody_published_are_an_error_at_the_end(caplog):
     store, first, second = both_at(3)
-    first.manager._membership._heart.stop()
+    first.manager._membership._heartbeat.stop()
     store.put(SUM, pack("sum", first.manager._membership.layout.address(SUM), {"numbers": "f" * 64}))
     parts = {"what": "rank 1", "expected": "rank 0", "fix": "generation=1"}
     with refusal(StateUnreadable, **parts):

@@ -115,7 +115,7 @@ def test_one_that_was_replaced_while_it_slept_ends():
     store = MemoryStore()
     sleeper = ToyLoop(manager(store))
     assert sleeper.round()
-    sleeper.manager._membership._heart.stop()
+    sleeper.manager._membership._heartbeat.stop()
     assert ToyLoop(manager(store)).round()
     with refusal(Replaced, what="rank 0", got="claim 1", expected="claim 0"):
         sleeper.round()

@@ -183,7 +183,7 @@ def test_a_seal_with_a_number_of_shards_that_the_vectors_do_not_have_is_passed_o
     store = MemoryStore()
     loop = ToyLoop(manager(store, grace_s=0.2))
     place = loop.manager._membership.position
-    spec = loop.manager._membership.new_round(loop.manager._membership.store, loop.manager._membership.vector(
+    spec = loop.manager._membership.new_round(loop.manager._membership.store, loop.manager._membership.make_vector(
         loop.blanks(0)), weight=1.0).spec  # fmt: skip
     seal = {"base": place.base, "spec": spec, "num_shards": num_shards, "members": [MEMBER]}
     key = "g000000/r/00000000/seal/0"

@@ -109,7 +109,7 @@ def test_all_of_them_restarted_go_on_where_the_last_commit_left_them():
     options = {"state_every": 2, "lease_s": 0.2}
     before = in_threads([functools.partial(alone, store, rank, 2, 5, **options) for rank in range(2)])
     for loop in before:  # their hearts stop, without a goodbye
-        loop.manager._membership._heart.stop()
+        loop.manager._membership._heartbeat.stop()
     after = in_threads([functools.partial(alone, store, rank, 2, 8, **options) for rank in range(2)])
     history = check_run(store, [*before, *after])
     assert [[member.id.claim for member in outcome.members] for outcome in history] == [[0, 0]] * 5 + [[1, 1]] * 3

@@ -1,7 +1,7 @@
-"""The manager that this package gives to torchft's DiLoCo. It holds its rounds over an object store.
+"""A manager for torchft's DiLoCo that holds its rounds over an object store.
 
-`ObjectStoreManager` has the methods of torchft's manager that DiLoCo calls, and some more for our own outer loop. A
-round runs in a thread of its own, so that training may continue while its tensors are exchanged.
+`ObjectStoreManager` has the methods of torchft's manager that DiLoCo calls, and some for our own outer loop. Each round
+runs in its own thread, so that training may continue while tensors are exchanged.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from composer_replication.diloco.rounds.settings import RunPosition, resolve_set
 from composer_replication.diloco.store import ObjectStore, open_store
 from composer_replication.errors import InputError, explain
 
-# What a round raises. The thread that waits for the round raises it again.
+# The exceptions of a round that are raised again in the thread that waits for it.
 _RAISED_AGAIN = (
     RuntimeError,
     ValueError,
@@ -39,7 +39,7 @@ StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
 class _Count(int):
-    """A number that can also be called: torchft's manager has `num_participants` as a method, others as a property."""
+    """An int that can be called: `num_participants` is a method of torchft's manager, and a property of others."""
 
     def __call__(self) -> int:
         return int(self)
@@ -119,25 +119,25 @@ class ObjectStoreManager:
     # Called by DiLoCo.
 
     def register_state_dict_fn(self, key: str, load_fn: Callable[[Any], None], value: Callable[[], Any]) -> None:
-        """Register a part of the global state: `value` returns it to be published, `load_fn` loads it after a heal."""
+        """Register a part of the global state: `value` returns it for publishing, and `load_fn` loads it in a heal."""
         self._state_dict_fns[key] = (load_fn, value)
 
     def allow_state_dict_read(self) -> None:
-        """Do nothing: a state is read in `start_quorum`, by the thread that trains."""
+        """Do nothing, because states are read in `start_quorum`, by the training thread."""
 
     def disallow_state_dict_read(self) -> None:
         """Do nothing; see `allow_state_dict_read`."""
 
     def start_quorum(self, **_options: Any) -> None:
-        """Begin a round: join the run before the first one, catch up with the others, publish a state if one is due."""
+        """Begin a round: join the run if needed, catch up with the others, and publish a state if one is due."""
         self._membership.begin_round()
         self._round = _Round()
 
     def wait_quorum(self) -> None:
-        """Do nothing: the members of a round are decided when the offers are in."""
+        """Do nothing, because the members of a round are decided when the offers have been made."""
 
     def allreduce(self, tensor: Tensor, **_options: Any) -> RoundWork:
-        """Average a tensor in position, together with all others of its round, in the payload kind of the manager."""
+        """Average a tensor in place, together with all other tensors of its round. Returns a handle to wait for."""
         if self._round is None:
             self.start_quorum()
         assert self._round is not None
@@ -151,7 +151,7 @@ class ObjectStoreManager:
         return RoundWork(self)
 
     def should_commit(self, **_options: Any) -> bool:
-        """Wait for the round. Returns whether its mean is in its tensors; if so, the step has advanced."""
+        """Wait for the round. Returns whether it was committed, so that its tensors hold the mean and the step advanced."""
         ended = self._finish_round()
         self._round = None
         return self._membership.end_round(ended)
@@ -166,7 +166,7 @@ class ObjectStoreManager:
 
     @property
     def num_participants(self) -> _Count:
-        """The number of members of the last commit; of the whole world before the first one."""
+        """The number of members of the last commit; before the first commit, the world size."""
         last = self._membership.position.last
         return _Count(self.world_size if last is None else len(last.members))
 
@@ -177,23 +177,24 @@ class ObjectStoreManager:
     # Called by our own outer loop and by trainers.
 
     def follow(self, follower: Follower) -> None:
-        """Join the run now and continue from its weights; `follower` applies commits without training in between."""
+        """Join the run now, and continue from its weights. `follower` applies commits between rounds."""
         self._membership.follower = follower
         self._membership.join()
 
     def end_after(self, commits: int) -> None:
-        """Hold no round once the run has this many commits, even if this replica learns of them within a round."""
+        """Set the number of commits after which no round is held. It applies even to a round that is under way."""
         self._membership.end_after(commits)
 
     def agree_on_weights(self) -> None:
-        """Make the global weights of all replicas equal to the bit; call it after the last round."""
+        """Make the global weights equal at all replicas, in every bit. Call it after the last round."""
         self._membership.agree_on_weights()
 
     def close(self) -> None:
-        """Write a goodbye, so that nobody waits for this replica, and publish the last state if that is its task.
+        """Leave the run, so that the others do not wait for this replica. The first member also publishes the last
+        state.
 
-        A replica that is closed while an exception is handled, as in a `finally`, or before the commits of `end_after`,
-        has not finished: the others wait for it, because it may be started again.
+        A replica that is closed while an exception is handled, or before it has the commits of `end_after`, has not
+        finished: the others expect that it may be restarted.
         """
         self._close(failed=sys.exc_info()[0] is not None)
 
@@ -201,7 +202,7 @@ class ObjectStoreManager:
         try:
             self._membership.leave(failed=failed)
         finally:
-            # Prefetched reads that nobody needs are dropped.
+            # Cancels prefetched reads that are not needed any more.
             self._pool.shutdown(wait=False, cancel_futures=True)
 
     def __enter__(self) -> ObjectStoreManager:
@@ -215,16 +216,16 @@ class ObjectStoreManager:
         if not 0 < weight <= MAX_WEIGHT:
             raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MAX_WEIGHT:g}"))
         membership = self._membership
-        # The run may have ended while this round was trained for; then its tensors stay as they are.
+        # If the run has ended during the training before this round, the tensors remain unchanged.
         if membership.is_over:
             return RoundResult("over")
-        # Weights that were trained from another state than the global one must not be averaged.
+        # What was trained from other weights than the global ones must not be averaged.
         weight = 0.0 if membership.healing else weight
-        vector, feedback = membership.vector(tensors), self._feedback_of(membership.position.step)
-        return membership.hold(membership.new_round(membership.store, vector, weight=weight, feedback=feedback))
+        vector, feedback = membership.make_vector(tensors), self._feedback_of(membership.position.step)
+        return membership.run_round(membership.new_round(membership.store, vector, weight=weight, feedback=feedback))
 
     def _feedback_of(self, step: int) -> ErrorFeedback | None:
-        """Return the error feedback of the fragment of this step; None if nothing is rounded."""
+        """Return the error feedback for the fragment of this step; None if payloads are not rounded."""
         if self._settings.payload == "fp32":
             return None
         return self._feedback.setdefault(step % self._membership.num_fragments, ErrorFeedback())
@@ -234,9 +235,9 @@ class ObjectStoreManager:
             self.start_quorum()
         assert self._round is not None
         ended = self._round.result(self._run)
-        # Both `wait` and `should_commit` come here, and DiLoCo may call either first.
-        if not self._round.counted:
-            self._round.counted = True
+        # DiLoCo may call `wait` or `should_commit` first; only the first call records the result.
+        if not self._round.is_recorded:
+            self._round.is_recorded = True
             self.history.append(ended)
             if ended.result == "heal":
                 self._membership.heal()
@@ -244,12 +245,12 @@ class ObjectStoreManager:
 
 
 class _Round:
-    """A round in its thread, which starts when all tensors are there, while training may continue."""
+    """A round and its thread, which starts as soon as all tensors have been passed to `allreduce`."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
         self.thread: threading.Thread | None = None
-        self.counted = False
+        self.is_recorded = False
         self._ended: RoundResult | None = None
         self._error: Exception | None = None
 
@@ -277,7 +278,7 @@ class _Round:
 
 
 class RoundWork:
-    """The handle that `allreduce` returns. `wait` returns when the round is over."""
+    """The handle that `allreduce` returns. Its `wait` returns when the round has ended."""
 
     def __init__(self, manager: ObjectStoreManager) -> None:
         self._manager = manager
@@ -290,7 +291,7 @@ class RoundWork:
         return True
 
     def get_future(self) -> torch.futures.Future[list[Tensor]]:
-        """Return a future that is done when `wait` returns."""
+        """Return a future that is completed by `wait`."""
         if self._future is None:
             self._future = torch.futures.Future()
         return self._future

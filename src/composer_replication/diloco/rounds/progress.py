@@ -1,4 +1,4 @@
-"""Read how a run is doing from its store, without loading tensors."""
+"""Read the progress of a run from its store, without downloading tensors."""
 
 from __future__ import annotations
 
@@ -28,23 +28,23 @@ class RoundSummary:
     step: int
     members: tuple[int, ...]  # ranks
     healed: tuple[int, ...]  # ranks of members without weight
-    seconds: float  # from the first offer of its committer to the commit
-    num_bytes: int  # of all offers that count
+    seconds: float  # that its committer spent in the round
+    num_bytes: int  # total size of the offers that count
 
 
 @dataclass(frozen=True)
 class RunProgress:
-    """A run as its store shows it."""
+    """The progress of a run, as read from its store."""
 
     generation: int
     world_size: int
     step: int  # commits so far
     expected: tuple[int, ...]  # ranks that the open round waits for
     offered: tuple[int, ...]  # ranks that have offered to the open round
-    departed: tuple[int, ...]  # ranks that said goodbye
-    state_step: int | None  # of the newest published state
-    foreign: int  # objects that do not belong to the protocol
-    rounds: tuple[RoundSummary, ...]  # the last ones, the newest at the end
+    departed: tuple[int, ...]  # ranks that have left
+    state_step: int | None  # the step of the newest published state
+    foreign: int  # the number of objects that do not belong to the protocol
+    rounds: tuple[RoundSummary, ...]  # the last committed rounds, in order
 
     @property
     def members(self) -> tuple[int, ...]:
@@ -53,7 +53,7 @@ class RunProgress:
 
     @property
     def stragglers(self) -> tuple[int, ...]:
-        """The ranks that the others wait for."""
+        """The ranks that others in the open round wait for; empty if nobody has offered yet."""
         return tuple(sorted(set(self.expected) - set(self.offered))) if self.offered else ()
 
     @property
@@ -62,19 +62,19 @@ class RunProgress:
 
 
 def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> RunProgress:
-    """Return the progress of a run for `crf diloco`. Raises GenerationRefused if there is no such run."""
+    """Return the progress of a run. Raises GenerationRefused if this generation has no run."""
     patient = PatientStore(store, Traffic(), patience_s=_PATIENCE_S)
     run = find_run(patient, Layout(generation))
     if run is None:
         where = f"generation {generation} at {store.uri}"
-        raise GenerationRefused(explain(where, got="no run", expected="a run that a replica has started"))
+        raise GenerationRefused(explain(where, got="no run", expected="a run that a replica has begun"))
     layout, world_size = run.layout, run.world_size
-    step = _head(patient, layout)
+    step = _find_open_step(patient, layout)
     commits = [(at_step, read_commit(patient, layout, at_step)) for at_step in range(max(0, step - num_rounds), step)]
     rounds = tuple(_summary(at_step, commit[1]) for at_step, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
     view = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
-    # Names alone prove nothing, so the newest state whose record can be read counts.
+    # A name is no proof of a state, so the newest state with a readable record counts.
     states = (name for name in published_states(patient, layout) if read_state(patient, layout, name) is not None)
     state = next(states, None)
     return RunProgress(
@@ -90,16 +90,16 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     )
 
 
-def _head(store: PatientStore, layout: Layout) -> int:
-    """Return the first step that is not committed, by binary search: outcomes are never deleted.
+def _find_open_step(store: PatientStore, layout: Layout) -> int:
+    """Return the first step without a commit, by binary search, which works because outcomes are never deleted.
 
-    A commit that cannot be read is recognized by the commit after it.
+    A step whose commit is unreadable counts as committed if the next step has a commit.
     """
 
     def is_committed(step: int) -> bool:
         return any(read_commit(store, layout, at_step) is not None for at_step in (step, step + 1))
 
-    # Double the upper bound until it is not committed, and then halve the interval.
+    # Double the upper bound until its step is not committed, then bisect.
     below, above = 0, 1
     while is_committed(above - 1):
         below, above = above, 2 * above

@@ -1,8 +1,8 @@
-"""A published state: JSON for its structure, and safetensors for its tensors.
+"""Write and read published states: the structure as JSON, and the tensors in chunks of safetensors.
 
-Nothing in it can run code: the structure holds dicts, lists, plain values and numbers of tensors, and each chunk of
-tensors is compared with its checksum before it is parsed. A record is not trusted either: its fields have bounds, and
-every number of every tensor must come exactly once, or the state counts as unreadable.
+Loading a state cannot run code: the structure consists of dicts, lists, plain values and references to tensors, and
+each chunk is compared with its checksum before it is parsed. The record of a state is not trusted either: its fields
+have bounds, and a state counts as unreadable unless its chunks contain every element of every tensor exactly once.
 """
 
 from __future__ import annotations
@@ -36,11 +36,11 @@ from composer_replication.errors import InputError, ShapeError, explain
 
 CHUNK_BYTES = 16 * 2**20
 _HEADER_BYTES = 2**20  # more than safetensors needs for the names in a chunk
-_MAX_PIECES = 8192  # of tensors in a chunk, so that their names fit into its header
+_MAX_PIECES = 8192  # pieces of tensors in a chunk, so that their names fit into its header
 _MAX_BYTES = 2**50
 # "3.1048576": tensor 3, from element 1,048,576 on; not "3"
 _PIECE = re.compile(r"(\d{1,9})\.(\d{1,15})")
-_MAX_GROWTH = 8  # a state may have 8 times the bytes of mine, because optimizers keep a few numbers per parameter
+_MAX_GROWTH = 8  # how many times larger than mine a state may be: optimizers add a few numbers per parameter
 _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.float16, torch.float64, torch.int64)}
 _DTYPES |= {str(dtype): dtype for dtype in (torch.int32, torch.uint8, torch.int8, torch.bool)}
 _IN_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
@@ -59,27 +59,26 @@ class PublishedState:
     chunks: list[list[Any]]  # bytes, sha256
 
     @property
-    def numbers(self) -> str:
-        """A digest that is equal for two states exactly if all of their tensors are equal, to the bit."""
+    def tensor_digest(self) -> str:
+        """A digest that two states share exactly if all bits of their tensors are equal."""
         return digest([self.spec, [sha256 for _, sha256 in self.chunks]])
 
     @property
     def digest(self) -> str:
-        """A digest of structure and tensors."""
+        """A digest of the structure and the tensors."""
         return digest([self.structure, self.spec, [sha256 for _, sha256 in self.chunks]])
 
 
 def describe(flat: Flat, *, name: str, step: int, base: str = "") -> PublishedState:
-    """Return the record of a state, without writing anything."""
+    """Return the record of a state. Nothing is written."""
     sums = [[len(chunk), hashlib.sha256(chunk).hexdigest()] for chunk in _chunks(flat)]
     return PublishedState(name, step, base, flat.structure, flat.outline().spec, sums)
 
 
 def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedState) -> None:
-    """Write the chunks and then the record, so that a state is there as a whole or not at all.
+    """Write the chunks of a state and then its record, so that a state is either complete or not visible.
 
-    Everything is read back. A damaged offer can be offered again, but nobody can write the first state of a run again,
-    or the last one of a run that has ended.
+    Everything is read back, because the first state of a run and the last one cannot be published again later.
     """
     for index, chunk in enumerate(_chunks(flat)):
         store.put_verified(_chunk_key(layout, state.name, index), chunk)
@@ -90,7 +89,7 @@ def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedSta
 def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState | None:
     """Return the record of a state; None if it cannot be read."""
 
-    def checked(at: str, data: bytes) -> PublishedState:
+    def unpack_state(at: str, data: bytes) -> PublishedState:
         content = unpack_fields("state", at, data, "step", "base", "structure", "spec", "chunks")
         with as_record_error("state"):
             if content["step"] != step_of(name):
@@ -103,11 +102,12 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
                 raise ValueError("the structure does not hold each tensor exactly once")
             return PublishedState(name, **content)
 
-    return read_record(store, layout, layout.key("states", name), checked)
+    return read_record(store, layout, layout.key("states", name), unpack_state)
 
 
 def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: _Outline) -> Any | None:
-    """Return what was saved; None if a chunk cannot be read. Raises ShapeError for the state of another model."""
+    """Return the content of a published state, or None if a chunk cannot be read. Raises ShapeError if it belongs to
+    another model."""
     _refuse_another_model(state, mine)
     filling = _Filling([torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec])
     try:
@@ -116,23 +116,23 @@ def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: _Out
             if data is None:
                 return None
             filling.add(data)
-        return unflatten(state.structure, filling.full_tensors())
+        return _unflatten(state.structure, filling.full_tensors())
     except RecordError:
         store.traffic.add(refused=1)
         return None
 
 
 class _Filling:
-    """Tensors that are filled piece by piece, from the first element of the first one to the last of the last one."""
+    """Fills tensors piece by piece, in order, from the first element of the first tensor to the last of the last."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
-        # Tensor and element where the next piece belongs.
+        # The tensor and element where the next piece begins.
         self._number = self._start = 0
         self._skip_full()
 
     def add(self, chunk: bytes) -> None:
-        """Copy the pieces of a chunk. Raises RecordError if they are not exactly the next ones."""
+        """Copy the pieces of the next chunk. Raises RecordError if a piece is missing or out of order."""
         pieces = _pieces(chunk)
         named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
         if len(named_matches) != len(pieces):
@@ -141,7 +141,7 @@ class _Filling:
             self._fill(number, start, pieces[name])
 
     def full_tensors(self) -> list[Tensor]:
-        """Return the tensors. Raises RecordError if they are not full."""
+        """Return the tensors. Raises RecordError if elements are missing."""
         if self._number < len(self._tensors):
             raise RecordError("the chunks of a state are incomplete")
         return self._tensors
@@ -157,7 +157,7 @@ class _Filling:
         self._skip_full()
 
     def _skip_full(self) -> None:
-        """Move on to the next tensor that is not full."""
+        """Move on to the next tensor that is not full yet."""
         while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
             self._number, self._start = self._number + 1, 0
 
@@ -165,8 +165,8 @@ class _Filling:
 def _pieces(chunk: bytes) -> dict[str, Tensor]:
     """Return the tensors of a chunk, by name.
 
-    A header may have types that torch does not know, and sizes that no torch shape can hold if another size is 0. So
-    the entries that safetensors returns are checked before a tensor is made of them.
+    A malicious header may have types that torch does not know, or dimensions that it cannot represent. So the entries
+    are checked before tensors are made of them.
     """
     import safetensors
 
@@ -183,29 +183,32 @@ def _pieces(chunk: bytes) -> dict[str, Tensor]:
 def _refuse_another_model(state: PublishedState, mine: _Outline) -> None:
     sizes = [torch.Size(shape).numel() * _DTYPES[dtype].itemsize for shape, dtype in state.spec if dtype in _DTYPES]
     fits = len(sizes) == len(state.spec) and sum(sizes) <= _MAX_GROWTH * mine.num_bytes + _HEADER_BYTES
-    if not fits or not _covers(state.structure, state.spec, mine.structure, mine.spec):
+    if not fits or not _has_tensors_of(state.structure, state.spec, mine.structure, mine.spec):
         what = f"published state of step {state.step}"
         fix = "Use the same model and fragments at all replicas, and another generation for another model."
         raise ShapeError(explain(what, got="other tensors", expected="those of this replica", fix=fix))
 
 
-def _covers(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:
-    """Return whether the state has all tensors of mine, in shape and type. An optimizer may hold more by then."""
+def _has_tensors_of(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:
+    """Return whether the state has all tensors of mine, with equal shapes and types. It may have more, because
+    optimizers create some in their first step."""
     if "tensor" in mine:
         return "tensor" in theirs and their_spec[theirs["tensor"]] == my_spec[mine["tensor"]]
     if "dict" in mine:
         inner = dict(theirs.get("dict", []))
-        return all(key in inner and _covers(inner[key], their_spec, value, my_spec) for key, value in mine["dict"])
+        return all(
+            key in inner and _has_tensors_of(inner[key], their_spec, value, my_spec) for key, value in mine["dict"]
+        )
     return True
 
 
 def _chunks(flat: Flat) -> Iterator[bytes]:
-    """Yield safetensors files of at most CHUNK_BYTES. A name is a tensor's number and the piece's first element."""
+    """Yield safetensors files with up to CHUNK_BYTES of data. Each piece is named by its tensor and first element."""
     import safetensors.torch
 
     pieces: dict[str, Tensor] = {}
     size = 0
-    # Large tensors are cut, small ones share a chunk, so that neither bytes nor requests get too many.
+    # Large tensors are cut and small ones share a chunk, which bounds both memory and the number of requests.
     for number, tensor in enumerate(flat.tensors):
         whole = tensor.cpu().contiguous().view(-1)
         for start in range(0, whole.numel(), most := max(1, CHUNK_BYTES // tensor.element_size())):
@@ -225,14 +228,14 @@ def _bytes_of(spec: Any) -> int:
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {str(dtype)[:40]!r}")
     sizes = [checked_int(size, below=_MAX_BYTES) for size in checked_list(shape, MAX_DEPTH)]
-    # torch also multiplies the sizes of an empty tensor, for its strides, so a zero must not hide the other sizes.
+    # A 0 must not hide the other dimensions, because torch multiplies those to compute strides.
     checked_int(math.prod(max(1, size) for size in sizes), below=_MAX_BYTES)
     return checked_int(math.prod(sizes) * _DTYPES[dtype].itemsize, below=_MAX_BYTES)
 
 
 def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
-    """Raise ValueError for a chunk of an impossible size, or if there are more chunks than the tensors need."""
-    # Every chunk has at least one piece, and a tensor is cut into as many pieces as it fills chunks.
+    """Raise ValueError for a chunk of an invalid size, or if there are more chunks than the tensors need."""
+    # Every chunk has at least one piece, and only tensors larger than a chunk are cut.
     most = sum(-(-size // CHUNK_BYTES) for size in sizes)
     for size, sha256 in (checked_list(chunk, 2) for chunk in checked_list(chunks, most)):
         if not checked_int(size, below=CHUNK_BYTES + _HEADER_BYTES):
@@ -261,7 +264,7 @@ def _content(state: PublishedState) -> dict[str, Any]:
     return {**fields, "spec": state.spec, "chunks": state.chunks}
 
 
-# What registered functions save, split into a structure of dicts, lists and plain values, and its tensors.
+# A state in memory, split into a structure of dicts, lists and plain values, and the tensors.
 
 MAX_TENSORS, MAX_DEPTH = 10**7, 64
 _PLAIN = (type(None), bool, int, float, str)
@@ -269,7 +272,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 @dataclass(frozen=True)
 class Flat:
-    """A state as its structure and its tensors."""
+    """A state, split into its structure and its tensors."""
 
     structure: Any
     tensors: tuple[Tensor, ...]
@@ -279,14 +282,14 @@ class Flat:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def outline(self) -> _Outline:
-        """Return the state without its numbers."""
+        """Return the outline of the state."""
         spec = [[list(tensor.shape), str(tensor.dtype)] for tensor in self.tensors]
         return _Outline(self.structure, spec, self.num_bytes)
 
 
 @dataclass(frozen=True)
 class _Outline:
-    """A state without its numbers."""
+    """The structure of a state, and the shapes and types of its tensors."""
 
     structure: Any
     spec: list[list[Any]]
@@ -294,24 +297,24 @@ class _Outline:
 
 
 def flatten(state: Any) -> Flat:
-    """Split a state into structure and tensors. Raises InputError for objects of other types."""
+    """Split a state into its structure and its tensors. Raises InputError for an object that is neither."""
     tensors: list[Tensor] = []
     return Flat(_structure(state, tensors), tuple(tensors))
 
 
-def unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return the state of a structure and its tensors."""
+def _unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
+    """Return the state with this structure and these tensors; the inverse of `flatten`."""
     (tag, content), *rest = structure.items()
     if rest:
         raise RecordError(f"a structure with several tags: {sorted(structure)}")
     if tag == "tensor":
         return tensors[content]
     if tag == "dict":
-        return {key: unflatten(value, tensors) for key, value in content}
+        return {key: _unflatten(value, tensors) for key, value in content}
     if tag == "list":
-        return [unflatten(value, tensors) for value in content]
+        return [_unflatten(value, tensors) for value in content]
     if tag == "tuple":
-        return tuple(unflatten(value, tensors) for value in content)
+        return tuple(_unflatten(value, tensors) for value in content)
     return content
 
 
@@ -338,7 +341,7 @@ def _key(key: object) -> int | str:
 
 
 def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
-    """Yield the numbers of a structure's tensors. Raises ValueError for anything that `flatten` does not write."""
+    """Yield the tensor numbers in a structure. Raises ValueError for anything that `flatten` does not write."""
     if not depth or not isinstance(structure, dict) or len(structure) != 1:
         raise ValueError(f"invalid or too deeply nested structure: {str(structure)[:40]!r}")
     ((tag, content),) = structure.items()

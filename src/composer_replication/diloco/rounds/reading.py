@@ -1,4 +1,6 @@
-"""Read a round from the store into the view that `decide` takes, and other records that say who is in a run."""
+"""Read the records of a run from its store: a round, as the `RoundView` that `round.decide` takes, its commits, and
+which replicas have joined or left.
+"""
 
 from __future__ import annotations
 
@@ -38,17 +40,17 @@ from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import explain
 
 T = TypeVar("T")
-READS = 3  # tries before bytes count as unreadable: bytes that were damaged on their way are whole the next time
+READS = 3  # tries before an object counts as unreadable: bytes damaged in transit are correct the next time
 # "0" and "12"; not "-1"
 _CLAIM = re.compile(r"\d{1,9}")
 
 
-_ABORTS = 2  # readable aborts that end an attempt, so that it stays ended even if one of them is damaged later
+_ABORTS = 2  # readable aborts needed to end an attempt, so that it stays ended if one of them is damaged later
 
 
 @dataclass(frozen=True)
 class Offer:
-    """A contribution whose manifest exists and can be read."""
+    """An offer whose manifest can be read."""
 
     id: OfferId
     manifest: str
@@ -61,18 +63,18 @@ class Offer:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round as a replica has read it. A part may be older than the store; none is newer."""
+    """One round, as a replica has read it. The store may have changed since."""
 
     expected: frozenset[int]  # ranks to wait for until the grace is over
     offers: frozenset[Offer] = frozenset()
-    ended: tuple[RoundOutcome, ...] = ()  # attempts that were aborted or void
-    seal: Seal | Literal["unreadable"] | None = None  # of the attempt after those
+    ended: tuple[RoundOutcome, ...] = ()  # the outcomes of attempts that were aborted or void
+    seal: Seal | Literal["unreadable"] | None = None  # of the open attempt
     means: frozenset[int] = frozenset()  # shards whose mean exists
-    outcome: RoundOutcome | None = None  # a commit
+    outcome: RoundOutcome | None = None  # the commit that ended the round
     departed: frozenset[int] = frozenset()  # ranks whose latest process has said goodbye
     finished: frozenset[int] = frozenset()  # the departed ranks that have all the commits that this replica needs
-    slot: int = 0  # where this attempt's outcome goes, after outcomes that cannot be read
-    abort: RoundOutcome | None = None  # of this attempt, in one slot only: it counts once it is in two
+    slot: int = 0  # where to write the outcome of the open attempt, after outcomes that cannot be read
+    abort: RoundOutcome | None = None  # an abort of the open attempt in only one slot; it counts once it is in two
 
     @property
     def attempt(self) -> int:
@@ -86,15 +88,15 @@ class RoundView:
 
 
 class _Attempt(NamedTuple):
-    """How an attempt ended, as far as that can be read."""
+    """The end of an attempt, as far as it can be read."""
 
     outcome: RoundOutcome | None = None
     slot: int = 0  # where an outcome would go
-    abort: RoundOutcome | None = None  # the only one that can be read, although two are needed
+    abort: RoundOutcome | None = None  # an abort that can be read in only one slot, although two are needed
 
 
 class Goodbye(NamedTuple):
-    """What a process says when it leaves: whether it had all the commits that it needed, and how many there were."""
+    """The record of a process that leaves: whether it had all the commits it needed, and the number of its commits."""
 
     finished: bool
     step: int
@@ -102,29 +104,29 @@ class Goodbye(NamedTuple):
 
 @dataclass(frozen=True)
 class _Departures:
-    """The ranks whose latest process said goodbye, and the steps of those that had finished."""
+    """The ranks whose latest process has left, and the last steps of those that had finished."""
 
     ranks: frozenset[int] = frozenset()
     finished_at: Mapping[int, int] = field(default_factory=dict)
 
     def finished_for(self, commits: int | None) -> frozenset[int]:
-        """Return the ranks that have finished, for a replica that needs so many commits (None: unknown).
+        """Return the ranks that have finished, from the view of a replica that needs `commits` (None if unknown).
 
-        A rank that finished a shorter run is not among them: whoever extends the run starts it again.
+        A rank that finished with fewer commits is not included: it has to be restarted when the run is extended.
         """
         return frozenset(rank for rank, step in self.finished_at.items() if commits is None or step >= commits)
 
 
 @dataclass
 class RoundReader:
-    """Reads one round repeatedly, and keeps what cannot change any more."""
+    """Reads one round repeatedly, and caches the records that cannot change."""
 
     store: PatientStore
     layout: Layout
     step: int
     world_size: int
-    last: RoundOutcome | None  # the commit before
-    spec: str = ""  # of the vector of this replica
+    last: RoundOutcome | None  # the commit of the previous round
+    spec: str = ""  # the spec of this replica's vector
     num_shards: int = 0
     pool: ThreadPoolExecutor | None = None
     commits: int | None = None  # how many this replica needs; None if unknown
@@ -137,20 +139,20 @@ class RoundReader:
     _here: set[int] = field(default_factory=set)
 
     def read(self) -> RoundView:
-        """Return the round as the store shows it now."""
+        """Return the current state of the round."""
         prefix = self.layout.round(self.step)
-        self._ask_for_departures()
+        self._request_departures()
         names = {key.removeprefix(f"{prefix}/") for key in self.store.keys(prefix)}
         open_attempt = self._read_outcomes(names)
         attempt, outcome = len(self._ended), open_attempt.outcome
         self._read_manifests(names)
         seal = self._read_seal(names, attempt) if outcome is None else None
-        # Also when the attempt is over, so that foreign names are counted.
+        # Even if the attempt has ended, so that objects with foreign names are counted.
         if self._seal is not None and self._seal[0] == attempt:
             self._list_means(names, attempt, self._seal[1])
         return RoundView(
             expected=self._expected(names),
-            offers=frozenset(self._offer(ident) for ident in self.manifests),
+            offers=frozenset(self._to_offer(offer_id) for offer_id in self.manifests),
             ended=tuple(self._ended),
             seal=seal,
             means=frozenset(self.mean_checksums.get(attempt, ())),
@@ -162,47 +164,47 @@ class RoundReader:
         )
 
     def has_a_later_round(self) -> bool:
-        """Return whether some replica has offered to the next round, which only a commit leads to."""
+        """Return whether a replica has offered to the next round, which proves that this one was committed."""
         prefix = self.layout.round(self.step + 1, "offer")
         offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
         return any(offer is not None and self._manifest(self.step + 1, offer) is not None for offer in offers)
 
     def departures(self) -> _Departures:
-        """Return who has left, by the latest answer."""
-        return self._ask_for_departures().result()
+        """Return who has left, from the last read. Waits for a read that is under way."""
+        return self._request_departures().result()
 
     def forget_departures(self) -> None:
-        """Let the next read ask again who has left."""
+        """Make the next read find out again who has left."""
         self._departures = None
 
     def view_after_seal(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
         """Return the view with the seal of the attempt, after this replica tried to create it.
 
-        `mine` is the record that was created here and read back; None if another replica was first, so that its record
-        is read. Returns None if the round has to be read again.
+        `my_record` is the record that was created here and read back; None if another replica was first, in which case
+        its record is read. Returns None if the round has to be read again.
         """
-        seal = self._known(self.layout.seal(self.step, view.attempt), my_record, self._fitting_seal)
+        seal = self._use_or_read(self.layout.seal(self.step, view.attempt), my_record, self._unpack_seal_for_me)
         if seal is None:
             return None
         self._seal = (view.attempt, seal)
         return _view_with_seal(view, seal)
 
     def view_after_outcome(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
-        """Return the view with the outcome of the attempt, as `sealed` does for the seal."""
-        outcome = self._known(self.layout.outcome(self.step, view.attempt, view.slot), my_record, unpack_outcome)
+        """Return the view with the outcome of the attempt, as `view_after_seal` does for the seal."""
+        outcome = self._use_or_read(self.layout.outcome(self.step, view.attempt, view.slot), my_record, unpack_outcome)
         return None if outcome is None else _view_with_outcome(view, outcome)
 
-    def _known(self, key: str, mine: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
-        """Return the content of my record, or of the one that another replica wrote. Mine is checked, too."""
-        if mine is None:
+    def _use_or_read(self, key: str, my_record: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
+        """Return the content of my record, or of the record that another replica wrote. Both are validated."""
+        if my_record is None:
             return read_record(self.store, self.layout, key, unpack)
         try:
-            return unpack(self.layout.address(key), mine)
+            return unpack(self.layout.address(key), my_record)
         except RecordError:
             return None
 
     def _read_outcomes(self, names: set[str]) -> _Attempt:
-        """Return the first attempt that is open or committed, and keep the outcomes of those before."""
+        """Return the first attempt that is open or committed, and store the outcomes of the earlier attempts."""
         slots: dict[int, list[int]] = {}
         for name in names:
             if name.startswith("out/") and (parsed := parse_outcome(name.removeprefix("out/"))) is not None:
@@ -214,7 +216,7 @@ class RoundReader:
             self._ended.append(attempt.outcome)
 
     def _read_attempt(self, attempt: int, slots: list[int]) -> _Attempt:
-        # A slot without an outcome is one that cannot be read, or that was skipped; both count as None.
+        # The outcome of a slot that cannot be read, or that was skipped, is None.
         outcomes: list[RoundOutcome | None] = [None] * (slots[-1] + 1 if slots else 0)
         for slot in slots:
             outcome = self._outcomes.get((attempt, slot)) or read_record(
@@ -237,8 +239,7 @@ class RoundReader:
         list((self.pool.map if self.pool and len(unread) > 1 else map)(self._read_manifest, unread))
 
     def _read_manifest(self, offer: OfferId) -> None:
-        """Read a manifest. One that cannot be read counts as missing: its owner will notice, and write it again."""
-
+        # An unreadable manifest counts as missing: its owner will notice, and offer again.
         if (manifest := self._manifest(self.step, offer)) is not None:
             self.manifests[offer] = digest(asdict(manifest)), manifest
 
@@ -251,23 +252,23 @@ class RoundReader:
 
         return read_record(self.store, self.layout, self.layout.offer(step, offer), checked)
 
-    def _offer(self, ident: OfferId) -> Offer:
-        sha256, manifest = self.manifests[ident]
+    def _to_offer(self, offer_id: OfferId) -> Offer:
+        sha256, manifest = self.manifests[offer_id]
         base, spec, weight = manifest.base, manifest.spec, manifest.weight
-        return Offer(ident, sha256, base, spec, weight, len(manifest.shards), manifest.largest)
+        return Offer(offer_id, sha256, base, spec, weight, len(manifest.shards), manifest.largest)
 
     def _read_seal(self, names: set[str], attempt: int) -> Seal | Literal["unreadable"] | None:
         if f"seal/{attempt}" not in names:
             return None
         if self._seal is None or self._seal[0] != attempt:
-            seal = read_record(self.store, self.layout, self.layout.seal(self.step, attempt), self._fitting_seal)
+            seal = read_record(self.store, self.layout, self.layout.seal(self.step, attempt), self._unpack_seal_for_me)
             if seal is None:
                 return "unreadable"
             self._seal = (attempt, seal)
         return self._seal[1]
 
-    def _fitting_seal(self, at: str, data: bytes) -> Seal:
-        """Return a seal. Raises RecordError if it has another number of shards than the vectors it counts."""
+    def _unpack_seal_for_me(self, at: str, data: bytes) -> Seal:
+        """Return a seal. Raises RecordError if it is for vectors like mine, but has another number of shards."""
         seal = unpack_seal(at, data)
         if seal.weight and seal.spec == self.spec and seal.num_shards != self.num_shards:
             raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
@@ -283,7 +284,7 @@ class RoundReader:
                 self.store.traffic.add(foreign=1)
 
     def _expected(self, names: set[str]) -> frozenset[int]:
-        """Return the ranks to wait for. A "here" record is read once, and then remembered."""
+        """Return the ranks to wait for. Each "here" record is read only once."""
         names_here = {name.removeprefix("here/") for name in names if name.startswith("here/")}
         ranks = {int(name) for name in names_here if name.isdigit()} & set(range(self.world_size))
         for rank in ranks - self._here:
@@ -291,13 +292,13 @@ class RoundReader:
                 self._here.add(rank)
         return _expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
 
-    def _ask_for_departures(self) -> Future[_Departures]:
-        """Return who has left. It is read once until it is forgotten, in the background if there is a pool."""
+    def _request_departures(self) -> Future[_Departures]:
+        """Return a future of who has left. The answer is cached; it is read in the background if there is a pool."""
         if self._departures is None:
             if self.pool is not None:
                 self._departures = self.pool.submit(read_departures, self.store, self.layout)
             else:
-                # If this raises, the next look asks again.
+                # If this raises, nothing is cached.
                 departures = read_departures(self.store, self.layout)
                 self._departures = Future()
                 self._departures.set_result(departures)
@@ -305,11 +306,11 @@ class RoundReader:
 
 
 def _resolve_attempt(slots: Sequence[RoundOutcome | None]) -> _Attempt:
-    """Return how an attempt ended, from the outcomes in its slots; None is one that cannot be read.
+    """Return how an attempt ended, from the outcomes in its slots (None for an outcome that cannot be read).
 
-    A later slot was written because the one before was damaged. One commit decides, and so does one void: a replica
-    that cannot read it sees the same seal and the same means, and writes the same outcome into the next slot. An abort
-    cannot be derived again, so it has to be in two slots before anybody acts on it.
+    A slot is used only if the slot before it is damaged. A single commit or void decides: a replica that cannot read it
+    sees the same seal and the same means, and writes the same outcome into the next slot. An abort cannot be derived
+    again, so it has to be in two slots before any replica acts on it.
     """
     aborts: list[RoundOutcome] = []
     for outcome in filter(None, slots):
@@ -322,50 +323,52 @@ def _resolve_attempt(slots: Sequence[RoundOutcome | None]) -> _Attempt:
 
 
 def _view_with_seal(view: RoundView, seal: Seal) -> RoundView | None:
-    """Return the view with the seal that was just created; None if the round has to be read again.
+    """Return the view with a seal that was just created; None if the round has to be read again.
 
-    The result is what a read right after the seal would show, except for offers that are not in the view. So all
+    The result is what a read right after the seal would return, except for offers that are newer than the view. So all
     members of the seal must be among the offers of the view.
     """
-    return replace(view, seal=seal) if _knows(view, seal.members) else None
+    return replace(view, seal=seal) if _has_offers_of(view, seal.members) else None
 
 
 def _view_with_outcome(view: RoundView, outcome: RoundOutcome) -> RoundView | None:
-    """Return the view with the outcome that was just created; None if the round has to be read again.
+    """Return the view with an outcome that was just created; None if the round has to be read again.
 
-    That is so for an outcome other than a commit, because another attempt follows it.
+    It has to be read again after any outcome but a commit, because another attempt follows.
     """
-    committed = outcome.result == "commit" and _knows(view, outcome.members)
+    committed = outcome.result == "commit" and _has_offers_of(view, outcome.members)
     return replace(view, outcome=outcome) if committed else None
 
 
-def _knows(view: RoundView, members: Iterable[Member]) -> bool:
+def _has_offers_of(view: RoundView, members: Iterable[Member]) -> bool:
     return {member.id for member in members} <= {offer.id for offer in view.offers}
 
 
 def _expected_ranks(
     last: RoundOutcome | None, here: Iterable[int], departed: Iterable[int], world_size: int
 ) -> frozenset[int]:
-    """Return the ranks to wait for: the members of the last commit and those that are back, without those that left.
+    """Return the ranks to wait for: the members of the last commit and those that returned, except those that left.
 
-    So a replica that died costs its peers one grace, not one in every round.
+    A replica that dies therefore delays its peers by one grace period, not by one in every round.
     """
     before = range(world_size) if last is None else (member.id.rank for member in last.members)
     return frozenset({*before, *here} - set(departed))
 
 
 def _no_fields(kind: str) -> Callable[[str, bytes], bool]:
-    """Return a reader for records whose only content is their address."""
+    """Return an unpacking function for records without fields."""
     return lambda at, data: unpack_fields(kind, at, data) == {}
 
 
 def read_record(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> T | None:
-    """Return the record at a key; None if it is unreadable, belongs elsewhere or is missing."""
-    return _read(store, layout, key, unpack)[0]
+    """Return the record at a key; None if it is missing, unreadable, or was written for another address."""
+    return _read_if_there(store, layout, key, unpack)[0]
 
 
-def _read(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> tuple[T | None, bool]:
-    """Return the record, and whether there is any object at its key."""
+def _read_if_there(
+    store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]
+) -> tuple[T | None, bool]:
+    """Return the record, or None as `read_record` does, and whether its key holds any object."""
     at = layout.address(key)
     for _ in range(READS):
         try:
@@ -381,12 +384,11 @@ def _read(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, 
 
 
 def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, RoundOutcome] | None:
-    """Return the attempt in which a round was committed, and its outcome; None if it was not, or not yet.
+    """Return the attempt in which a round was committed, and the commit; None if the round is not committed.
 
-    There is at most one commit, so any that can be read is the one. The outcomes are listed only if the first one is no
-    commit.
+    A round has at most one commit. Its outcomes are listed only if the first one is no commit, which saves requests.
     """
-    first, is_there = _read(store, layout, layout.outcome(step, 0), unpack_outcome)
+    first, is_there = _read_if_there(store, layout, layout.outcome(step, 0), unpack_outcome)
     if not is_there or (first is not None and first.result == "commit"):
         return None if first is None else (0, first)
     prefix = layout.round(step, "out")
@@ -399,41 +401,43 @@ def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, Ro
 
 
 def newest_claim(store: PatientStore, layout: Layout, rank: int, *, after: int = -1) -> int | None:
-    """Return the number of the newest claim on a rank; None if there is none after `after`."""
+    """Return the number of the newest readable claim on a rank; None if no claim is newer than `after`."""
     numbers = sorted((claim for claim in claim_numbers(store, layout, rank) if claim > after), reverse=True)
     is_claim = functools.partial(unpack, "claim")
     return next((claim for claim in numbers if read_record(store, layout, layout.claim(rank, claim), is_claim)), None)
 
 
 def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
-    """Return the numbers of all claims on a rank, readable or not."""
+    """Return the numbers of all claims on a rank, including unreadable ones."""
     names = (key.rpartition("/")[2] for key in store.keys(layout.claim(rank)))
     return [int(name) for name in names if _CLAIM.fullmatch(name)]
 
 
 def read_departures(store: PatientStore, layout: Layout) -> _Departures:
-    """Return the ranks whose latest process said goodbye."""
+    """Return the ranks whose latest process has left."""
     ranks: set[int] = set()
     finished_at: dict[int, int] = {}
-    # A goodbye of an older claim says nothing: a newer process holds the rank.
+    # The goodbye of an older claim does not count, because a newer process holds the rank.
     for key in store.keys(layout.goodbye()):
-        who = _rank_and_claim(key.rpartition("/")[2])
-        goodbye = None if who is None else read_goodbye(store, layout, who.rank, who.claim)
-        if who is None or goodbye is None or newest_claim(store, layout, who.rank, after=who.claim) is not None:
+        process = _parse_goodbye(key.rpartition("/")[2])
+        goodbye = None if process is None else read_goodbye(store, layout, process.rank, process.claim)
+        if process is None or goodbye is None:
             continue
-        ranks.add(who.rank)
+        if newest_claim(store, layout, process.rank, after=process.claim) is not None:
+            continue
+        ranks.add(process.rank)
         if goodbye.finished:
-            finished_at[who.rank] = goodbye.step
+            finished_at[process.rank] = goodbye.step
     return _Departures(frozenset(ranks), finished_at)
 
 
 def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:
-    """Return the goodbye of a process; None if there is none."""
-    return read_record(store, layout, layout.goodbye(rank, claim), _goodbye)
+    """Return the goodbye of the process with this claim; None if it has not left."""
+    return read_record(store, layout, layout.goodbye(rank, claim), _unpack_goodbye)
 
 
 def pack_goodbye(at: str, goodbye: Goodbye) -> bytes:
-    """Return the record of a goodbye for an address."""
+    """Return the bytes of a goodbye for an address."""
     return pack("goodbye", at, goodbye._asdict())
 
 
@@ -444,12 +448,12 @@ def joined_ranks(store: PatientStore, layout: Layout) -> set[int]:
     return {int(name) for name in names if name.isdigit()}
 
 
-def _rank_and_claim(name: str) -> OfferId | None:
-    # A goodbye's name lacks the trial, so that with one it reads as an offer.
+def _parse_goodbye(name: str) -> OfferId | None:
+    # The name of a goodbye is that of an offer without the trial.
     return parse_offer(f"{name}.0")
 
 
-def _goodbye(at: str, data: bytes) -> Goodbye:
+def _unpack_goodbye(at: str, data: bytes) -> Goodbye:
     content = unpack_fields("goodbye", at, data, *Goodbye._fields)
     with as_record_error("goodbye"):
         if not isinstance(content["finished"], bool):
@@ -465,6 +469,6 @@ def published_states(store: PatientStore, layout: Layout) -> list[str]:
 
 
 def step_of(name: str) -> int:
-    """Return the step in the name of a state; -1 for another name."""
+    """Return the step in the name of a published state; -1 if it is not such a name."""
     parsed = parse_state(name)
     return parsed[0] if parsed else -1

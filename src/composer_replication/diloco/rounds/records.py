@@ -1,8 +1,8 @@
 """The records of a round: their fields, their keys in the store, and their bytes.
 
-Records are what replicas agree by: a manifest says what a replica offers, a seal which offers count, an outcome how the
-attempt ended. `Layout` builds the keys of a run. `pack` and `unpack` turn records into bytes and back; whatever is not
-exactly such a record is a RecordError.
+Replicas communicate by records: a manifest describes an offer, a seal lists the offers that count, and an outcome says
+how an attempt ended. `Layout` builds the keys of a run. `pack` and `unpack` turn records into bytes and back; bytes
+that are not exactly such a record are a RecordError.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Result = Literal["commit", "abort", "void"]
 
 
 class RecordError(ComposerError, ValueError):
-    """Bytes that are not a record of the protocol."""
+    """Bytes that are not a valid record."""
 
 
 class OldRecord(RecordError):
-    """A record in the format of an earlier version of this package, which is not read any more."""
+    """A record in the format of an earlier version of this package, which is no longer supported."""
 
 
 class OfferId(NamedTuple):
-    """Identifies a contribution: its rank, the claim of the process that made it, and its number in the round."""
+    """Identifies an offer by its rank, the claim of the process that made it, and its number in the round."""
 
     rank: int
     claim: int
@@ -41,7 +41,7 @@ class OfferId(NamedTuple):
 
 @dataclass(frozen=True)
 class Shard:
-    """Size and identity of one shard of an offer."""
+    """The size and digest of one shard of an offer."""
 
     bytes: int
     sha256: str
@@ -49,32 +49,32 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """What a replica offers to a round. An offer without weight has no shards: its replica was healed."""
+    """Describes a replica's offer to a round. An offer without weight has no shards, because its replica was healed."""
 
     id: OfferId
-    base: str  # identifies the history of commits that its weights come from
+    base: str  # digest of the history of commits that the replica's weights come from
     spec: str  # digest of shapes, dtypes, payload and number of shards
     weight: float
     shards: tuple[Shard, ...] = ()
-    largest: float = 0.0  # largest magnitude in its vector
+    largest: float = 0.0  # largest absolute value in the vector
 
 
 class Member(NamedTuple):
     """An offer that a seal counts."""
 
     id: OfferId
-    manifest: str  # sha256 of the manifest's record
+    manifest: str  # sha256 of the manifest
     weight: float
 
 
 @dataclass(frozen=True)
 class Seal:
-    """Which offers count in an attempt. The first replica to create it decides."""
+    """Lists the offers that count in an attempt. Only the first replica to create it succeeds."""
 
     base: str
     spec: str
     num_shards: int
-    members: tuple[Member, ...]  # by rank
+    members: tuple[Member, ...]  # sorted by rank
 
     @property
     def weight(self) -> float:
@@ -83,7 +83,8 @@ class Seal:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """How an attempt ended. The first replica to create it decides; a commit holds all that is needed to follow it."""
+    """Says how an attempt ended. Only the first replica to create it succeeds; a commit holds all that is needed to
+    apply it."""
 
     result: Result
     base: str
@@ -92,8 +93,8 @@ class RoundOutcome:
     means: tuple[str, ...] = ()  # sha256 of each shard of the mean
     bad: tuple[OfferId, ...] = ()  # offers that could not be read
     reason: str = ""
-    seconds: float = 0.0  # how long its writer waited; for `crf diloco`
-    num_bytes: int = 0  # of all offers that count
+    seconds: float = 0.0  # how long its writer spent in the round; shown by `crf diloco`
+    num_bytes: int = 0  # total size of the offers that count
 
     def spent(self) -> frozenset[OfferId]:
         """Return the offers that no later attempt of the round may use."""
@@ -101,7 +102,9 @@ class RoundOutcome:
 
 
 def next_base(base: str, step: int, outcome: RoundOutcome) -> str:
-    """Return the history after a commit. It is equal at two replicas exactly if they followed the same commits."""
+    """Return the digest of the history after a commit. Two replicas share it exactly if they
+    applied the same commits.
+    """
     return digest({"before": base, "step": step, "means": outcome.means, "members": outcome.members})
 
 
@@ -111,30 +114,31 @@ def digest(value: object) -> str:
 
 
 def _plain(value: Any) -> Any:
-    """Return the value with tuples as lists, as JSON needs it."""
+    """Return the value with its tuples replaced by lists, for JSON."""
     if isinstance(value, dict):
         return {key: _plain(inner) for key, inner in value.items()}
     return [_plain(inner) for inner in value] if isinstance(value, list | tuple) else value
 
 
-# The keys of a run. Everything is below its generation: nothing of another generation is listed or read.
+# The keys of a run. All are below its generation, so that objects of other generations are never listed or read.
 #
-#     g000000/about, about.1, about.2        what the run is: its id, world, payload, shapes; the majority counts
-#     g000000/claims/RANK/N                  the N-th process that holds a rank; g000000/beats/RANK.N: it is alive
-#     g000000/left/RANK.N                    its goodbye: at which step, and whether it had finished
-#     g000000/r/STEP/here/RANK               it was not in the round before and is back
+#     g000000/about, about.1, about.2        identity of the run: id, world size, payload, shapes; the majority counts
+#     g000000/claims/RANK/N                  the N-th process that holds a rank; g000000/beats/RANK.N: its heartbeat
+#     g000000/left/RANK.N                    the goodbye of that process: its last step, and whether it had finished
+#     g000000/r/STEP/here/RANK               this replica missed the previous round and has returned
 #     g000000/r/STEP/offer/RANK.N.TRIAL      a manifest; its shards are g000000/d/STEP/RANK.N.TRIAL/SHARD
-#     g000000/r/STEP/seal/ATTEMPT            which offers count
-#     g000000/r/STEP/mean/ATTEMPT/SHARD-SHA-MARK  a shard of the mean: its checksum, and a mark of its offers
-#     g000000/r/STEP/out/ATTEMPT             how the attempt ended; ATTEMPT.1, ATTEMPT.2, ... if that is unreadable
-#     g000000/genesis                        the name of the run's first state; genesis.1, ... if that is unreadable
+#     g000000/r/STEP/seal/ATTEMPT            the offers that count
+#     g000000/r/STEP/mean/ATTEMPT/SHARD-SHA-MARK  a shard of the mean, with its checksum and a mark of its offers
+#     g000000/r/STEP/out/ATTEMPT             the outcome of an attempt; ATTEMPT.1, ATTEMPT.2, ... if it is unreadable
+#     g000000/genesis                        the name of the run's first state; genesis.1, ... if it is unreadable
 #     g000000/states/STEP.RANK.N             a published state; its chunks are g000000/statedata/STEP.RANK.N/CHUNK
 #     g000000/sums/STEP                      a digest of the first member's weights at that step
-#     g000000/wanted/RANK                    a replica needs a newer state
+#     g000000/wanted/RANK                    this replica needs a newer state
 #
-# A record holds its address: the id of its run and its own key. `wanted` is an empty mark without one, which at worst
-# costs a state that is published early. Shards, means and chunks are tensors; their checksums are in the records that
-# name them. Seals and outcomes are never deleted, so that a replica that wakes up late learns that its round is over.
+# A record holds its address: the id of its run and its own key. `wanted` is an empty object without an address; a stray
+# one only causes a state to be published early. Shards, means and chunks are tensors, whose checksums are in the
+# records that name them. Seals and outcomes are never deleted, so that a replica that wakes up late learns that its
+# round is over.
 
 # "00003.0.1": rank 3, claim 0, trial 1; not "3.0.1"
 _OFFER = re.compile(r"(\d{5})\.(\d{1,9})\.(\d{1,9})")
@@ -149,14 +153,14 @@ _OUTCOME = re.compile(r"(\d{1,9})(?:\.(\d{1,9}))?")
 
 @dataclass(frozen=True)
 class Layout:
-    """The keys of the objects of a run."""
+    """Builds the keys of a run's objects."""
 
     generation: int
-    family: str = "g"  # all-reduces without a manager have another family, so that they are not among the runs
-    run: str = ""  # the id of the run, which its first replica drew
+    family: str = "g"  # the prefix of keys; all-reduces without a manager have another one
+    run: str = ""  # the id of the run, chosen by its first replica
 
     def address(self, key: str) -> str:
-        """Return the address that a record at this key must hold, so that a copy anywhere else is refused."""
+        """Return the address that a record at this key must hold. A copy at another key is refused."""
         return f"{self.run}:{key}"
 
     def about(self, copy: int) -> str:
@@ -203,13 +207,13 @@ class Layout:
 
 
 def parse_offer(name: str) -> OfferId | None:
-    """Return the offer that a name identifies; None for a foreign object."""
+    """Return the offer that an object's name identifies; None if it is not the name of an offer."""
     match = _OFFER.fullmatch(name)
     return OfferId(*map(int, match.groups())) if match else None
 
 
 def parse_mean(name: str, mean_of: str) -> tuple[int, str] | None:
-    """Return shard and checksum of a mean of these offers; None for a foreign object."""
+    """Return the shard and checksum in the name of a mean of these offers; None if it is not such a name."""
     match = _MEAN.fullmatch(name)
     if match is None or name != _mean_name(int(match[1]), match[2], mean_of):
         return None
@@ -217,49 +221,49 @@ def parse_mean(name: str, mean_of: str) -> tuple[int, str] | None:
 
 
 def _mean_name(shard: int, sha256: str, mean_of: str) -> str:
-    """Return the name of a mean, with a mark of the offers that it was computed from.
+    """Return the name of a mean, with a mark that depends on the offers that it was computed from.
 
-    A commit takes the names that it lists, so nobody must be able to write a valid name without averaging those offers.
+    A commit trusts the names that it lists, so a mean of other offers must not have a valid name.
     """
     mark = hashlib.sha256(f"{mean_of} {shard} {sha256}".encode()).hexdigest()[:_MARK_CHARACTERS]
     return f"{shard:05d}-{sha256}-{mark}"
 
 
 def _slotted(name: str, slot: int) -> str:
-    """Return the name of a record's next slot, if its first `slot` slots hold something unreadable."""
+    """Return the name of a slot of a record. Later slots are used when the earlier ones are unreadable."""
     return f"{name}.{slot}" if slot else name
 
 
 def parse_outcome(name: str) -> tuple[int, int] | None:
-    """Return attempt and slot of an outcome; None for a foreign object."""
+    """Return the attempt and slot in the name of an outcome; None if it is not such a name."""
     match = _OUTCOME.fullmatch(name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def parse_state(name: str) -> tuple[int, int, int] | None:
-    """Return step, rank and claim of the replica that published a state; None for a foreign object."""
+    """Return the step, rank and claim in the name of a published state; None if it is not such a name."""
     match = _STATE.fullmatch(name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
 
-# The bytes of a record: one line of JSON with its checksum, written three times into one object, so that a flipped bit
-# or a cut-off tail does no harm. If no line is whole, the record is unreadable, and the protocol says what follows.
+# A record is one line of JSON with its checksum, written three times into one object, so that a flipped bit or a
+# truncated object does no harm. If no line is intact, the record is unreadable, which the protocol tolerates.
 #
-# A record also holds the address that it was written for (`Layout.address`: its run and its key, and so its step,
-# attempt, rank and claim). A copy at any other key, or in any other run, is as unreadable as damaged bytes.
+# A record also holds the address that it was written for (`Layout.address`). A copy at another key, or in another run,
+# counts as unreadable.
 #
-# A checksum proves that a line is whole, not that it is a valid record: every field has a type and a bound, so that no
-# loop, allocation or wait depends on what a writer claims.
+# A checksum proves that a line is intact, not that its content is valid: every field has a type and a bound, so that
+# no loop, allocation or wait depends on what a writer claims.
 
 FORMAT = 3  # format 2 had no address
 COPIES = 3
 MAX_RECORD_BYTES = 16 * 2**20
-# Names have five digits for ranks and shards. A manifest has up to 103 bytes for a shard; an outcome has 67 for one,
-# and 120 and 27 for a rank that is a member and bad: at these bounds both fit into a record, three times over.
+# Names have five digits for ranks and shards. A manifest has up to 103 bytes per shard; an outcome has up to 67 per
+# shard, 120 per member and 27 per bad offer. So at these bounds three copies of either fit into MAX_RECORD_BYTES.
 MAX_RANKS, MAX_SHARDS = 10**4, 5 * 10**4
-MAX_COUNTER = 10**9  # claims and trials have nine digits in names
+MAX_COUNTER = 10**9  # claims and trials have up to nine digits in names
 MAX_WEIGHT = 1e18
-MAX_MAGNITUDE = 2.0**100  # in an offered vector: a sum of 2**27 of them is still a number in fp32
+MAX_MAGNITUDE = 2.0**100  # in an offered vector; the sum of 2**27 such numbers is still finite in fp32
 _MAX_BYTES = 2**50
 _MAX_TEXT = 500
 # "9f86d081..." with 64 digits; not in upper case
@@ -267,7 +271,7 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
-    """Return the bytes of a record for an address. Raises InputError if readers would refuse so many bytes."""
+    """Return the bytes of a record for an address. Raises InputError if the record is too large for its readers."""
     line = encode(_plain({"kind": kind, "format": FORMAT, "at": at, **content}), where=kind)
     record = COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
     if len(record) > MAX_RECORD_BYTES:
@@ -278,10 +282,10 @@ def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
 
 
 def unpack(kind: str, at: str, data: bytes) -> dict[str, Any]:
-    """Return the content of a record, from the first of its lines that is whole.
+    """Return the content of a record, from its first intact line.
 
-    Raises OldRecord for a record of an earlier format, and RecordError for any other that does not belong at this
-    address.
+    Raises OldRecord for a record in the previous format, and RecordError if the bytes are not a record of this kind for
+    this address.
     """
     for line in data.split(b"\n"):
         checksum, _, text = line.partition(b" ")
@@ -296,7 +300,7 @@ def unpack(kind: str, at: str, data: bytes) -> dict[str, Any]:
                     raise ValueError(f"a record of {str(written_for)[:120]!r} at {at!r}")
                 return content
     raise RecordError(
-        explain(f"record of a {kind}", got=f"{len(data)} bytes without a whole line", expected="at least one")
+        explain(f"record of a {kind}", got=f"{len(data)} bytes without an intact line", expected="at least one")
     )
 
 
@@ -316,11 +320,11 @@ def unpack_manifest(at: str, data: bytes) -> Manifest:
     content = unpack_fields("manifest", at, data, "id", "base", "spec", "weight", "shards", "largest")
     with as_record_error("manifest"):
         return Manifest(
-            id=_offer_id(content["id"]),
+            id=_parse_offer_id(content["id"]),
             base=checked_text(content["base"]),
             spec=checked_text(content["spec"]),
             weight=_checked_number(content["weight"]),
-            shards=tuple(_shard(shard) for shard in checked_list(content["shards"], MAX_SHARDS)),
+            shards=tuple(_parse_shard(shard) for shard in checked_list(content["shards"], MAX_SHARDS)),
             largest=_checked_number(content["largest"], most=MAX_MAGNITUDE),
         )
 
@@ -328,7 +332,7 @@ def unpack_manifest(at: str, data: bytes) -> Manifest:
 def unpack_seal(at: str, data: bytes) -> Seal:
     content = unpack_fields("seal", at, data, "base", "spec", "num_shards", "members")
     with as_record_error("seal"):
-        members = _members(content["members"])
+        members = _parse_members(content["members"])
         if not members:
             raise ValueError("no members")
         num_shards = checked_int(content["num_shards"], below=MAX_SHARDS)
@@ -342,7 +346,7 @@ def unpack_outcome(at: str, data: bytes) -> RoundOutcome:
         result = content["result"]
         if result not in get_args(Result):
             raise ValueError(f"the result {str(result)[:40]!r}, expected one of {', '.join(get_args(Result))}")
-        members = _members(content["members"])
+        members = _parse_members(content["members"])
         if not members and result != "abort":
             raise ValueError(f"a {result} without members")
         return RoundOutcome(
@@ -351,7 +355,7 @@ def unpack_outcome(at: str, data: bytes) -> RoundOutcome:
             spec=checked_text(content["spec"]),
             members=members,
             means=tuple(checked_sha256(checksum) for checksum in checked_list(content["means"], MAX_SHARDS)),
-            bad=tuple(_offer_id(offer_id) for offer_id in checked_list(content["bad"], MAX_RANKS)),
+            bad=tuple(_parse_offer_id(offer_id) for offer_id in checked_list(content["bad"], MAX_RANKS)),
             reason=checked_text(content["reason"]),
             seconds=_checked_number(content["seconds"]),
             num_bytes=checked_int(content["num_bytes"], below=_MAX_BYTES),
@@ -360,7 +364,7 @@ def unpack_outcome(at: str, data: bytes) -> RoundOutcome:
 
 @contextmanager
 def as_record_error(kind: str) -> Iterator[None]:
-    """Turn what the block finds wrong with a record into a RecordError that names its kind."""
+    """Turn a TypeError, ValueError or KeyError in the block into a RecordError that names the kind of record."""
     try:
         yield
     except RecordError:
@@ -370,7 +374,7 @@ def as_record_error(kind: str) -> Iterator[None]:
 
 
 def unpack_fields(kind: str, at: str, data: bytes, *names: str) -> dict[str, Any]:
-    """Return the content of a record that has exactly these fields."""
+    """Return the content of a record. Raises RecordError if it does not have exactly these fields."""
     content = unpack(kind, at, data)
     if set(content) != set(names):
         got = str(sorted(content))[:200]
@@ -379,7 +383,7 @@ def unpack_fields(kind: str, at: str, data: bytes, *names: str) -> dict[str, Any
 
 
 def checked_int(value: object, *, below: int) -> int:
-    """Return the value if it is an int from 0 to `below` - 1; raise ValueError otherwise."""
+    """Return the value. Raises ValueError unless it is an int from 0 to `below` - 1."""
     # bool is a subclass of int, so True would pass as 1.
     if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < below:
         raise ValueError(f"{str(value)[:40]} instead of an integer from 0 to {below - 1}")
@@ -410,24 +414,25 @@ def checked_list(value: object, most: int) -> list[Any]:
     return value
 
 
-def _offer_id(value: object) -> OfferId:
+def _parse_offer_id(value: object) -> OfferId:
     rank, claim, trial = checked_list(value, 3)
     return OfferId(
         checked_int(rank, below=MAX_RANKS), *(checked_int(number, below=MAX_COUNTER) for number in (claim, trial))
     )
 
 
-def _shard(value: Any) -> Shard:
+def _parse_shard(value: Any) -> Shard:
     if not isinstance(value, dict) or set(value) != {"bytes", "sha256"}:
         raise ValueError(f"{str(value)[:40]!r} instead of a shard")
     return Shard(checked_int(value["bytes"], below=_MAX_BYTES), checked_sha256(value["sha256"]))
 
 
-def _members(value: object) -> tuple[Member, ...]:
-    """Return members sorted by rank. A rank that occurs twice would be counted twice, so it is refused."""
+def _parse_members(value: object) -> tuple[Member, ...]:
+    """Return the members. Raises ValueError unless they are sorted by rank, each rank once: otherwise an offer could be
+    counted twice."""
     members: list[Member] = []
-    for ident, manifest, weight in (checked_list(entry, 3) for entry in checked_list(value, MAX_RANKS)):
-        members.append(Member(_offer_id(ident), checked_sha256(manifest), _checked_number(weight)))
+    for offer_id, manifest, weight in (checked_list(entry, 3) for entry in checked_list(value, MAX_RANKS)):
+        members.append(Member(_parse_offer_id(offer_id), checked_sha256(manifest), _checked_number(weight)))
         if len(members) > 1 and members[-2].id.rank >= members[-1].id.rank:
             raise ValueError(f"rank {members[-1].id.rank} after rank {members[-2].id.rank}")
     return tuple(members)

@@ -1,4 +1,4 @@
-"""The bytes of a round: tensors as one vector in shards, writing an offer, and computing and reading the mean."""
+"""The bytes of a round: tensors as one vector in shards, writing offers, and computing and reading means."""
 
 from __future__ import annotations
 
@@ -44,13 +44,13 @@ from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import InputError, NonFiniteError, ShapeError, explain
 
 T = TypeVar("T")
-# A large vector is cut into about 16 shards per party, but not into shards below 2**19 elements.
-_FINE_ELEMENTS, _FINE_SHARDS = 2**19, 16
-_ROUNDED_UP = 1 + 2.0**-7  # how much rounding to any payload kind can enlarge a number
+# A large vector is cut into about 16 shards per replica, but not into shards of less than 2**19 elements.
+_MIN_SHARD_ELEMENTS, _SHARDS_PER_PARTY = 2**19, 16
+_MAX_ROUNDING = 1 + 2.0**-7  # the largest factor by which rounding to a payload kind can enlarge a number
 
 
 class RoundVector:
-    """Tensors in a row, cut into shards. The whole vector is never copied: a shard is gathered when it is needed."""
+    """Tensors as one long vector in shards. It is never copied as a whole: each shard is gathered when it is needed."""
 
     def __init__(self, tensors: Sequence[Tensor], *, parties: int, shard_elements: int) -> None:
         for index, tensor in enumerate(tensors):
@@ -71,7 +71,7 @@ class RoundVector:
         return min(self.shard_elements, self.elements - shard * self.shard_elements)
 
     def read(self, shard: int) -> Tensor:
-        """Return a shard in fp32 on the CPU. It may be a view of the tensors, so do not write to it."""
+        """Return a shard in fp32 on the CPU. It may share memory with the tensors, so do not write to it."""
         pieces = [flat[a:b].to("cpu", torch.float32) for flat, a, b, _ in self._pieces(shard)]
         return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
 
@@ -81,7 +81,7 @@ class RoundVector:
             flat[a:b].copy_(values[start : start + b - a])
 
     def like(self, flat: Tensor) -> RoundVector:
-        """Return a vector of these numbers that is cut in the same way."""
+        """Return a vector with other numbers that is cut into the same shards."""
         if flat.numel() != self.elements:
             raise ShapeError(explain("numbers of a vector", got=f"{flat.numel():,}", expected=f"{self.elements:,}"))
         vector = copy.copy(self)
@@ -89,13 +89,14 @@ class RoundVector:
         return vector
 
     def finish(self) -> None:
-        """Copy the shards into tensors that are not contiguous. Call it after the last write."""
+        """Copy the numbers into tensors that are not contiguous. Must be called after the last write."""
         for tensor, flat in zip(self.tensors, self._flat, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(flat.view(tensor.shape))
 
     def _pieces(self, shard: int) -> Iterator[tuple[Tensor, int, int, int]]:
-        """Yield the part of each tensor that is in the shard, and where in the shard it begins."""
+        """Yield each flattened tensor that overlaps the shard, the bounds of the overlap in it, and its start in the
+        shard."""
         first = shard * self.shard_elements
         last = first + self.size(shard)
         start = 0
@@ -108,31 +109,31 @@ class RoundVector:
 
 
 def _shard_sizes(elements: int, parties: int, shard_elements: int) -> tuple[int, int]:
-    """Return the elements per shard and the number of shards, a multiple of the parties, so that each has the same
-    work.
+    """Return the elements per shard, and the number of shards.
 
-    A large vector has several shards per party, so that less than one party's part is in memory at once.
+    The number is a multiple of the parties, so that each averages equally many, except for shards at the end that
+    would be empty. Each party has several shards of a large vector, so that it need not hold its whole part in memory.
     """
-    piece = min(shard_elements, max(_FINE_ELEMENTS, -(-elements // (_FINE_SHARDS * parties))))
+    piece = min(shard_elements, max(_MIN_SHARD_ELEMENTS, -(-elements // (_SHARDS_PER_PARTY * parties))))
     num_pieces = max(parties, -(-elements // piece))
     num_pieces = -(-num_pieces // parties) * parties
     size = max(1, -(-elements // num_pieces))
-    # A shard is a whole number of payload blocks, so that its scales do not depend on the cut.
+    # A shard is a multiple of the payload blocks, so that the scales of a block do not depend on the shards.
     size = -(-size // BLOCK_ELEMENTS) * BLOCK_ELEMENTS
     return size, -(-elements // size)
 
 
 def vector_spec(vector: RoundVector, kinds: tuple[PayloadKind, PayloadKind], name: str) -> str:
-    """Return a digest that is equal at two replicas exactly if their vectors may be averaged."""
+    """Return a digest that two replicas share exactly if their vectors can be averaged."""
     shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in vector.tensors]
     return digest({"name": name, "tensors": shapes, "payloads": kinds, "shard_elements": vector.shard_elements})
 
 
 def _weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tensor:
-    """Return the sum of weight times vector, in the order of `offers`, divided by the sum of weights.
+    """Return the weighted mean of vectors, which are added in the order of `offers` (weight and vector).
 
-    Each product and each sum is rounded to fp32 separately: a fused multiply-add would give other bits on other
-    machines. A weight of 1 is not multiplied, so that equal weights give the mean of a plain all-reduce.
+    Each product and each sum is rounded to fp32 separately, because a fused multiply-add would differ between machines.
+    Weights of 1 are not multiplied, so that equal weights give exactly the mean of a plain all-reduce.
     """
     total, mean = 0.0, torch.zeros(elements)
     for weight, vector in offers:
@@ -142,9 +143,9 @@ def _weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Ten
 
 
 def _scaled_weights(weights: Sequence[float]) -> list[float]:
-    """Return ones if all weights are equal; otherwise the weights times a power of two, so that their sum is below 1.
+    """Return ones if all weights are equal, otherwise the weights scaled by a power of two to a sum below 1.
 
-    Then no product or sum of the mean exceeds the largest number of its vectors. A power of two changes no mantissa.
+    So no product or sum in the mean exceeds the largest number of the vectors. A power of two changes no mantissa.
     """
     if len(set(weights)) == 1:
         return [1.0] * len(weights)
@@ -152,13 +153,13 @@ def _scaled_weights(weights: Sequence[float]) -> list[float]:
 
 
 def largest_magnitude(values: Tensor) -> float:
-    """Return the largest magnitude, without a copy."""
-    # aminmax makes no tensor of absolute values; a NaN makes both extremes NaN.
+    """Return the largest absolute value, without a copy of the tensor."""
+    # Unlike abs().max(), aminmax allocates no second tensor. If there is a NaN, both extremes are NaN.
     return max((abs(float(edge)) for edge in torch.aminmax(values)), default=0.0) if values.numel() else 0.0
 
 
 class UnreadableOffer(Exception):
-    """An offer that was sealed cannot be read, after several tries."""
+    """A sealed offer could not be read, even after several tries."""
 
     def __init__(self, offer: OfferId) -> None:
         super().__init__(str(offer))
@@ -166,15 +167,14 @@ class UnreadableOffer(Exception):
 
 
 def _payload_digest(data: bytes) -> str:
-    """Return the identity of a payload: the digest of its header.
-
-    The header holds the checksum of the rest, which the reader compares.
+    """Return the digest of a payload's header, which identifies the payload: the header holds a checksum of the rest,
+    which readers verify.
     """
     return hashlib.sha256(data[:HEADER_BYTES]).hexdigest()
 
 
 class ShardIO:
-    """Reads and writes the shards of one running round."""
+    """Reads and writes the shards of one round."""
 
     def __init__(
         self,
@@ -194,42 +194,41 @@ class ShardIO:
         self._feedback = feedback
         # The manifests that the round has read so far, with their digests.
         self._manifests = manifests
-        # The vector as readers see it: rounded, with the residual of earlier rounds.
+        # The vector as readers of the offer see it: with the residual of earlier rounds, and rounded.
         self._rounded: RoundVector | None = None
         self._residual: Tensor | None = None
-        # Prefetched: (members, shards) and the vectors.
+        # Prefetched offers: (members, shards) and an iterator over their vectors.
         self._offers: tuple[object, Iterator[Tensor]] = (None, iter(()))
-        self._means: dict[str, Future[Tensor]] = {}  # prefetched, by key
+        self._means: dict[str, Future[Tensor]] = {}  # prefetched means, by key
 
     def make_offer(self, trial: int) -> None:
-        """Write the shards and then their manifest, so that a crash in between leaves nothing visible.
+        """Write the shards and then their manifest, so that an offer is visible only when it is complete.
 
-        A vector that is not finite, or too large to be summed, is offered without weight and shards: its replica takes
-        the mean of the others.
+        A vector that is not finite, or too large to be summed, is offered without weight and shards, so that this
+        replica takes the mean of the others.
         """
         offer = OfferId(self._position.rank, self._position.claim, trial)
-        weight, shards, largest = self._put_all(offer) if self._weight else (0.0, (), 0.0)
+        weight, shards, largest = self._put_shards(offer) if self._weight else (0.0, (), 0.0)
         manifest = Manifest(offer, self._position.base, self._spec, weight, shards, largest)
         key = self._layout.offer(self._position.step, offer)
         self._store.put(key, pack_manifest(self._layout.address(key), manifest))
 
     def prefetch_offers(self, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Prefetch the first offers of a seal that is about to be created, most likely with these members."""
+        """Start to read the first offers of a seal that is about to be created, most likely with these members."""
         other_members = [member for member in members if member.weight and not self._is_mine(member)]
         calls = (partial(self._read_offer, member, shard) for shard in shards for member in other_members)
-        self._offers = ((members, shards), self._in_order(calls))
+        self._offers = ((members, shards), self._run_in_order(calls))
 
     def prefetch_means(self, attempt: int, outcome: RoundOutcome) -> None:
-        """Prefetch the first shards of a mean that is about to be committed, and drop those of earlier attempts."""
+        """Start to read the first shards of a mean that is about to be committed; drop those of earlier attempts."""
         self._means = {}
         for shard, sha256 in enumerate(outcome.means[: self._settings.parallel]):
             key = self._mean_key(attempt, outcome.members, shard, sha256)
             self._means[key] = self._pool.submit(self._read_mean, key, sha256, shard, outcome.members)
 
     def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Compute shards of the mean and write each under its checksum.
-
-        Offers of the next shards are read while a mean is written: each direction has its own requests.
+        """Compute shards of the mean, and write each under its checksum. Offers of the next shards
+        are read meanwhile.
         """
         if self._offers[0] != (members, shards):
             self.prefetch_offers(members, shards)
@@ -238,9 +237,9 @@ class ShardIO:
         puts: deque[Future[None]] = deque()
         for shard in shards:
             vectors = (self._read_offer(member, shard) if self._is_mine(member) else next(offers) for member in counted)
-            data, sha256 = self._mean_of(members, shard, vectors)
+            data, sha256 = self._compute_mean(members, shard, vectors)
             puts.append(self._pool.submit(self._store.put, self._mean_key(attempt, members, shard, sha256), data))
-            # Frees the bytes early: the queue of writes is bounded, and nothing else holds them.
+            # Frees the bytes as soon as they are written; only the bounded queue of writes holds them.
             del data
             if len(puts) >= self._settings.parallel:
                 puts.popleft().result()
@@ -248,26 +247,25 @@ class ShardIO:
             put.result()
 
     def fetch_mean(self, attempt: int, outcome: RoundOutcome) -> None:
-        """Copy the committed mean into the round's tensors.
-
-        Raises UnreadableOffer if a shard can neither be read nor computed again.
+        """Copy the committed mean into the round's tensors. Raises UnreadableOffer if a shard can neither be read nor
+        computed again.
         """
         vector = self._vector
 
         def fetch(shard: int) -> None:
-            vector.write(shard, self._committed(attempt, outcome, shard))
+            vector.write(shard, self._read_committed(attempt, outcome, shard))
 
-        for _ in self._in_order(partial(fetch, shard) for shard in range(vector.num_shards)):
+        for _ in self._run_in_order(partial(fetch, shard) for shard in range(vector.num_shards)):
             pass
         vector.finish()
 
     def keep_residual(self) -> None:
-        """Keep what rounding took from this round's offer, to be added to the next one."""
+        """Keep the rounding error of this round's offer, which is added to the next offer of this replica."""
         if self._feedback is not None and self._residual is not None:
             self._feedback.keep(self._residual)
 
     def _rounded_vector(self) -> RoundVector:
-        """Return the vector to offer, which is computed once per wait."""
+        """Return the vector to offer. It is computed once."""
         if self._rounded is None:
             vector, feedback = self._vector, self._feedback
             if feedback is None:
@@ -278,32 +276,34 @@ class ShardIO:
                 self._rounded = vector.like(sent)
         return self._rounded
 
-    def _put_all(self, offer: OfferId) -> tuple[float, tuple[Shard, ...], float]:
-        """Write all shards of an offer. Returns its weight, its shards and its largest magnitude."""
+    def _put_shards(self, offer: OfferId) -> tuple[float, tuple[Shard, ...], float]:
+        """Write all shards of an offer, and return its weight, its shards and its largest absolute value."""
         try:
             vector = self._rounded_vector()
-            put = list(self._in_order(partial(self._put, vector, offer, shard) for shard in range(vector.num_shards)))
+            calls = (partial(self._put_shard, vector, offer, shard) for shard in range(vector.num_shards))
+            shards = list(self._run_in_order(calls))
         except NonFiniteError:
             return 0.0, (), 0.0
-        largest = max((magnitude for _, magnitude in put), default=0.0)
+        largest = max((magnitude for _, magnitude in shards), default=0.0)
         if largest > MAX_MAGNITUDE:
             return 0.0, (), 0.0
-        return self._weight, tuple(shard for shard, _ in put), largest
+        return self._weight, tuple(shard for shard, _ in shards), largest
 
-    def _put(self, vector: RoundVector, offer: OfferId, shard: int) -> tuple[Shard, float]:
+    def _put_shard(self, vector: RoundVector, offer: OfferId, shard: int) -> tuple[Shard, float]:
         values = vector.read(shard)
-        data = encode_vector(values, kind=self._settings.payload, about=self._about(offer, shard))
+        data = encode_vector(values, kind=self._settings.payload, about=self._offer_metadata(offer, shard))
         self._store.put(self._layout.shard(self._position.step, offer, shard), data)
         return Shard(len(data), _payload_digest(data)), largest_magnitude(values)
 
     def _mean_bytes(self, members: Sequence[Member], shard: int) -> tuple[bytes, str]:
-        return self._mean_of(members, shard, (self._read_offer(member, shard) for member in members if member.weight))
+        vectors = (self._read_offer(member, shard) for member in members if member.weight)
+        return self._compute_mean(members, shard, vectors)
 
-    def _mean_of(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
-        """Return a shard of the mean and its identity. `vectors` are those of members with weight, in order."""
+    def _compute_mean(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
+        """Return a shard of the mean as a payload, and its digest, from the vectors of the members with weight."""
         weights = _scaled_weights([member.weight for member in members if member.weight])
         mean = _weighted_mean(zip(weights, vectors, strict=True), self._vector.size(shard))
-        about = self._about_mean(members, shard)
+        about = self._mean_metadata(members, shard)
         data = encode_vector(mean, kind=self._settings.mean_payload, about=about)
         return data, _payload_digest(data)
 
@@ -317,16 +317,16 @@ class ShardIO:
             self._layout.shard(self._position.step, member.id, shard),
             manifest.shards[shard].sha256,
             shard,
-            self._about(member.id, shard),
+            self._offer_metadata(member.id, shard),
             member.id,
         )
-        if largest_magnitude(values) > manifest.largest * _ROUNDED_UP:
+        if largest_magnitude(values) > manifest.largest * _MAX_ROUNDING:
             self._store.traffic.add(refused=1)
             raise UnreadableOffer(member.id)
         return values
 
     def _is_mine(self, member: Member) -> bool:
-        """Return whether this is an offer of this wait, whose numbers are in memory."""
+        """Return whether this is an offer that this replica made in this wait, so that its numbers are in memory."""
         position = self._position
         is_own = member.id[:2] == (position.rank, position.claim) and member.id.trial >= position.first_trial
         return is_own and self._rounded is not None
@@ -335,33 +335,33 @@ class ShardIO:
         entry = self._manifests.get(member.id)
         return entry[1] if entry is not None and entry[0] == member.manifest else None
 
-    def _committed(self, attempt: int, outcome: RoundOutcome, shard: int) -> Tensor:
-        """Return a shard of the committed mean. One that is damaged is computed again and written back."""
+    def _read_committed(self, attempt: int, outcome: RoundOutcome, shard: int) -> Tensor:
+        """Return a shard of the committed mean. A damaged shard is computed again and rewritten."""
         members, sha256 = outcome.members, outcome.means[shard]
         key = self._mean_key(attempt, members, shard, sha256)
         pending_mean = self._means.pop(key, None)
         try:
             return pending_mean.result() if pending_mean is not None else self._read_mean(key, sha256, shard, members)
         except UnreadableOffer:
-            data, again = self._mean_bytes(members, shard)
-            if again != sha256:
+            data, new_sha256 = self._mean_bytes(members, shard)
+            if new_sha256 != sha256:
                 raise
             self._store.put(key, data)
-            about = self._about_mean(members, shard)
+            about = self._mean_metadata(members, shard)
             return decode_vector(data, elements=self._vector.size(shard), about=about)
 
     def _read_mean(self, key: str, sha256: str, shard: int, members: Sequence[Member]) -> Tensor:
-        return self._read(key, sha256, shard, self._about_mean(members, shard), members[0].id)
+        return self._read(key, sha256, shard, self._mean_metadata(members, shard), members[0].id)
 
     def _mean_key(self, attempt: int, members: Sequence[Member], shard: int, sha256: str) -> str:
         return self._layout.mean(self._position.step, attempt, shard, sha256, digest(members))
 
     def _read(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
         elements = self._vector.size(shard)
-        # A short vector takes more bytes in 8 bits than in 32, because every block has a scale.
+        # Not simply fp32: a very short vector is larger as int8, because every block has a scale.
         most_bytes = max(payload_bytes(elements, kind) for kind in self._settings.payload_kinds)
         for _ in range(READS):
-            # A read may be damaged on its way, so it is repeated; a missing object will not come back.
+            # Bytes may be damaged in transit, so the read is repeated; a missing object will not come back.
             try:
                 data = self._store.get(key, most_bytes=most_bytes)
                 if _payload_digest(data) == sha256:
@@ -373,8 +373,8 @@ class ShardIO:
                 self._store.traffic.add(refused=1)
         raise UnreadableOffer(offer)
 
-    def _in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """Yield what the calls return, in their order. The first `parallel` calls start at once; no more run ahead."""
+    def _run_in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
+        """Return an iterator over the results of calls, in order. Up to `parallel` calls run at once, and start now."""
         rest = iter(calls)
         under_way = deque(self._pool.submit(call) for call in islice(rest, self._settings.parallel))
 
@@ -386,10 +386,10 @@ class ShardIO:
 
         return results()
 
-    def _about(self, offer: OfferId, shard: int) -> dict[str, str]:
+    def _offer_metadata(self, offer: OfferId, shard: int) -> dict[str, str]:
         where = f"g{self._layout.generation} round {self._position.step}"
         return {"where": where, "offer": str(offer), "shard": str(shard)}
 
-    def _about_mean(self, members: Sequence[Member], shard: int) -> dict[str, str]:
+    def _mean_metadata(self, members: Sequence[Member], shard: int) -> dict[str, str]:
         where = f"g{self._layout.generation} round {self._position.step}"
         return {"where": where, "mean_of": digest(members), "shard": str(shard)}

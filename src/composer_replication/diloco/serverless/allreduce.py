@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
-from composer_replication.diloco.rounds.claims import agree_on_run, refuse_if_replaced, take_rank
+from composer_replication.diloco.rounds.claims import agree_on_run, refuse_if_replaced, claim_rank
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
 from composer_replication.diloco.rounds.patience import PatientStore, RoundError, StaleRound, Traffic
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
@@ -90,7 +90,7 @@ class ObjectStoreAllReduce:
         if self._claim is None or self._pool is None:
             self._layout = self._find_run(store)
             # Claims only tell processes of a rank apart here, so none is waited for.
-            self._claim = take_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
+            self._claim = claim_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
             self._pool = self._settings.make_pool()
         refuse_if_replaced(store, self._layout, self.rank, self._claim)
         goodbye = self._layout.goodbye(self.rank, self._claim)
