@@ -12,7 +12,7 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
 
 from composer_replication.diloco.payload import ErrorFeedback
-from composer_replication.diloco.rounds.claims import Heartbeat, agree_on_run, refuse_if_replaced, claim_rank
+from composer_replication.diloco.rounds.claims import Heartbeat, agree_on_run, claim_rank, refuse_if_replaced
 from composer_replication.diloco.rounds.comparing import Comparisons
 from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
 from composer_replication.diloco.rounds.patience import (

@@ -7,7 +7,7 @@ from concurrent.futures import ThreadPoolExecutor
 
 from torch import Tensor
 
-from composer_replication.diloco.rounds.claims import agree_on_run, refuse_if_replaced, claim_rank
+from composer_replication.diloco.rounds.claims import agree_on_run, claim_rank, refuse_if_replaced
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
 from composer_replication.diloco.rounds.patience import PatientStore, RoundError, StaleRound, Traffic
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
