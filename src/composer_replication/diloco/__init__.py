@@ -1,13 +1,13 @@
-"""DiLoCo: replicas in different places train one model, and exchange weights once in many steps.
+"""DiLoCo: replicas on different machines train one model, and exchange weights only once in many steps.
 
-store         objects by key: in memory, in a folder, in a bucket, on the Hub
+store         object stores: in memory, in a folder, in a bucket, on the Hub
 payload       a vector as bytes that a reader can verify
-rounds        who is averaged, decided once per round, over a store alone
+rounds        rounds of averaging over an object store
 training      the outer loop of a replica around any training loop, over torchft's DiLoCo
-tiny_trainer  a trainer to try a launch with, and an example for your own
-serverless    replicas on rented machines: who starts them, how they meet, and the program that each of them is
+tiny_trainer  a trainer for trying out a launch, and an example for your own
+serverless    replicas on rented machines: executors that start them, and the program that they run
 
-Importing this package loads no tensors. Without torchft `DiLoCo`, `Manager` and `_DummyWork` are None, and
+Importing this package does not import torch. Without torchft `DiLoCo`, `Manager` and `_DummyWork` are None, and
 `make_diloco_outer_loop` raises an error that says what to install.
 """
 
@@ -21,7 +21,7 @@ from composer_replication.optional import available as _available
 if TYPE_CHECKING:
     from composer_replication.diloco.training import make_diloco_outer_loop
 
-_OF_TORCHFT = {"DiLoCo": "torchft.local_sgd", "Manager": "torchft.manager", "_DummyWork": "torchft.work"}
+_TORCHFT_NAMES = {"DiLoCo": "torchft.local_sgd", "Manager": "torchft.manager", "_DummyWork": "torchft.work"}
 _TORCHFT_AVAILABLE: bool = _available("torchft")
 
 __all__ = ["make_diloco_outer_loop"]
@@ -30,10 +30,10 @@ __all__ = ["make_diloco_outer_loop"]
 def __getattr__(name: str) -> Any:
     if name == "make_diloco_outer_loop":
         return import_module("composer_replication.diloco.training").make_diloco_outer_loop
-    if name not in _OF_TORCHFT:
+    if name not in _TORCHFT_NAMES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    return getattr(import_module(_OF_TORCHFT[name]), name) if _TORCHFT_AVAILABLE else None
+    return getattr(import_module(_TORCHFT_NAMES[name]), name) if _TORCHFT_AVAILABLE else None
 
 
 def __dir__() -> list[str]:
-    return sorted({*globals(), *__all__, *_OF_TORCHFT})
+    return sorted({*globals(), *__all__, *_TORCHFT_NAMES})

@@ -1,8 +1,8 @@
-"""A vector as bytes that a reader can verify: one safetensors file of fp32, bf16, int8 or int4.
+"""Encode a vector as bytes that a reader can verify: one safetensors file of fp32, bf16, int8 or int4.
 
-A header is never trusted. The reader knows how many elements and what `about` to expect, so it builds the header again
-and compares it byte by byte; its length is a constant. So nothing is allocated, parsed or skipped because a sender says
-so. Integers have a scale per block of 128 numbers, and `ErrorFeedback` adds what rounding has lost to the next payload.
+A header is never trusted. Its length is constant, and the reader knows the expected number of elements and `about`, so
+it builds the expected header and compares it byte by byte. A malicious sender therefore cannot control allocations or
+parsing. Integers share a scale per block of 128 numbers, and `ErrorFeedback` adds rounding errors to the next payload.
 """
 
 from __future__ import annotations
@@ -34,14 +34,14 @@ PayloadKind = Literal["fp32", "bf16", "int8", "int4"]
 KINDS: tuple[PayloadKind, ...] = get_args(PayloadKind)
 Reason = Literal["too_large", "truncated", "not_a_payload", "header", "elements", "about", "checksum", "not_finite"]
 BLOCK_ELEMENTS = 128
-"""Numbers that share a scale. Vectors are cut into shards at multiples of it."""
+"""How many numbers share a scale. Vectors are cut into shards at multiples of this."""
 HEADER_BYTES = 2048
 FORMAT = "composer-diloco-vector-1"
 _LENGTH_BYTES = 8
 
 
 class PayloadError(ComposerError, ValueError):
-    """Bytes that are not the payload their reader expects; `reason` says in one word why."""
+    """Bytes that are not the payload that their reader expects; `reason` says why in a word."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -50,10 +50,10 @@ class PayloadError(ComposerError, ValueError):
 
 @dataclass(frozen=True)
 class _PayloadPart:
-    """One tensor of a payload."""
+    """A tensor in a payload."""
 
     name: str
-    code: str  # the name of the type in safetensors
+    code: str  # the name of the dtype in safetensors
     dtype: torch.dtype
     count: int
 
@@ -62,8 +62,8 @@ class _PayloadPart:
         return self.count * self.dtype.itemsize
 
 
-def _parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
-    """Return the tensors of a payload in the order of their bytes. Scales come first, which keeps them aligned."""
+def _payload_parts(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
+    """Return the tensors of a payload in the order of their bytes: scales first, which keeps them aligned."""
     if kind == "fp32":
         return (_PayloadPart("values", "F32", torch.float32, elements),)
     if kind == "bf16":
@@ -71,23 +71,23 @@ def _parts_of(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
     scales = _PayloadPart("scales", "F32", torch.float32, -(-elements // BLOCK_ELEMENTS))
     if kind == "int8":
         return (scales, _PayloadPart("values", "I8", torch.int8, elements))
-    # Two numbers per byte, the first one in the low half.
+    # Two numbers per byte, the first in the low four bits.
     if kind == "int4":
         return (scales, _PayloadPart("values", "U8", torch.uint8, -(-elements // 2)))
     raise InputError(explain("kind of a payload", got=repr(kind), expected=f"one of {', '.join(KINDS)}"))
 
 
 def payload_bytes(elements: int, kind: PayloadKind) -> int:
-    """Return the exact size of a payload: kind and length determine it."""
-    return HEADER_BYTES + sum(part.num_bytes for part in _parts_of(kind, elements))
+    """Return the exact size of a payload, which depends only on its kind and number of elements."""
+    return HEADER_BYTES + sum(part.num_bytes for part in _payload_parts(kind, elements))
 
 
-def _header_of(kind: PayloadKind, elements: int, about: Mapping[str, str], checksum: str) -> bytes:
+def _build_header(kind: PayloadKind, elements: int, about: Mapping[str, str], checksum: str) -> bytes:
     """Return the only valid header of such a payload: a safetensors header with sorted keys, padded with spaces."""
     stated = {"format": FORMAT, "kind": kind, "elements": str(elements), "sha256": checksum}
     described: dict[str, object] = {"__metadata__": stated | {f"about.{key}": value for key, value in about.items()}}
     start = 0
-    for part in _parts_of(kind, elements):
+    for part in _payload_parts(kind, elements):
         end = start + part.num_bytes
         described[part.name] = {"dtype": part.code, "shape": [part.count], "data_offsets": [start, end]}
         start = end
@@ -103,31 +103,31 @@ _SHOWN = 60
 
 
 def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]) -> bytes:
-    """Return a 1-D fp32 vector as one safetensors file; `about` says what it is, and its readers must know it."""
+    """Return a 1-D fp32 vector as a safetensors file. Its header holds `about`, and readers must pass the same."""
     checked = _checked(vector)
-    data = [_bytes_of(tensor) for tensor in _tensors_of(checked, kind)]
+    data = [_bytes_of(tensor) for tensor in _to_tensors(checked, kind)]
     checksum = hashlib.sha256()
     for piece in data:
         checksum.update(piece)
-    return b"".join([_header_of(kind, checked.numel(), about, checksum.hexdigest()), *data])
+    return b"".join([_build_header(kind, checked.numel(), about, checksum.hexdigest()), *data])
 
 
 def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_bytes: int | None = None) -> Tensor:
-    """Return the vector that `encode_vector` wrote, in fp32. Raises PayloadError for any other payload."""
+    """Return the vector of a payload in fp32. Raises PayloadError if `encode_vector` did not write it for `about`."""
     if most_bytes is not None and len(data) > most_bytes:
         raise _refused("too_large", got=f"{len(data):,} bytes", expected=f"at most {most_bytes:,}")
-    # The size limits the kinds that it can be, mostly to one, before anything is hashed.
+    # The size rules out most kinds before anything is hashed.
     kinds: list[PayloadKind] = [kind for kind in KINDS if payload_bytes(elements, kind) == len(data)]
     checksum = hashlib.sha256(memoryview(data)[HEADER_BYTES:]).hexdigest() if kinds else ""
     for kind in kinds:
-        if data.startswith(_header_of(kind, elements, about, checksum)):
+        if data.startswith(_build_header(kind, elements, about, checksum)):
             return _finite(_read(data, kind, elements))
-    raise _why_refused(data, elements, about)
+    raise _explain_refusal(data, elements, about)
 
 
 def _rounded(vector: Tensor, kind: PayloadKind) -> Tensor:
-    """Return the vector as a reader of such a payload will see it."""
-    return _vector_of(_tensors_of(_checked(vector), kind), kind, vector.numel())
+    """Return the vector as a reader of a payload of this kind will see it."""
+    return _to_vector(_to_tensors(_checked(vector), kind), kind, vector.numel())
 
 
 def _checked(vector: Tensor) -> Tensor:
@@ -139,33 +139,33 @@ def _checked(vector: Tensor) -> Tensor:
     return vector.detach().cpu().contiguous()
 
 
-def _tensors_of(vector: Tensor, kind: PayloadKind) -> tuple[Tensor, ...]:
-    """Return the tensors of a payload, in the order of `_parts_of`."""
+def _to_tensors(vector: Tensor, kind: PayloadKind) -> tuple[Tensor, ...]:
+    """Return the tensors of a payload for a vector, in the order of `_payload_parts`."""
     if kind == "fp32":
         return (vector,)
-    # Without the clamp, the largest magnitudes would round to infinity.
+    # Without the clamp, the largest fp32 numbers would round to infinity.
     if kind == "bf16":
         largest = torch.finfo(torch.bfloat16).max
         return (vector.clamp(-largest, largest).to(torch.bfloat16),)
-    scales, integers = _to_blocks(vector, LARGEST_INT8 if kind == "int8" else LARGEST_INT4)
+    scales, integers = _quantize(vector, LARGEST_INT8 if kind == "int8" else LARGEST_INT4)
     return (scales, integers if kind == "int8" else _pack_int4(integers))
 
 
-def _vector_of(tensors: tuple[Tensor, ...], kind: PayloadKind, elements: int) -> Tensor:
+def _to_vector(tensors: tuple[Tensor, ...], kind: PayloadKind, elements: int) -> Tensor:
     if kind in ("fp32", "bf16"):
         return tensors[0].to(torch.float32)
     scales, values = tensors
-    return _from_blocks(scales, values if kind == "int8" else _unpack_int4(values, elements))
+    return _dequantize(scales, values if kind == "int8" else _unpack_int4(values, elements))
 
 
 def _read(data: bytes, kind: PayloadKind, elements: int) -> Tensor:
     tensors: list[Tensor] = []
     start = HEADER_BYTES
-    for part in _parts_of(kind, elements):
+    for part in _payload_parts(kind, elements):
         piece = bytearray(memoryview(data)[start : start + part.num_bytes])
         start += part.num_bytes
         tensors.append(torch.frombuffer(piece, dtype=part.dtype) if piece else torch.empty(0, dtype=part.dtype))
-    return _vector_of(tuple(tensors), kind, elements)
+    return _to_vector(tuple(tensors), kind, elements)
 
 
 def _bytes_of(tensor: Tensor) -> memoryview:
@@ -173,8 +173,9 @@ def _bytes_of(tensor: Tensor) -> memoryview:
 
 
 def _is_finite(vector: Tensor) -> bool:
-    """Return whether all numbers are finite, without a mask as long as the vector: a NaN makes both extremes NaN."""
-    return not vector.numel() or all(bool(torch.isfinite(edge)) for edge in torch.aminmax(vector))
+    """Return whether all numbers are finite. aminmax needs no mask as long as the vector, and returns NaN if there is
+    one."""
+    return not vector.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(vector))
 
 
 def _finite(vector: Tensor) -> Tensor:
@@ -183,8 +184,8 @@ def _finite(vector: Tensor) -> Tensor:
     return vector
 
 
-def _why_refused(data: bytes, elements: int, about: Mapping[str, str]) -> PayloadError:
-    """Return an error that names the first difference. Only for this the header is parsed."""
+def _explain_refusal(data: bytes, elements: int, about: Mapping[str, str]) -> PayloadError:
+    """Return an error that names the first difference. Only here is the header parsed."""
     try:
         header = decode_object(data[8:HEADER_BYTES])
     except ValueError:
@@ -201,16 +202,16 @@ def _why_refused(data: bytes, elements: int, about: Mapping[str, str]) -> Payloa
     if got != expected:
         key = min(key for key in got.keys() | expected.keys() if got.get(key) != expected.get(key))
         return _refused("about", got=f"{key[:_SHOWN]} {got.get(key)!r}"[: 2 * _SHOWN], expected=repr(expected.get(key)))
-    return _why_bytes_are_refused(data, elements, about, stated)
+    return _explain_refused_bytes(data, elements, about, stated)
 
 
-def _why_bytes_are_refused(
+def _explain_refused_bytes(
     data: bytes, elements: int, about: Mapping[str, str], stated: Mapping[str, object]
 ) -> PayloadError:
     kind, checksum = stated.get("kind"), stated.get("sha256")
     if kind not in KINDS or not isinstance(checksum, str) or len(checksum) != hashlib.sha256().digest_size * 2:
         return _refused("header", got=repr(kind)[:_SHOWN], expected=f"one of {', '.join(KINDS)}, and a sha256")
-    if not data.startswith(_header_of(kind, elements, about, checksum)):
+    if not data.startswith(_build_header(kind, elements, about, checksum)):
         return _refused("header", got="other types, shapes or offsets", expected=f"those of {kind}")
     size = payload_bytes(elements, kind)
     if len(data) != size:
@@ -223,77 +224,78 @@ def _refused(reason: Reason, *, got: str, expected: str) -> PayloadError:
     return PayloadError(reason, explain(f"payload refused ({reason})", got=got, expected=expected))
 
 
-# Blocks of numbers as small integers with a scale. The scale is the block's largest magnitude over the largest integer,
-# rounded to 16 bits of mantissa. Then integer times scale is exact in fp32, and rounding twice changes nothing, so that
-# a sender knows to the bit what its readers will see.
+# Quantization: blocks of numbers as small integers with a shared scale. The scale is the block's largest magnitude
+# divided by the largest integer, and rounded to a 16-bit mantissa. Then integer times scale is exact in fp32, and
+# quantizing twice changes nothing, so that a sender knows exactly what its readers will see.
 
 LARGEST_INT8, LARGEST_INT4 = 127, 7
 _INT4_ZERO = 8
-# Below this magnitude a scale of 16 bits would not be a normal number, so such a block becomes zero.
-_SMALLEST = 1e-30
-_DROPPED_BITS = 8
+# Blocks with smaller magnitudes become zero, because their scale would not be a normal number.
+_MIN_MAGNITUDE = 1e-30
+_DROPPED_MANTISSA_BITS = 8
 
 
-def _to_blocks(vector: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Return the scale of each block (fp32) and the integers (int8, one per element)."""
+def _quantize(vector: Tensor, largest: int) -> tuple[Tensor, Tensor]:
+    """Return the scale of each block in fp32, and the integers as int8."""
     blocks = pad(vector, (0, -vector.numel() % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     magnitudes = torch.linalg.vector_norm(blocks, ord=torch.inf, dim=1)
-    scales = _to_16_bits(magnitudes / largest).masked_fill_(magnitudes < _SMALLEST, 0.0)
-    # Dividing by infinity makes the integers of a zero block 0 instead of NaN.
+    scales = _round_mantissa(magnitudes / largest).masked_fill_(magnitudes < _MIN_MAGNITUDE, 0.0)
+    # Dividing by infinity makes the integers of a zero block 0, not NaN.
     divisors = scales.masked_fill(scales == 0, torch.inf)
     integers = torch.round(blocks / divisors.unsqueeze(1)).clamp_(-largest, largest)
     return scales, integers.to(torch.int8).view(-1)[: vector.numel()]
 
 
-def _from_blocks(scales: Tensor, integers: Tensor) -> Tensor:
-    """Return the vector of scales and integers, in fp32."""
+def _dequantize(scales: Tensor, integers: Tensor) -> Tensor:
+    """Return the vector with these scales and integers, in fp32."""
     count = integers.numel()
     values = pad(integers.to(torch.float32), (0, -count % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     return values.mul_(scales.unsqueeze(1)).view(-1)[:count]
 
 
 def _pack_int4(integers: Tensor) -> Tensor:
-    """Pack two integers from -7 to 7 into a byte, the first one in the low half."""
+    """Pack two integers from -7 to 7 into each byte, the first in the low four bits."""
     halves = (pad(integers, (0, integers.numel() % 2)) + _INT4_ZERO).to(torch.uint8).view(-1, 2)
     return halves[:, 0] | (halves[:, 1] << 4)
 
 
 def _unpack_int4(packed: Tensor, count: int) -> Tensor:
-    """Return the integers that `_pack_int4` packed. A -8, which it never writes, is read as it is."""
+    """Return the integers that `_pack_int4` packed. It never writes -8, which would be accepted."""
     halves = torch.stack((packed & 0x0F, packed >> 4), dim=1).view(-1)[:count]
     return halves.to(torch.int8) - _INT4_ZERO
 
 
-def _to_16_bits(positive: Tensor) -> Tensor:
-    """Round positive numbers to 16 bits of mantissa."""
-    # Positive floats are ordered like their bits, so rounding the integer rounds the number.
+def _round_mantissa(positive: Tensor) -> Tensor:
+    """Round positive numbers to a 16-bit mantissa."""
+    # The bits of positive floats, read as integers, have the same order, so rounding the integer rounds the float.
     bits = positive.view(torch.int32)
-    half = 1 << (_DROPPED_BITS - 1)
-    return ((bits + half) >> _DROPPED_BITS << _DROPPED_BITS).view(torch.float32)
+    half = 1 << (_DROPPED_MANTISSA_BITS - 1)
+    return ((bits + half) >> _DROPPED_MANTISSA_BITS << _DROPPED_MANTISSA_BITS).view(torch.float32)
 
 
 class ErrorFeedback:
-    """The residual of one replica's payloads, which is added to the next one so that rounding loses nothing for good.
+    """Adds the rounding error of one payload to the next, so that errors do not accumulate.
 
-    It is at most about half an integer step per number. It lives in this process: a replica that is restarted loses it
-    once, and such losses do not add up. `compress` changes nothing, because a round may be aborted, and then what was
-    sent does not count; `keep` is called once the round is committed.
+    The error is at most about half a quantization step per number. It is kept in memory: a restarted replica loses it
+    once, and such losses do not add up. `compress` does not store the error, because the round may be aborted; call
+    `keep` once the round is committed.
     """
 
     def __init__(self) -> None:
         self.residual: Tensor | None = None
 
     def compress(self, vector: Tensor, kind: PayloadKind) -> tuple[Tensor, Tensor]:
-        """Return what to send, exactly as `decode_vector` will return it, and the residual for `keep`.
+        """Return the vector to send, exactly as `decode_vector` will return it, and the residual for `keep`.
 
-        Cut what is sent at multiples of BLOCK_ELEMENTS, or its blocks will differ from those that the residual assumes.
+        Cut the vector at multiples of BLOCK_ELEMENTS, otherwise its blocks will differ from those that the residual
+        assumes.
         """
-        compensated_vector = vector if self.residual is None else vector + self._fitting(self.residual, vector)
+        compensated_vector = vector if self.residual is None else vector + self._checked_residual(self.residual, vector)
         sent = _rounded(compensated_vector, kind)
         return sent, compensated_vector - sent
 
     def keep(self, residual: Tensor) -> None:
-        """Add this residual to the next vector."""
+        """Store the residual, which is added to the next vector."""
         self.residual = residual
 
     def state_dict(self) -> dict[str, Tensor]:
@@ -304,7 +306,7 @@ class ErrorFeedback:
         self.residual = None if residual is None else residual.detach().to(torch.float32).clone()
 
     @staticmethod
-    def _fitting(residual: Tensor, vector: Tensor) -> Tensor:
+    def _checked_residual(residual: Tensor, vector: Tensor) -> Tensor:
         if residual.shape != vector.shape:
             fix = "A residual belongs to one fragment of one model: keep an ErrorFeedback for each."
             raise ShapeError(

@@ -1,5 +1,5 @@
-"""A tiny trainer to try a launch with, and an example for your own: it fits a line, with a part of the points per
-replica.
+"""A tiny trainer for trying out a launch, and an example for your own. It fits a line; each replica has a part of the
+points.
 
 crf diloco launch bucket --replicas 2 --trainer-module composer_replication.diloco.tiny_trainer
 """
@@ -26,13 +26,14 @@ def train(
     outer_lr: float = 1.0,
     kill: str | None = None,
 ) -> dict[str, Any]:
-    """Train until the run has made so many exchanges. The folder named in `saved` is copied to the bucket.
+    """Train until the run has made `exchanges` exchanges. The returned folder `saved` is uploaded to the bucket.
 
-    `kill` shows how a run survives a dead replica: rank 1 kills itself once, after creating that file as a mark.
+    With `kill`, the path of a marker file, rank 1 creates that file and kills itself once, to show that the run
+    survives.
     """
     from safetensors.torch import save_file
 
-    # Every replica begins with the same weights.
+    # Every replica starts with the same weights.
     torch.manual_seed(0)
     model = torch.nn.Linear(1, 1)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.2)
@@ -47,7 +48,7 @@ def train(
             if kill and rank == 1 and manager.current_step() == 2 and not Path(kill).exists():
                 Path(kill).touch()
                 os.kill(os.getpid(), signal.SIGKILL)
-    # Removed once its contents are in the bucket.
+    # This folder is removed once its files are uploaded.
     folder = Path(os.environ["CRF_REPLICA_FOLDER"], "weights")
     folder.mkdir()
     save_file(model.state_dict(), folder / "model.safetensors")

@@ -38,7 +38,7 @@ _HALF_PRECISION = (torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True, kw_only=True)
 class OuterLoop:
-    """How replicas are averaged; the fields are parameters of `make_diloco_outer_loop`."""
+    """Settings of the outer loop. The fields are parameters of `make_diloco_outer_loop`."""
 
     outer_lr: float = 0.7
     outer_momentum: float = 0.9
@@ -50,11 +50,11 @@ class OuterLoop:
 
     @property
     def steps_per_commit(self) -> int:
-        """The inner steps between two exchanges, each of one fragment."""
+        """The number of inner steps between two exchanges. Each exchange is about one fragment."""
         return self.sync_every // self.num_fragments
 
     def check(self) -> None:
-        """Raise InputError for settings that `make_diloco_outer_loop` would refuse for any model."""
+        """Raise InputError for settings that `make_diloco_outer_loop` refuses for every model."""
         delay, alpha = self.fragment_sync_delay, self.fragment_update_alpha
         _check_schedule(self.num_fragments, sync_every=self.sync_every, delay=delay, alpha=alpha)
         _check_optimizer(lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.nesterov)
@@ -90,7 +90,7 @@ def train_replica(
     made `commits` exchanges, steps have no effect: a replica that wakes up or restarts after the end changes nothing
     and waits for nobody.
     """
-    # Before joining the run, which may have to wait.
+    # Before joining the run, which may wait for other replicas.
     if commits is not None and hasattr(manager, "end_after"):
         manager.end_after(commits)
     with (settings or OuterLoop()).wrap(manager, model, inner_optimizer) as loop:
@@ -137,8 +137,8 @@ def make_diloco_outer_loop(
     """Return a context manager within which `inner_optimizer` exchanges weights every `sync_every` steps.
 
     Only trainable parameters are exchanged. With several fragments, one of them is exchanged every `sync_every` /
-    fragments steps; with a delay, so many steps are made while it travels. Raises InputError or ConfigError for setups
-    in which torchft would silently get wrong results.
+    fragments steps, and training continues for `fragment_sync_delay` steps during the exchange. Raises InputError or
+    ConfigError for setups in which torchft would silently compute wrong results.
     """
     local_sgd = require("torchft.local_sgd", extra="diloco")
     fragments = [
@@ -150,7 +150,7 @@ def make_diloco_outer_loop(
     _check_fragments(fragments, inner_optimizer)
     _check_buckets(fragments)
     _check_manager(manager)
-    # A single optimizer would also move the other fragments, by the gradients that the inner step left on them.
+    # A single optimizer would also move the other fragments, by gradients that are left over from the inner step.
     outer = [
         _OuterSGD(fragment.parameters(), lr=outer_lr, momentum=outer_momentum, nesterov=nesterov)
         for fragment in fragments
@@ -174,11 +174,11 @@ def make_diloco_outer_loop(
 
 
 class _OuterSGD(torch.optim.SGD):
-    """SGD with momentum that gives the same bits on every machine, because each product and each sum is rounded
+    """SGD with momentum whose results are bit-identical on every machine, because each product and each sum is rounded
     separately.
 
-    torch's own step uses a fused multiply-add where the machine has one, so its last bit differs between kinds of CPUs
-    and GPUs. Weight decay, dampening and `maximize` are not supported, because an outer step has none of them.
+    The step of torch.optim.SGD uses a fused multiply-add where the machine has one, so its last bit differs between
+    CPUs and GPUs. Weight decay, dampening and `maximize` are not supported, because outer steps do not use them.
     """
 
     @torch.no_grad()
@@ -195,7 +195,7 @@ class _OuterSGD(torch.optim.SGD):
             return gradient.clone()
         state = self.state[weights]
         before = state.get("momentum_buffer")
-        # The first step starts the momentum with the gradient, as torch.optim.SGD does.
+        # As in torch.optim.SGD, the momentum buffer starts as the first gradient.
         state["momentum_buffer"] = past = gradient.clone() if before is None else before.mul_(momentum).add_(gradient)
         return past.mul(momentum).add_(gradient) if nesterov else past.clone()
 
@@ -206,12 +206,12 @@ def _load_global_weights(loop: DiLoCo) -> None:
 
 
 class _StaleWeights:
-    """Lets a model that was healed continue from the global weights.
+    """Resets a model to the global weights after a heal has changed them.
 
-    torchft updates the global weights and leaves the model as it was, which would then take part with the distance
-    between two histories. Managers load state functions in the order of registration, so these two are registered
-    before and after the fragments. If a heal loads what was there already, as torchft's first round does, the model's
-    own steps count.
+    In a heal, torchft updates the global weights but not the model, which would then send the distance between two
+    unrelated sets of weights. State functions are loaded in the order of registration, so these two are registered
+    before and after those of the fragments. If a heal loads the weights that were there already, as in torchft's first
+    round, the model keeps its own steps.
     """
 
     loop: DiLoCo
@@ -227,17 +227,19 @@ class _StaleWeights:
     def _digest(self) -> str:
         digest = hashlib.sha256()
         for tensor in (weights for part in self.loop._fragments for weights in part.original_parameters.values()):
-            # As bytes, because numpy has no bfloat16.
+            # Viewed as bytes, because numpy has no bfloat16.
             values: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             digest.update(values)
         return digest.hexdigest()
 
 
-# Which parameters are exchanged: the trainable ones, in fragments that take turns.
+# Fragments: groups of trainable parameters, which are exchanged in turn.
 
 
 class _Fragment(nn.Module):
-    """Parameters under their own names. torchft would exchange every parameter of a module, including frozen ones."""
+    """A module with only some parameters of another, under their names. Of a plain module, torchft would also exchange
+    frozen parameters.
+    """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
         super().__init__()
@@ -256,42 +258,42 @@ class _Fragment(nn.Module):
 
 
 def _trainable_parameters(module: nn.Module) -> _Fragment:
-    """Return the parameters of a module that an optimizer changes; with an adapter, those of the adapter."""
+    """Return a fragment with the trainable parameters of a module."""
     return _Fragment({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
 def split_into_fragments(model: nn.Module, number: int) -> list[_Fragment]:
-    """Split the trainable parameters into `number` groups of whole layers in a row, of nearly equal sizes."""
+    """Split the trainable parameters into `number` groups of consecutive layers, of nearly equal sizes."""
     layers: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in _trainable_parameters(model).named_parameters():
-        layers.setdefault(_layer_of(name), {})[name] = parameter
+        layers.setdefault(_layer_name(name), {})[name] = parameter
     if not 1 <= number <= len(layers):
         fix = "Set fewer fragments." if number > len(layers) else ""
         expected = f"1 to {len(layers)}, the layers with trainable parameters"
         raise InputError(explain("fragments of the model", got=number, expected=expected, fix=fix))
     sizes = torch.tensor([sum(parameter.numel() for parameter in layer.values()) for layer in layers.values()])
-    # By the middles of layers, so that a large layer at a border goes to the group with more of it.
+    # Split by the middles of layers, so that a large layer at a border joins the group that it overlaps most.
     middles = sizes.cumsum(0) - sizes / 2
     groups = list(layers.values())
     return [
         _Fragment({name: parameter for layer in groups[begin:end] for name, parameter in layer.items()})
-        for begin, end in pairwise(_bounds((middles / sizes.sum() * number).tolist(), number))
+        for begin, end in pairwise(_split_points((middles / sizes.sum() * number).tolist(), number))
     ]
 
 
-def _layer_of(name: str) -> str:
-    """Return a name up to its layer number: `model.layers.3` of `model.layers.3.mlp.up.weight`; else its module."""
+def _layer_name(name: str) -> str:
+    """Return the layer of a parameter, such as `model.layers.3` for `model.layers.3.mlp.up.weight`, or its module."""
     parts = name.split(".")
     number = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
     return ".".join(parts[: number + 1])
 
 
-def _bounds(middles: list[float], number: int) -> list[int]:
-    """Return where each group of layers begins, and the end. Every group has at least one layer.
+def _split_points(middles: list[float], number: int) -> list[int]:
+    """Return the first layer of each group, and the number of layers. Every group has at least one layer.
 
-    `middles` holds the middle of each layer on a scale on which the whole model is `number` long.
+    `middles` are the positions of the layers' middles, scaled so that the whole model has the length `number`.
     """
-    # A group starts at the first layer whose middle is in it, but leaves a layer for every later group.
+    # A group starts at the first layer whose middle it contains, but leaves at least one layer for every later group.
     bounds = [0]
     for group in range(1, number):
         first_layer = next((layer for layer, middle in enumerate(middles) if middle >= group), len(middles))
@@ -299,11 +301,11 @@ def _bounds(middles: list[float], number: int) -> list[int]:
     return [*bounds, len(middles)]
 
 
-# Setups in which torchft would silently get wrong results.
+# Checks of setups in which torchft would silently compute wrong results.
 
 
 def _check_schedule(num_fragments: int, *, sync_every: int, delay: int, alpha: float) -> None:
-    """Raise InputError unless fragments are exchanged in turn, equally often, each back before the next one leaves."""
+    """Raise InputError unless fragments are exchanged in turn, equally often, and never two at once."""
     if num_fragments < 1:
         raise InputError(explain("model_fragments", got="none", expected="one module or more"))
     if sync_every < num_fragments or sync_every % num_fragments:
@@ -322,7 +324,7 @@ def _check_schedule(num_fragments: int, *, sync_every: int, delay: int, alpha: f
 
 
 def _check_optimizer(*, lr: float, momentum: float, nesterov: bool) -> None:
-    """Raise InputError for a learning rate or momentum of the outer optimizer out of range."""
+    """Raise InputError if the learning rate or the momentum of the outer optimizer is out of range."""
     if not lr > 0:
         raise InputError(explain("outer_lr", got=lr, expected="above 0"))
     if not 0 <= momentum < 1:
@@ -333,7 +335,8 @@ def _check_optimizer(*, lr: float, momentum: float, nesterov: bool) -> None:
 
 
 def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.optim.Optimizer) -> None:
-    """Raise InputError unless every weight that the inner optimizer moves is in one fragment, in full precision."""
+    """Raise InputError unless every weight that the inner optimizer updates is in exactly one fragment, in full
+    precision."""
     owners: dict[tuple[Any, ...], str] = {}
     for number, fragment in enumerate(fragments):
         if not any(True for _ in fragment.parameters()):
@@ -345,29 +348,29 @@ def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.opti
             if weight.dtype in _HALF_PRECISION:
                 fix = "Outer steps would round to nothing: train model.float(), and compute under autocast."
                 raise InputError(explain(owner, got=weight.dtype, expected="torch.float32", fix=fix))
-            if (before := owners.setdefault(_memory_of(weight), owner)) != owner:
+            if (before := owners.setdefault(_memory_key(weight), owner)) != owner:
                 fix = "Put tied weights into one fragment; otherwise they are averaged and updated twice."
                 raise InputError(explain(owner, got=f"the same weights as {before}", expected="its own", fix=fix))
     moved = [weight for group in inner_optimizer.param_groups for weight in group["params"] if weight.requires_grad]
-    missed = [tuple(weight.shape) for weight in moved if _memory_of(weight) not in owners]
+    missed = [tuple(weight.shape) for weight in moved if _memory_key(weight) not in owners]
     if missed:
         fix = "Pass the whole model (diloco.training.split_into_fragments): replicas would drift apart in the rest."
         got = f"{len(missed)} of the inner optimizer's {len(moved)} parameters in no fragment, the first {missed[0]}"
         raise InputError(explain("model_fragments", got=got, expected="every parameter that it updates", fix=fix))
 
 
-def _memory_of(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """Return what identifies a parameter's memory: two parameters over one memory are tied, too."""
+def _memory_key(parameter: torch.Tensor) -> tuple[Any, ...]:
+    """Return a key for a parameter's memory. Parameters that share memory are tied."""
     if not parameter.numel() or parameter.device.type == "meta" or not hasattr(parameter, "untyped_storage"):
         return (id(parameter),)
     return parameter.device, parameter.untyped_storage().data_ptr(), parameter.storage_offset()
 
 
 def _check_buckets(fragments: Sequence[_Fragment]) -> None:
-    """Raise ConfigError if torchft would pack a fragment into more than one bucket, which then come back mixed up.
+    """Raise ConfigError if torchft would pack a fragment into several buckets, which it averages wrongly.
 
-    The callback of each bucket reads the variables of the last one, and tensors that do not fit are left out. torchft
-    packs buckets only if its environment variable asks for it.
+    Its callback for each bucket reads the variables of the last one, and tensors that do not fit are left out. torchft
+    packs buckets only if an environment variable is set.
     """
     fragment_class = require("torchft.local_sgd", extra="diloco")._StreamingDiLoCoFragment
     name, cap = "TORCHFT_USE_BUCKETIZATION", fragment_class.bucket_cap_mb  # in bytes, despite its name
@@ -383,7 +386,8 @@ def _check_buckets(fragments: Sequence[_Fragment]) -> None:
 
 
 def _check_manager(manager: Any) -> None:
-    """Check that the quorum is synchronous, and that peers can find the host name of torchft's own manager."""
+    """Raise InputError for an asynchronous quorum, and ConfigError if peers of torchft's manager cannot resolve this
+    host."""
     if manager._use_async_quorum:
         fix = "Create it with use_async_quorum=False: the members must be known before weights are sent."
         raise InputError(explain("manager", got="an asynchronous quorum", expected="a synchronous one", fix=fix))

@@ -129,7 +129,9 @@ def without_regard_to_later_ones(mine, said, *, is_over, later_is_open):
 
 @pytest.mark.usefixtures("quiet")
 @pytest.mark.parametrize(
-    ("name", "broken"), [("sorted", oldest_first), ("_compare_digests", without_regard_to_later_ones)], ids=["order", "hold"]
+    ("name", "broken"),
+    [("sorted", oldest_first), ("_compare_digests", without_regard_to_later_ones)],
+    ids=["order", "hold"],
 )
 def test_the_explorer_sees_an_earlier_comparison_that_undoes_a_later_one(name, broken, monkeypatch):
     monkeypatch.setattr(comparing, name, broken, raising=False)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.diloco.serverless import replica_entrypoint
-from composer_replication.diloco.serverless.replica_entrypoint import _rank_of, _settings_of, main
+from composer_replication.diloco.serverless.replica_entrypoint import _read_rank, _read_settings, main
 from composer_replication.errors import InputError
 from refusals import refusal
 
@@ -40,20 +40,20 @@ def test_settings_go_before_variables_and_unknown_ones_are_named(tmp_path, monke
 
 def test_a_missing_rank_is_a_runtime_error_and_a_wrong_one_a_value_error():
     with pytest.raises(RuntimeError, match="REPLICA_RANK"):
-        _rank_of({}, 2)
+        _read_rank({}, 2)
     for text in ("2", "-1", "one", "", "٣"):
         with refusal(InputError, what="REPLICA_RANK", got=repr(text), expected="1") as caught:
-            _rank_of({"REPLICA_RANK": text}, 2)
+            _read_rank({"REPLICA_RANK": text}, 2)
         assert isinstance(caught.value, ValueError)
-    assert _rank_of({"REPLICA_RANK": "1"}, 2) == 1
+    assert _read_rank({"REPLICA_RANK": "1"}, 2) == 1
 
 
 def test_variables_are_read_as_what_they_are():
     given = {"CRF_DILOCO_GRACE_S": "2.5", "CRF_DILOCO_TAKEOVER": "1", "CRF_DILOCO_PAYLOAD": "int8", "OTHER": "x"}
-    assert _settings_of(given) == {"grace_s": 2.5, "takeover": True, "payload": "int8"}
+    assert _read_settings(given) == {"grace_s": 2.5, "takeover": True, "payload": "int8"}
     for name, text in (("PARALLEL", "two"), ("TAKEOVER", "perhaps"), ("GRACE_S", "")):
         with refusal(InputError, what=f"CRF_DILOCO_{name}", got=repr(text)):
-            _settings_of({f"CRF_DILOCO_{name}": text})
+            _read_settings({f"CRF_DILOCO_{name}": text})
 
 
 def test_every_setting_is_a_parameter_of_the_manager():

@@ -151,7 +151,7 @@ class ObjectStoreManager:
         return RoundWork(self)
 
     def should_commit(self, **_options: Any) -> bool:
-        """Wait for the round. Returns whether it was committed: then its tensors hold the mean and the step has advanced."""
+        """Wait for the round, and return whether it was committed. If so, its tensors now hold the mean."""
         ended = self._finish_round()
         self._round = None
         return self._membership.end_round(ended)

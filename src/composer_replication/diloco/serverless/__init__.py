@@ -1,13 +1,13 @@
-"""Replicas on rented machines: who starts them, and how they meet without a network between them.
+"""Replicas on rented machines, which have no network between them: executors start them, and they share a bucket.
 
-executor            what every executor does, its jobs and handles
-replica_process     the program that a replica is, wherever it runs
-local_process       replicas as processes of this machine
-modal               replicas as Sandboxes of Modal
-hf_jobs             replicas as Jobs of the Hub
-ray                 replicas on a Ray cluster
-allreduce           the mean of a tensor over processes that share an object store
-replica_entrypoint  what an executor calls in every replica: it joins the run and calls a trainer
+executor            the base class of executors, their jobs and handles
+replica_process     the program of a replica, on any service
+local_process       runs replicas as processes on this machine
+modal               runs replicas as Modal Sandboxes
+hf_jobs             runs replicas as Jobs of the Hugging Face Hub
+ray                 runs replicas on a Ray cluster
+allreduce           averages a tensor over processes that share an object store
+replica_entrypoint  the function that every replica calls: it joins the run and calls a trainer
 """
 
 from __future__ import annotations

@@ -23,15 +23,14 @@ _ImmediateWork = RoundWork
 
 _SHARD_BYTES = 64 * 2**20
 _PARALLEL = 4
-_BASE = "all-reduce"  # a constant, because all processes count equally, whatever state they come from
+_BASE = "all-reduce"  # constant, because offers count whatever weights they come from
 
 
 class ObjectStoreAllReduce:
     """Averages a tensor over all of `world_size` processes. If one stays away, the others get a TimeoutError.
 
-    Rounds are numbered by a counter that each call increments. A process that is restarted passes `round_id` to
-    continue: a round in which its rank has already taken part is refused, because its mean belongs to the earlier
-    process.
+    Each call is a round, numbered by a counter. A restarted process passes `round_id` to continue. A round in which its
+    rank has already taken part is refused, because the mean of that round includes the earlier process.
     """
 
     def __init__(
@@ -70,15 +69,15 @@ class ObjectStoreAllReduce:
         )
 
     def allreduce(self, tensor: Tensor, *, name: str | None = None) -> Tensor:
-        """Average the tensor over all processes, in place, and return it. `name` must be the same everywhere."""
+        """Average the tensor over all processes in place, and return it. `name` must be the same at all processes."""
         if self.world_size > 1:
-            self._refuse_unsummable(tensor)
+            self._refuse_non_finite(tensor)
             self._run_round(tensor, name or "")
         self.round_id += 1
         return tensor
 
-    def _refuse_unsummable(self, tensor: Tensor) -> None:
-        """Raise NonFiniteError for numbers that a round would leave out: the mean is that of all processes, or none."""
+    def _refuse_non_finite(self, tensor: Tensor) -> None:
+        """Raise NonFiniteError for a tensor that a round would leave out, as the mean must include all processes."""
         # A comparison with NaN is false, so `not <=` also refuses NaN.
         largest = largest_magnitude(tensor.detach().flatten())
         if not largest <= MAX_MAGNITUDE:
@@ -89,7 +88,7 @@ class ObjectStoreAllReduce:
         store = PatientStore(self.objects, self.traffic, patience_s=self.timeout_s)
         if self._claim is None or self._pool is None:
             self._layout = self._find_run(store)
-            # Claims only tell processes of a rank apart here, so none is waited for.
+            # Here claims only distinguish the processes of a rank, so earlier processes are not waited for.
             self._claim = claim_rank(store, self._layout, self.rank, lease_s=0.0, takeover=True)
             self._pool = self._settings.make_pool()
         refuse_if_replaced(store, self._layout, self.rank, self._claim)
@@ -104,11 +103,11 @@ class ObjectStoreAllReduce:
         try:
             ended = round.run()
         except RoundError:
-            # A process that wakes up later must not wait for this one.
+            # So that a process that wakes up later does not wait for this one.
             self._gave_up = True
-            farewell = PatientStore(self.objects, self.traffic, patience_s=self.poll_interval_s)
+            goodbye_store = PatientStore(self.objects, self.traffic, patience_s=self.poll_interval_s)
             with contextlib.suppress(StoreError):
-                farewell.put(goodbye, pack_goodbye(self._layout.address(goodbye), Goodbye(True, self.round_id)))
+                goodbye_store.put(goodbye, pack_goodbye(self._layout.address(goodbye), Goodbye(True, self.round_id)))
             raise
         if ended.result != "commit":
             raise RoundError(explain(self._where(), got="no readable mean", expected="the mean of all"))
@@ -132,13 +131,13 @@ class ObjectStoreAllReduce:
             raise StaleRound(explain(self._where(), got=got, expected="none", fix=fix))
 
     def _delete_last_round(self, store: PatientStore) -> None:
-        """Delete my objects of the last round: a process in this round has finished that one."""
+        """Delete my objects of the previous round, which every process in this round has finished."""
         if not self.round_id:
             return
         before = self.round_id - 1
         folder = self._layout.shards(before)
         own_keys = [key for key in store.keys(folder) if key.removeprefix(f"{folder}/").startswith(f"{self.rank:05d}.")]
-        # Means belong to nobody; rank 0 deletes them.
+        # Means belong to no rank; rank 0 deletes them.
         store.delete(own_keys if self.rank else [*own_keys, *store.keys(self._layout.round(before, "mean"))])
 
     def _where(self) -> str:

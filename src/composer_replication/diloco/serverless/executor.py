@@ -1,8 +1,8 @@
-"""What every executor does: start replicas in rank order, report their status, end them, and relaunch a dead one.
+"""The base class of executors, which start replicas in rank order, report their status, and cancel or relaunch them.
 
-`Executor` is the base class; a subclass per service says how one replica is started, found, polled and ended. Every
-start has a name before it is made, so that `find` can return a replica whose handle was lost. `ReplicaJob` says what a
-replica is asked to do, `ReplicaHandle` identifies one that was launched.
+`Executor` has a subclass for each service, which implements how a single replica is started, found, polled and ended.
+Every start is named before it is requested, so that `find` can find a replica whose handle was lost. `ReplicaJob`
+describes what a replica should do, and `ReplicaHandle` identifies a launched replica.
 """
 
 from __future__ import annotations
@@ -45,19 +45,19 @@ MODULE = "composer_replication.diloco.serverless.replica_process"
 
 
 class Executor(ABC):
-    """What all executors have in common. Subclasses say how one replica is started, found, polled and ended.
+    """Starts and manages replicas. Subclasses implement how a single replica is started, found, polled and ended.
 
-    `secrets` are names of environment variables: their values reach the replicas in the service's own way for secrets,
-    and are masked in what replicas print. `env` are variables that anybody may see.
+    `secrets` are names of environment variables. Their values are passed to the replicas through the service's own
+    mechanism for secrets, and masked in the replicas' output. `env` are public variables.
     """
 
     backend_name: str
     supports_inter_replica_network: bool
-    by_hand: str  # how to find and end the replicas of `{launch}` without this package
+    by_hand: str  # manual instructions to find and end the replicas of `{launch}`
     poll_interval_s = 0.2
-    patience_s = 600.0  # how long a service may give no usable answer
-    start_s = 300.0  # the maximum time that a start is requested for
-    listed_s = 60.0  # how long after its request a start may be missing in the list of the service; 0: not at all
+    patience_s = 600.0  # how long a service may be without a usable answer
+    start_s = 300.0  # the timeout of a request to start a replica
+    listed_s = 60.0  # how long a new replica may be missing from the service's list
     takes_callables = False
 
     def __init__(self, *, secrets: Sequence[str] = (), env: Mapping[str, str] | None = None) -> None:
@@ -78,10 +78,10 @@ class Executor(ABC):
         gpu: str | None = None,
         timeout: float | None = 3600,
     ) -> list[ReplicaHandle]:
-        """Start `n_replicas`, rank 0 first. If one cannot be started, those before it are canceled."""
+        """Start `n_replicas`, rank 0 first. If one cannot be started, cancel those that were."""
         if isinstance(n_replicas, bool) or not isinstance(n_replicas, int) or n_replicas < 1:
             raise InputError(explain("n_replicas", got=repr(n_replicas), expected="an integer of at least 1"))
-        # Raises for a missing secret before anything is started.
+        # Raises an error for a missing secret before anything is started.
         self.secret_values()
         job = self.job(entrypoint, entrypoint_args, gpu=gpu, timeout_s=timeout)
         handles: list[ReplicaHandle] = []
@@ -90,7 +90,7 @@ class Executor(ABC):
                 handles.append(self.start(replace(job, rank=rank)))
         finally:
             if (error := sys.exception()) is not None and len(handles) < n_replicas:
-                # Includes the one whose start raised an error: unless it was refused, it may run all the same.
+                # Includes the replica whose start failed, because it may run unless its start was refused.
                 for rank in range(len(handles) + (not self.was_refused(error))):
                     if (fault := self.end_start(job.launch, rank, 0, *handles[rank : rank + 1])) is not None:
                         error.add_note(f"rank {rank} may still run ({in_brief(fault)}): {self.by_hand_for(job.launch)}")
@@ -105,7 +105,7 @@ class Executor(ABC):
         timeout_s: float | None,
         launch: str | None = None,
     ) -> ReplicaJob:
-        """Return the job of rank 0. Raises InputError if no replica could run it."""
+        """Return the job of rank 0. Raises InputError if the job is invalid or the service would refuse it."""
         if timeout_s is not None and not timeout_s > 0:
             raise InputError(explain("timeout", got=timeout_s, expected="seconds above 0, or None"))
         job = ReplicaJob(
@@ -123,17 +123,17 @@ class Executor(ABC):
         return job
 
     def check(self, job: ReplicaJob) -> None:
-        """Raise InputError if the service would refuse such a job; does not contact it."""
+        """Raise InputError if the service would refuse such a job, without contacting it."""
         job.check()
 
     def start(self, job: ReplicaJob) -> ReplicaHandle:
-        """Start one replica of a job. If it raises, the replica may run all the same; `find` tells."""
+        """Start the replica of a job. Even if this raises an error, the replica may run; `find` looks for it."""
         handle = self._handle(job.launch, job.rank, job.attempt, self._start(job))
         self._jobs[self._key(handle)] = job
         return handle
 
     def relaunch(self, handle: ReplicaHandle, job: ReplicaJob | None = None) -> ReplicaHandle:
-        """Start a replica again that ended before its time, with the same rank.
+        """Start a failed or canceled replica again, with the same rank.
 
         `job` is needed if another process launched it. Raises InputError for a replica that runs or has succeeded.
         """
@@ -149,7 +149,7 @@ class Executor(ABC):
         return self.start(replace(known_job, rank=handle.rank, attempt=handle.attempt + 1))
 
     def secret_values(self) -> dict[str, str]:
-        """Return the secrets' values on this machine. Raises InputError that names those without a value."""
+        """Return the values of the secrets on this machine. Raises InputError with the names of unset ones."""
         if missing := [name for name in self.secrets if name not in os.environ]:
             got, fix = f"{', '.join(missing)}, which is not set", "Set it, or remove its name."
             raise InputError(explain("secrets", got=got, expected="a value", fix=fix))
@@ -160,9 +160,9 @@ class Executor(ABC):
     def end_start(
         self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None, *, is_settled: bool = False
     ) -> Exception | None:
-        """Cancel what a start has left, by its handle or its name. Returns the error if it may still run.
+        """Cancel the replica of a start, found by its handle or its name. Returns the error if it may still run.
 
-        A replica that is not listed yet may still appear, unless `is_settled` says that its start was long ago.
+        A replica that the service does not list may still appear, unless `is_settled`: its start was long ago.
         """
 
         def end() -> None:
@@ -176,29 +176,30 @@ class Executor(ABC):
         return tried(end)[1]
 
     def was_refused(self, error: BaseException) -> bool:
-        """Return whether the error of a start means that nothing was started."""
-        # An InputError is raised before the service is asked.
+        """Return whether this error of a start means that no replica was started."""
+        # An InputError is raised before the request is sent.
         return isinstance(error, InputError)
 
     def by_hand_for(self, launch: str) -> str:
-        """Return how to find and end the replicas of a launch without this package."""
+        """Return manual instructions to find and end the replicas of a launch."""
         return self.by_hand.format(launch=launch)
 
     # ---- asking
 
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
-        """Return the status of a replica; None without a usable answer, which raises after `patience_s`."""
+        """Return the status of a replica, or None without a usable answer. After `patience_s` without one, raise the
+        error."""
         launch = handle.metadata.get("launch", "")
         return self._patiently(self._key(handle), handle.rank, launch, partial(self.poll, handle))
 
     def ask_for(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle] | None:
-        """Return what `find` does, with the patience of `ask`."""
+        """Return the result of `find`, or None without a usable answer; `patience_s` applies as in `ask`."""
         key = start_name(launch, rank, attempt)
         return self._patiently(key, rank, launch, partial(self.find, launch, rank, attempt))
 
     def _patiently(self, key: str, rank: int, launch: str, ask: Callable[[], Answer]) -> Answer | None:
         answer, error = tried(ask)
-        # Wrong input does not get better by asking again.
+        # An invalid request stays invalid, so it is not retried.
         if isinstance(error, InputError):
             raise error
         if error is None:
@@ -212,7 +213,7 @@ class Executor(ABC):
         raise RunError(explain(f"rank {rank}", got=got, expected="its status", fix=fix)) from error
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Wait until all have ended or the time is up, and return how each ended or its status."""
+        """Wait until all replicas have ended or the time is up, and return how each ended, or its status."""
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = list(handles)
         while waiting := [handle for handle in waiting if self.ask(handle) not in ENDED]:
@@ -223,14 +224,14 @@ class Executor(ABC):
         return [self._outcome(handle) for handle in handles]
 
     def shown(self, text: str, n_lines: int) -> str:
-        """Return the last lines of a log, without secrets known here and without control characters."""
+        """Return the last lines of a log, with the secrets of this machine masked and without control characters."""
         if n_lines < 0:
             raise InputError(explain("n_lines", got=n_lines, expected="0 or more"))
         lines = text.splitlines()[-n_lines:] if n_lines else []
         return _without_control_characters(masked("\n".join(lines), secret_masks(self.secrets, os.environ)))
 
     def reaches(self, handle: ReplicaHandle) -> bool:
-        """Return whether a handle that another process has stored can be polled from here."""
+        """Return whether this process can poll a replica that another process has launched."""
         return handle.backend_name == self.backend_name
 
     def _outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
@@ -246,14 +247,14 @@ class Executor(ABC):
         return _describe_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
 
     def end_of(self, handle: ReplicaHandle) -> dict[str, Any]:
-        """Return how an ended replica ended, as `collect` does; cached, because that does not change."""
+        """Return how a replica ended, as `collect` does. The answer is cached, because it cannot change."""
         key = self._key(handle)
         if key not in self._ends:
             self._ends[key] = self._outcome(handle)
         return self._ends[key]
 
     def log_place(self, handle: ReplicaHandle) -> str:
-        """Return where to read the log of a replica without this package; "" if the service has no such place."""
+        """Return a URL or path of the replica's log; "" if the service has none."""
         self._check_own(handle)
         return ""
 
@@ -265,29 +266,29 @@ class Executor(ABC):
 
     @abstractmethod
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """Return the last lines that a replica has printed so far."""
+        """Return the last lines of a replica's output so far."""
 
     @abstractmethod
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica and all its processes; does nothing to one that has ended."""
+        """End a replica and all of its processes. Does nothing if it has ended."""
 
     @abstractmethod
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
-        """Return the replicas of a start by its name; an empty list if the service has none."""
+        """Return the replicas of a start, found by its name; an empty list if the service lists none."""
 
     @abstractmethod
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        """Return the exit status of an ended replica, negative for a signal; None if the service does not know."""
+        """Return the exit status of an ended replica, negative for a signal; None if the service does not report it."""
 
     @abstractmethod
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
-        """Start one replica, and return the metadata that identifies it."""
+        """Start a replica, and return the metadata that identifies it."""
 
     def _handle(self, launch: str, rank: int, attempt: int, metadata: Mapping[str, Any]) -> ReplicaHandle:
         return ReplicaHandle(rank, self.backend_name, {**metadata, "launch": launch, "attempt": attempt})
 
     def _key(self, handle: ReplicaHandle) -> str:
-        """Return what identifies a start of a replica within this process."""
+        """Return a key that identifies a start of a replica within this process."""
         self._check_own(handle)
         return json.dumps({name: value for name, value in handle.metadata.items() if name != "attempt"}, sort_keys=True)
 
@@ -298,7 +299,8 @@ class Executor(ABC):
 
 
 def __getattr__(name: str) -> Any:
-    """Return `LocalProcessExecutor`, which users also import from here. Its module imports this one, hence lazily."""
+    """Return `LocalProcessExecutor`, which can also be imported from here. The import is lazy, because its module
+    imports this one."""
     if name != "LocalProcessExecutor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("composer_replication.diloco.serverless.local_process").LocalProcessExecutor
@@ -308,8 +310,8 @@ def __dir__() -> list[str]:
     return sorted({*globals(), *__all__})
 
 
-# A handle is JSON and holds no secret. It is enough for another process to ask about the replica, if the service allows
-# that. It says which replica, never where: address and token of a service are those of the process that asks.
+# A handle is JSON without secrets. With it, another process can poll the replica if the service allows that. It never
+# contains the address or token of a service: the polling process uses its own.
 
 ReplicaStatus = Literal["pending", "running", "succeeded", "failed", "cancelled"]
 ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"})
@@ -317,7 +319,7 @@ ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"}
 
 @dataclass
 class ReplicaHandle:
-    """A launched replica: its rank, its executor, and what the service knows it by."""
+    """Identifies a launched replica: its rank, its executor, and the service's identifiers for it."""
 
     rank: int
     backend_name: str
@@ -325,13 +327,14 @@ class ReplicaHandle:
 
     @property
     def attempt(self) -> int:
-        """How often its rank had been started before."""
+        """How many times this rank was started before."""
         return int(self.metadata.get("attempt", 0))
 
 
 @runtime_checkable
 class ServerlessExecutor(Protocol):
-    """Runs replicas. `collect` returns per replica: rank, status, exit_code, error, and locally the result."""
+    """The interface of an executor. `collect` returns rank, status, exit_code and error of each replica; for local
+    processes also the result."""
 
     backend_name: str
     supports_inter_replica_network: bool
@@ -355,22 +358,22 @@ class ServerlessExecutor(Protocol):
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]: ...
 
 
-# Answers of services: within a time limit, and as text that is safe to print.
+# Calls of services with a time limit, and their answers as text that is safe to print.
 
 Answer = TypeVar("Answer")
-# "\x1b[31m" and "\x1b[0m"; other control characters are replaced one by one
+# "\x1b[31m" and "\x1b[0m"; other control characters are replaced individually
 _COLOR = re.compile(r"\x1b\[[0-9;]*m")
 _MAX_WORDS, _MAX_WORDS_OF_AN_ERROR = 300, 600
-# "torch.cuda." of "torch.cuda.OutOfMemoryError: ..."; not "a.b" in "see a.b for help"
+# "torch.cuda." in "torch.cuda.OutOfMemoryError: ..."; not "a.b" in "see a.b for help"
 _MODULES = re.compile(r"^(?:\w+\.)+(?=\w+(?::|$))")
 _TRACEBACK = "Traceback (most recent call last):"
 
 
 def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
-    """Return what `ask` returns, or raise what it raises. Raises RunError if that takes longer.
+    """Call `ask` with a time limit. Raises RunError if it takes longer than `seconds`.
 
-    Clients of services may wait forever (huggingface_hub's has no time limit). The call is left to its thread, which
-    ends with this process, so what it requested may still happen.
+    Clients of services may wait forever (huggingface_hub has no timeout). After the time limit the call continues in
+    its thread, so its request may still take effect.
     """
     answers: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
 
@@ -384,11 +387,11 @@ def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
         raise RunError(explain(what, got=f"no answer within {seconds:g} s", expected="one")) from None
     if error is not None:
         raise error
-    return answer  # pyright: ignore[reportReturnType] (None only where `ask` returns it)
+    return answer  # pyright: ignore[reportReturnType] (None only if `ask` returns it)
 
 
 def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
-    """Return the result of `ask` and its error, one of them None: errors of services' clients have no common class."""
+    """Call `ask`, and return its result and None, or None and the exception. Clients have no common exception class."""
     try:
         return ask(), None
     except Exception as error:
@@ -396,7 +399,7 @@ def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
 
 
 def _without_control_characters(text: str) -> str:
-    """Return log lines without control characters: a replica may print text that others have sent."""
+    """Remove control characters from log lines, because a replica may print untrusted text."""
     plain_text = _COLOR.sub("", text)
     return "".join(
         character if character.isprintable() or character in "\n\t" else "\ufffd" for character in plain_text
@@ -404,14 +407,14 @@ def _without_control_characters(text: str) -> str:
 
 
 def in_brief(error: BaseException) -> str:
-    """Return an error of other code in one line."""
+    """Return an exception of a third-party client as one short line."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return _without_control_characters(text)[:_MAX_WORDS]
 
 
 def _describe_exit(code: int | None) -> str:
-    """Describe an exit status; shells and containers report signal n as 128 + n."""
+    """Describe an exit status. Shells and containers report signal n as 128 + n."""
     if code is None:
         return "failed, with no exit status from the service"
     number = -code if code < 0 else code - 128
@@ -424,9 +427,9 @@ def _describe_exit(code: int | None) -> str:
 
 
 def _describe_failure(code: int | None, log: str) -> str:
-    """Describe how a replica ended: its exit status, the error of its last traceback, and its last line.
+    """Describe how a replica ended: its exit status, the error of its last traceback, and the last line of its log.
 
-    The last line is called no more than that: a replica that was killed could not say why.
+    The last line is not presented as the reason, because a killed replica cannot report one.
     """
     lines = [line.strip() for line in log.splitlines() if line.strip()]
     parts = [_describe_exit(code)]
@@ -439,23 +442,23 @@ def _describe_failure(code: int | None, log: str) -> str:
 
 
 def _error_in(log: str) -> str | None:
-    """Return the first line of the error that ends the last traceback."""
+    """Return the first line of the error in the last traceback of a log."""
     lines = log.splitlines()
     starts = [number for number, line in enumerate(lines) if line.strip() == _TRACEBACK]
     after = lines[starts[-1] + 1 :] if starts else []
     return next((line.strip() for line in after if line.strip() and not line[0].isspace()), None)
 
 
-# What a replica is asked to do, as JSON without secrets: entrypoints and secrets are named.
+# A job is JSON without secrets: it contains the names of entrypoints and secrets.
 
 # "AWS_SECRET_ACCESS_KEY"; not "2ND_KEY"
 VARIABLE = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
-_MAX_JOB_BYTES = 100_000  # an environment variable of Linux holds 131,072
+_MAX_JOB_BYTES = 100_000  # the limit for a Linux environment variable is 131,072
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaJob:
-    """What one replica is asked to do, as JSON; secrets only by name."""
+    """Describes what a replica should do, as JSON, with secrets only by name."""
 
     entrypoint: str
     args: Mapping[str, Any]
@@ -470,18 +473,18 @@ class ReplicaJob:
 
     @property
     def name(self) -> str:
-        """The name of this start, known before the service is asked, so that a lost answer loses no replica."""
+        """The name of this start. It is known in advance, so that a replica can be found if the answer is lost."""
         return start_name(self.launch, self.rank, self.attempt)
 
     def environment(self) -> dict[str, str]:
-        """Return the variables that tell `replica_process` what to do."""
+        """Return the environment variables that `replica_process` reads."""
         return {JOB_VARIABLE: self.as_json(), self.rank_env: str(self.rank), "PYTHONUNBUFFERED": "1"}
 
     def as_json(self) -> str:
         return json.dumps(asdict(self))
 
     def check(self) -> None:
-        """Raise InputError if no replica could be started with this job."""
+        """Raise InputError if the job is invalid."""
         if not VARIABLE.fullmatch(self.rank_env):
             expected = "the name of an environment variable"
             raise InputError(explain("rank_env", got=repr(self.rank_env), expected=expected))
@@ -502,7 +505,7 @@ def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
     """Raise InputError for an invalid name, or for a secret that is also a public variable."""
     for name in (*secrets, *env):
         if not VARIABLE.fullmatch(name):
-            # The message does not quote it: it may be the value of a secret instead of its name.
+            # The message does not contain the name, because it may be the value of a secret by mistake.
             expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
             raise InputError(explain("secrets and env", got="an invalid name", expected=expected))
     if twice := set(secrets) & env.keys():
@@ -511,12 +514,12 @@ def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def start_name(launch: str, rank: int, attempt: int) -> str:
-    """Return the name of a start for labels, tags, actor names and command lines. It is not secret."""
+    """Return the name of a start, for labels, tags, actor names and command lines."""
     return f"{launch}.{rank}.{attempt}"
 
 
 def _entrypoint_name(entrypoint: str | Callable[..., Any], *, backend: str, takes_callables: bool) -> str:
-    """Return the name by which another process can import an entrypoint."""
+    """Return the name with which another process can import an entrypoint."""
     if isinstance(entrypoint, str):
         if not all(part.isidentifier() for part in entrypoint.split(".")):
             raise InputError(explain("entrypoint", got=repr(entrypoint), expected="a module, or module.function"))

@@ -31,16 +31,16 @@ _STATUS: dict[str, ReplicaStatus] = {
 }
 _ANSWER_S, _START_S = 60.0, 180.0
 _TOO_SLOW = 408  # the only 4xx status after which the Hub may still have acted on the request
-# The packages follow the script as its arguments, so that the shell does not interpret them.
+# The packages are arguments of the script, so that the shell does not interpret them.
 _INSTALL = f'python -m pip install --quiet "$@" && exec python -m {MODULE}'
 
 
 class HFJobsExecutor(Executor):
     """Runs each replica as a Job on `hardware` (`hf jobs hardware` lists the choices).
 
-    `image` is from a registry. `packages` are installed into it before the replica starts; they may be empty if the
-    image has this package. Secrets are variables of this machine, passed as secrets of the Job. Hub and token are those
-    of this process (HF_ENDPOINT, HF_TOKEN) unless `endpoint` and `token` say otherwise.
+    `image` is a container image. `packages` are installed into it before the replica starts; none are needed if the
+    image contains this package. Secrets are environment variables of this machine, passed as secrets of the Job. The
+    Hub and the token are those of this process (HF_ENDPOINT, HF_TOKEN) unless `endpoint` and `token` are given.
     """
 
     backend_name = "hf_jobs"
@@ -114,7 +114,7 @@ class HFJobsExecutor(Executor):
         return _STATUS[stage]
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        # Checks n_lines before the service is asked.
+        # Checks n_lines before the request.
         self.shown("", n_lines)
         lines = [line for line in self._lines(handle, n_lines + 1) if not line.startswith(END_MARK)]
         return self.shown("\n".join(lines), n_lines)
@@ -127,7 +127,7 @@ class HFJobsExecutor(Executor):
             self._ask_hub(f"the end of job {where['job_id']}", lambda: self._api.cancel_job(**where))
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        """Return the status in the replica's own last line, because a Job has a stage, but no exit status."""
+        """Return the exit status in the last line of the replica's log, because Jobs do not report one."""
         for line in reversed(self._lines(handle, 5)):
             if line.startswith(END_MARK) and (status := line.removeprefix(END_MARK)).removeprefix("-").isdecimal():
                 return int(status)

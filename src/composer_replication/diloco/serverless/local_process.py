@@ -1,7 +1,7 @@
-"""Replicas as processes of this machine: to try a launch, to use several GPUs of one machine, and for tests.
+"""Run replicas as processes on this machine: to try out a launch, to use several GPUs, and for tests.
 
-Process ids are reused, so a process is only signalled if it proves to be the one that was started: by its start time,
-as the kernel reports it, and by the name of the start among its arguments.
+Process ids are reused, so a process is only signaled after checking that it is the one that was started: its start time
+as reported by the kernel, and the name of the start among its arguments, must match.
 """
 
 from __future__ import annotations
@@ -43,21 +43,21 @@ __all__ = ["LocalProcessExecutor"]
 
 LOG_FILE, CANCELLED_FILE, ALIVE_FILE = "log.txt", "cancelled", "alive"
 _MAX_LOG_BYTES = 4 << 20
-_KILL_S = 5.0  # how long a killed process may take to go
+_KILL_S = 5.0  # how long a killed process may take to disappear
 
 
 class LocalProcessExecutor(Executor):
-    """A process per replica, in its own session, that ends when this process does.
+    """Runs each replica as a process in its own session, which ends when this process ends.
 
-    `folder` holds a folder per replica, with its log, how it ended, and what it returned. With `tied=False` replicas
-    outlive this process, and another one that has the handles can ask about them.
+    `folder` contains a folder for each replica, with its log, its end and its result. With `tied=False` replicas
+    outlive this process, and another process that has their handles can poll them.
     """
 
     backend_name = "local_process"
     supports_inter_replica_network = True
     by_hand = "`pgrep -f {launch}` shows its processes on that machine, and `kill` ends one."
     takes_callables = True
-    listed_s = 0.0  # a process exists or it does not
+    listed_s = 0.0  # a process is visible as soon as it exists
     poll_interval_s = 0.05
 
     def __init__(
@@ -72,7 +72,7 @@ class LocalProcessExecutor(Executor):
         if not hasattr(os, "fork"):
             raise RuntimeError(explain("LocalProcessExecutor", got=sys.platform, expected="Linux or macOS"))
         self._folder = None if folder is None else Path(folder).absolute()
-        # Only this process holds the writing end, and writes nothing: replicas see the end of the pipe when it is gone.
+        # Only this process holds the write end, and never writes: when it ends, replicas see the end of the pipe.
         self._tie = os.pipe() if tied else None
         self._processes: dict[str, subprocess.Popen[bytes]] = {}
 
@@ -88,11 +88,11 @@ class LocalProcessExecutor(Executor):
         environment = {**os.environ, **self.env, **job.environment(), FOLDER_VARIABLE: str(folder)}
         environment[TIED_VARIABLE] = "0" if self._tie is None else "1"
         with (folder / LOG_FILE).open("ab") as log, (folder / ALIVE_FILE).open("wb") as alive:
-            # The keeper inherits the lock, so that it is never free in between.
+            # The keeper inherits the lock, so that the lock is never free in between.
             try_lock(alive.fileno())
             environment[ALIVE_VARIABLE] = str(alive.fileno())
             process = subprocess.Popen(  # noqa: S603 (our own module, no shell)
-                # Arguments by which `find` recognizes it.
+                # `find` recognizes the process by these arguments.
                 [sys.executable, "-m", MODULE, job.name, str(folder)],
                 stdin=subprocess.DEVNULL if self._tie is None else self._tie[0],
                 stdout=log,
@@ -112,7 +112,7 @@ class LocalProcessExecutor(Executor):
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
         name = start_name(launch, rank, attempt)
         handles = []
-        for process in _with_argument(name):
+        for process in _find_by_argument(name):
             if MODULE in process.arguments:
                 folder = " ".join(process.arguments[process.arguments.index(name) + 1 :])
                 handles.append(
@@ -147,20 +147,20 @@ class LocalProcessExecutor(Executor):
             file.seek(start)
             data = file.read(_MAX_LOG_BYTES)
         text = data.decode("utf-8", "replace")
-        # The first line may be cut, so it is dropped.
+        # The first line may be incomplete, so it is dropped.
         return self.shown(text.partition("\n")[2] if start else text, n_lines)
 
     def log_place(self, handle: ReplicaHandle) -> str:
         return str(_folder_of(handle) / LOG_FILE)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """Send SIGTERM, so that a trainer can save its state; after a grace send SIGKILL."""
+        """Send SIGTERM, so that a trainer can save its state, and after a grace period SIGKILL."""
         if not self._is_alive(handle):
             return
         self._signal(handle, signal.SIGTERM, note=True)
         deadline, is_killed = time.monotonic() + TERM_GRACE_S + _KILL_S, False
         while self._is_alive(handle):
-            if time.monotonic() > deadline:  # the keeper itself hangs
+            if time.monotonic() > deadline:  # the keeper does not respond
                 if is_killed:
                     got = f"process {handle.metadata['pid']}, which SIGKILL does not end"
                     raise RunError(explain(f"rank {handle.rank}", got=got, expected="its end"))
@@ -169,8 +169,8 @@ class LocalProcessExecutor(Executor):
             time.sleep(self.poll_interval_s)
 
     def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
-        """Signal the replica's process and no other. `note` marks it as canceled, if the process is ours to end."""
-        child, proven = self._processes.get(handle.metadata.get("name", "")), _proven(handle)
+        """Send a signal to the replica's process and no other. With `note`, mark the replica as canceled."""
+        child, proven = self._processes.get(handle.metadata.get("name", "")), _find_process(handle)
         if child is None and proven is None:
             if not self._is_alive(handle):
                 return
@@ -181,7 +181,7 @@ class LocalProcessExecutor(Executor):
         if note:
             (_folder_of(handle) / CANCELLED_FILE).touch()
         if child is not None:
-            # The id of a child cannot be reused before this process has waited for it.
+            # The id of a child process cannot be reused before this process has waited for it.
             child.send_signal(number)
         elif proven is not None:
             _send_signal(proven, number)
@@ -191,7 +191,7 @@ class LocalProcessExecutor(Executor):
         if end is not None:
             return int(end["status"])
         process = self._processes.get(handle.metadata.get("name", ""))
-        # The keeper wrote no end: it was killed itself, and the body with it.
+        # The keeper did not record an end, so it was killed, and the body with it.
         return -signal.SIGKILL if process is None else process.poll()
 
     def reaches(self, handle: ReplicaHandle) -> bool:
@@ -211,12 +211,12 @@ class LocalProcessExecutor(Executor):
         process = self._processes.get(handle.metadata.get("name", ""))
         if process is not None:
             return process.poll() is None
-        # Some file systems have no locks, and processes of another container are not visible.
-        return _is_held(_folder_of(handle) / ALIVE_FILE) or _proven(handle) is not None
+        # Some file systems have no locks, and processes in another container are not visible.
+        return _is_held(_folder_of(handle) / ALIVE_FILE) or _find_process(handle) is not None
 
 
-def _proven(handle: ReplicaHandle) -> _Process | None:
-    """Return the process of a handle, if it exists and proves to be the one."""
+def _find_process(handle: ReplicaHandle) -> _Process | None:
+    """Return the process of a handle, if it exists and its start time and arguments match."""
     pid, began, name = (handle.metadata.get(key) for key in ("pid", "began", "name"))
     process = _look_up(pid) if isinstance(pid, int) else None
     is_it = process is not None and began and name and process.began == began and name in process.arguments
@@ -224,7 +224,8 @@ def _proven(handle: ReplicaHandle) -> _Process | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a keeper holds the lock of its file. A process id proves less, because ids are reused."""
+    """Return whether a keeper holds the lock on its file, so that it is alive. Process ids are reused, so an id would
+    not prove it."""
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:
@@ -249,17 +250,17 @@ def _read_json(path: Path) -> dict[str, Any] | None:
         return None
 
 
-# Identifying processes. A signal only goes to the process that gave the proof, not to one that got its id in between,
-# if the platform allows that (Linux: pidfd).
+# Identifying processes. On Linux, a pidfd ensures that a signal goes to the process that was checked, and not to one
+# that got its id in between.
 
 _PROC = Path("/proc")
 _BOOT = _PROC / "sys" / "kernel" / "random" / "boot_id"
-_START_FIELD = 19  # starttime, the 22nd field of /proc/PID/stat, counted after the name in parentheses
-_EXEC_LOOKS, _EXEC_PAUSE_S = 50, 0.001  # 3 of 400 processes looked up right after their start showed no arguments yet
+_START_FIELD = 19  # starttime, field 22 of /proc/PID/stat, counted after the name in parentheses
+_EXEC_READS, _EXEC_PAUSE_S = 50, 0.001  # 3 of 400 processes had no visible arguments right after their start
 
 
 class _Process(NamedTuple):
-    """A process: its id, its parent, its start time, and its arguments."""
+    """A process on this machine."""
 
     pid: int
     parent: int
@@ -267,39 +268,39 @@ class _Process(NamedTuple):
     arguments: tuple[str, ...]
 
     def is_still(self, process: _Process | None) -> bool:
-        """Return whether the other is this process; its parent may have exited meanwhile."""
+        """Return whether `process` is this process. Parents are not compared, because a parent may have exited."""
         return process is not None and (process.began, process.arguments) == (self.began, self.arguments)
 
 
 def _look_up(pid: int) -> _Process | None:
-    """Return the process with this id; None if there is none, or it is not visible to this user."""
+    """Return the process with this id; None if it does not exist or is not visible to this user."""
     if pid <= 0:
         return None
     return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
 
 
-def _with_argument(argument: str) -> list[_Process]:
-    """Return the processes of this machine that were started with this argument, without their forks."""
+def _find_by_argument(argument: str) -> list[_Process]:
+    """Return the processes on this machine that were started with this argument, without their forks."""
     everything = (_look_up(pid) for pid in _all_pids())
-    # A fork has the arguments of its parent until it calls exec.
+    # A forked process has the arguments of its parent until it calls exec.
     matching = {process.pid: process for process in everything if process is not None and argument in process.arguments}
     return [process for process in matching.values() if process.parent not in matching]
 
 
 def _send_signal(process: _Process, number: int) -> bool:
-    """Signal this very process. Returns False and sends nothing if its id belongs to another process or none."""
+    """Send a signal to this process. Returns False and sends nothing if its id no longer belongs to it."""
     if not hasattr(os, "pidfd_open"):
         if not process.is_still(_look_up(process.pid)):
             return False
         os.kill(process.pid, number)
         return True
     try:
-        # A pidfd refers to one process for good, whoever gets the id later.
+        # A pidfd always refers to the same process, even if the id is reused.
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
         return False
     try:
-        # Looked at after it was opened: a later owner of the number is not meant.
+        # Checked after the pidfd was opened, so that it cannot refer to a later process with this id.
         if not process.is_still(_look_up(process.pid)):
             return False
         signal.pidfd_send_signal(descriptor, number)
@@ -325,8 +326,8 @@ def _from_proc(pid: int) -> _Process | None:
 
 
 def _arguments(folder: Path) -> tuple[str, ...]:
-    """Return the arguments of a process. During exec the kernel shows none for a program, so this looks again."""
-    for _ in range(_EXEC_LOOKS):
+    """Return the arguments of a process. They are empty for a moment during exec, so this reads several times."""
+    for _ in range(_EXEC_READS):
         arguments = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
         if arguments or not _is_program(folder):
             return tuple(arguments)
@@ -335,7 +336,7 @@ def _arguments(folder: Path) -> tuple[str, ...]:
 
 
 def _is_program(folder: Path) -> bool:
-    """Return whether a file is executed there. Kernel threads and ended processes have none, and never arguments."""
+    """Return whether the process executes a file. Kernel threads and ended processes do not, and have no arguments."""
     try:
         return bool((folder / "exe").readlink().parts)
     except OSError:
@@ -343,7 +344,7 @@ def _is_program(folder: Path) -> bool:
 
 
 def _from_ps(pid: int) -> _Process | None:
-    """Look up a process with POSIX ps. It splits arguments at spaces, so names that are looked for have none."""
+    """Look up a process with POSIX ps. Its output is split at spaces, so names of starts contain none."""
     words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-ww", "-p", str(pid)).split()
     if len(words) < 8 or words[0].startswith("Z"):
         return None
@@ -359,7 +360,7 @@ def _all_pids() -> list[int]:
 def _ps(*arguments: str) -> str:
     environment = {**os.environ, "LC_ALL": "C"}
     return subprocess.run(  # noqa: S603 (no shell, and only numbers as arguments)
-        ["ps", *arguments],  # noqa: S607 (where it lies differs)
+        ["ps", *arguments],  # noqa: S607 (its path differs between systems)
         capture_output=True,
         text=True,
         check=False,

@@ -1,4 +1,4 @@
-"""Run replicas as Sandboxes of Modal: containers with a GPU, a command, logs and an exit status."""
+"""Run replicas as Modal Sandboxes, which are containers with a command, logs and an exit status."""
 
 from __future__ import annotations
 
@@ -20,19 +20,20 @@ from composer_replication.optional import require
 __all__ = ["ModalExecutor"]
 
 _MAX_SANDBOX_S = 86_400  # Modal's limit for a Sandbox
-_MAX_ENTRIES = 20_000  # the most that the service returns at once
+_MAX_ENTRIES = 20_000  # the maximum that the service returns at once
 # 128 + SIGKILL
 _KILLED = 137
 _ANSWER_S = 60.0
-_START_S = 1800.0  # includes building the image at the first start, with gigabytes of packages
+_START_S = 1800.0  # the first start also builds the image, with gigabytes of packages
 
 
 class ModalExecutor(Executor):
-    """Runs each replica as a Sandbox, in an app of yours.
+    """Runs each replica as a Sandbox in an app of the user's Modal account.
 
-    `image` is an image of a registry that has this package, or `modal:python3.11`: a slim Python, into which `packages`
-    are installed. Secrets are variables of this machine, passed as a Modal secret. `modal_secrets` are names of secrets
-    that Modal stores; their values are not known here, so they cannot be masked in logs.
+    `image` is a container image that contains this package, or `modal:python3.11`, a slim Python image into which
+    `packages` are installed. Secrets are environment variables of this machine, passed as a Modal secret.
+    `modal_secrets` are names of secrets that Modal stores; their values are unknown here, so they cannot be masked in
+    logs.
     """
 
     backend_name = "modal"
@@ -124,7 +125,8 @@ class ModalExecutor(Executor):
         return "succeeded" if code == 0 else "failed"
 
     def _was_terminated(self, handle: ReplicaHandle) -> bool:
-        """Return whether a Sandbox was terminated: a replica that is killed inside its container also ends with 137."""
+        """Return whether the Sandbox was terminated. Exit status 137 alone may also mean that the replica was killed
+        inside its container."""
         try:
             within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).wait)
         except self._modal.exception.SandboxTerminatedError:
@@ -132,7 +134,7 @@ class ModalExecutor(Executor):
         return False
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        # Checks n_lines before the service is asked.
+        # Checks n_lines before the request.
         self.shown("", n_lines)
         num_entries = min(max(n_lines, 1), _MAX_ENTRIES)  # an entry is one line or several
         logs = self._sandbox(handle).logs

@@ -1,4 +1,4 @@
-"""Run replicas on a Ray cluster: an actor per replica holds its resources and runs its process on its node."""
+"""Run replicas on a Ray cluster. For each replica an actor reserves resources on a node, and runs its process there."""
 
 from __future__ import annotations
 
@@ -24,14 +24,14 @@ __all__ = ["RayExecutor"]
 
 _NAMESPACE = "crf-diloco"
 _ANSWER_S, _POLL_S = 60.0, 2.0
-_CONNECT_S = 180.0  # also covers starting a cluster
+_CONNECT_S = 180.0  # enough to start a cluster
 
 
 class RayExecutor(Executor):
-    """Runs each replica as an actor, on a node with `num_cpus` and `num_gpus` to spare; `address` is the cluster's.
+    """Runs each replica as an actor that reserves `num_cpus` and `num_gpus`, on the cluster at `address`.
 
-    With `detached` actors outlive this process, so that another one can ask about them by their handles. Secrets are
-    passed to the actor as an argument, because Ray shows the runtime environments of its jobs to everybody.
+    With `detached`, actors outlive this process, so that another process can poll them by their handles. Secrets are
+    passed to the actor as an argument, because everybody can see the runtime environments of Ray jobs.
     """
 
     backend_name = "ray"
@@ -73,7 +73,7 @@ class RayExecutor(Executor):
         handle = self._handle(launch, rank, attempt, self._metadata(start_name(launch, rank, attempt)))
         try:
             self._actor(handle)
-        except ValueError:  # there is no actor of that name
+        except ValueError:  # no actor has this name
             return []
         return [handle]
 
@@ -87,13 +87,13 @@ class RayExecutor(Executor):
         return self._ask(handle, "poll") or ("cancelled" if self._name(handle) in self._cancelled else "failed")
 
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        # Checks n_lines before the service is asked.
+        # Checks n_lines before the request.
         self.shown("", n_lines)
         return self.shown(self._ask(handle, "logs", n_lines) or "", n_lines)
 
     def cancel(self, handle: ReplicaHandle) -> None:
         status = self.poll(handle)
-        # A pending actor may wait for resources for long, so it is not asked; one that does not answer is killed.
+        # A pending actor cannot answer while it waits for resources. An actor that does not answer is killed.
         if status not in ENDED and (status == "pending" or not self._ask(handle, "cancel")):
             self._cancelled.add(self._name(handle))
             self._ray.kill(self._actor(handle))
@@ -105,21 +105,22 @@ class RayExecutor(Executor):
         return self._ask(handle, "exit_code")
 
     def _ask(self, handle: ReplicaHandle, method: str, *args: Any) -> Any:
-        """Return what the actor answers; None if it is gone. A poll of one without a node returns "pending"."""
+        """Call a method of the actor and return its answer; None if the actor is dead. Polling an actor without a node
+        returns "pending"."""
         errors = self._ray.exceptions
         try:
             actor = self._actor(handle)
             seconds = _POLL_S if method == "poll" else _ANSWER_S
             return self._ray.get(getattr(actor, method).remote(*args), timeout=seconds)
         except (errors.RayActorError, ValueError):
-            # The actor is dead, or there is none with that name.
+            # The actor is dead, or no actor has this name.
             return None
         except errors.GetTimeoutError:
             return "pending" if method == "poll" else None
 
     def _actor(self, handle: ReplicaHandle) -> Any:
         name = self._name(handle)
-        # In another cluster the name would be missing, which says nothing about the replica.
+        # In another cluster the name would be missing although the replica runs.
         if not self.reaches(handle):
             got, fix = f"an actor of {handle.metadata.get('cluster')}", "Set RAY_ADDRESS to its cluster."
             raise RunError(explain(f"rank {handle.rank}", got=got, expected=f"one of {self._cluster()}", fix=fix))
@@ -133,10 +134,10 @@ class RayExecutor(Executor):
 
 
 class _NodeKeeper:
-    """Runs on the replica's node and holds its process, which ends with it."""
+    """An actor on the replica's node that runs its process. The process ends with the actor."""
 
     def __init__(self, job: dict[str, Any], env: dict[str, str], secrets: dict[str, str]) -> None:
-        # Nothing else runs in this process.
+        # Nothing else runs in the actor's process.
         os.environ.update(secrets)
         self._executor = LocalProcessExecutor(secrets=tuple(secrets), env=env)
         self._handle = self._executor.start(ReplicaJob(**{**job, "gpu": None}))
@@ -155,5 +156,5 @@ class _NodeKeeper:
         return self._executor.exit_code(self._handle)
 
     def process_id(self) -> int:
-        """Return the actor's own process id; killing it ends the replica."""
+        """Return the process id of the actor. Killing that process ends the replica."""
         return os.getpid()

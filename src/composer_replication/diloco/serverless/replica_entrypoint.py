@@ -1,10 +1,10 @@
-"""What an executor calls in every replica: join the run at a rendezvous, and call a trainer with the manager.
+"""The entrypoint of a replica: join the run at a bucket, and call a trainer with its manager.
 
     python -m composer_replication.diloco.serverless.replica_entrypoint --rendezvous s3://bucket/run --world-size 4
         --trainer-module my_trainer --trainer-kwargs-json '{"steps": 100}'
 
-The rank is in REPLICA_RANK. Other parameters of the manager are in variables with the prefix CRF_DILOCO_ and the name
-of the parameter in capitals (CRF_DILOCO_GRACE_S=60), or in `settings`, which takes precedence.
+The rank is read from REPLICA_RANK. Other parameters of the manager come from environment variables named CRF_DILOCO_
+and the parameter in capitals (CRF_DILOCO_GRACE_S=60), or from `settings`, which takes precedence.
 """
 
 from __future__ import annotations
@@ -55,20 +55,20 @@ def main(
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
     """Call `trainer_fn(**trainer_kwargs, manager=, rank=, world_size=)` as the replica of rank REPLICA_RANK."""
-    rank = _rank_of(os.environ, world_size)
-    chosen = {**_settings_of(os.environ), **(settings or {})}
+    rank = _read_rank(os.environ, world_size)
+    chosen = {**_read_settings(os.environ), **(settings or {})}
     if unknown := chosen.keys() - SETTINGS.keys():
         raise InputError(explain("settings", got=", ".join(sorted(unknown)), expected=f"some of {', '.join(SETTINGS)}"))
     train = load_function(trainer_module, trainer_fn, what="trainer")
-    # Imported late, because it loads torch, and the checks above should fail without that.
+    # Imported here because it loads torch, and the checks above should fail fast.
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
 
     with ObjectStoreManager(rendezvous_uri, rank=rank, world_size=world_size, **chosen) as manager:
         return train(**(trainer_kwargs or {}), manager=manager, rank=rank, world_size=world_size)
 
 
-def _rank_of(environment: Mapping[str, str], world_size: int) -> int:
-    """Return the rank of this replica. Raises RuntimeError if it is not set, ValueError if it is not in the world."""
+def _read_rank(environment: Mapping[str, str], world_size: int) -> int:
+    """Return the rank of this replica. Raises RuntimeError if it is not set, and ValueError if it is out of range."""
     text = environment.get("REPLICA_RANK")
     if text is None:
         fix = "Executors set it; for a replica that you start yourself: REPLICA_RANK=0."
@@ -78,8 +78,8 @@ def _rank_of(environment: Mapping[str, str], world_size: int) -> int:
     return int(text)
 
 
-def _settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
-    """Return the manager's settings from the environment."""
+def _read_settings(environment: Mapping[str, str]) -> dict[str, Any]:
+    """Return the settings of the manager from environment variables."""
     settings: dict[str, Any] = {}
     for name, read in SETTINGS.items():
         variable = f"{PREFIX}{name.upper()}"
@@ -94,7 +94,7 @@ def _settings_of(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _run(argv: Sequence[str] | None = None) -> None:
-    """Run a replica from the command line, and print what the trainer returns, as JSON where possible."""
+    """Run a replica from the command line, and print the trainer's result, as JSON if possible."""
     parser = argparse.ArgumentParser(description="Run one replica of a DiLoCo run.", allow_abbrev=False)
     parser.add_argument("--rendezvous", required=True, metavar="URI", help="bucket or folder that all replicas share")
     parser.add_argument("--world-size", required=True, type=int, metavar="N", help="number of replicas")

@@ -1,14 +1,14 @@
-"""The program that a replica is, wherever it runs: `python -m composer_replication.diloco.serverless.replica_process`.
+"""The program of a replica on any service: `python -m composer_replication.diloco.serverless.replica_process`.
 
-It is two processes. The *keeper* starts the *body*, which calls the entrypoint, and only watches it. It copies what the
-body prints, line by line, with the values of secrets masked. It ends the body and all of its descendants when the time
-is up, at SIGTERM (a spot machine is about to go), or when the launcher is gone. It ends with the body's exit status,
-128 + n for signal n. The body ends with 1 for an error, and with 78 for one that a restart would only repeat: a module
-or function that is missing; an argument, setting or artifact that is refused.
+It consists of two processes. The *keeper* starts the *body*, which calls the entrypoint, and watches it. It copies the
+body's output line by line, with the values of secrets masked. It ends the body and all of its descendants when the time
+limit is reached, at SIGTERM (a spot machine is about to be reclaimed), or when the launcher has ended. It exits with
+the body's exit status, or 128 + n for signal n. The body exits with 1 for an error, and with 78 for an error that would
+recur after a restart: a missing module or function, or a refused argument, setting or artifact.
 
-The job is JSON in CRF_DILOCO_REPLICA, and the rank is in the variable that the job names. Secrets are variables; the
-job only has their names. The command line has none of it: its arguments, if any, are the name of the start and its
-folder, which only serve to find the process.
+The job is JSON in CRF_DILOCO_REPLICA, and the rank is in an environment variable that the job names. Secrets are
+environment variables; the job contains only their names. Command-line arguments (the name of the start and its folder)
+only serve to find the process.
 """
 
 from __future__ import annotations
@@ -36,22 +36,22 @@ ALIVE_VARIABLE = "CRF_DILOCO_ALIVE"
 SAYS_END_VARIABLE, END_MARK = "CRF_DILOCO_SAYS_END", "crf: the replica ended with status "
 END_FILE, RESULT_FILE = "end.json", "result.json"
 TIMED_OUT, TERM_GRACE_S = 124, 10.0
-REFUSED = 78  # EX_CONFIG of sysexits.h: a restart would fail in the same way
+REFUSED = 78  # EX_CONFIG in sysexits.h: a restart would fail in the same way
 _POLL_S = 0.1
 _PR_SET_PDEATHSIG, _PR_SET_CHILD_SUBREAPER = 1, 36
 
 
 def main() -> NoReturn:
-    """Start and watch one replica, and exit as it does."""
+    """Start and watch a replica, and exit with its exit status."""
     job = json.loads(os.environ[JOB_VARIABLE])
     keeper = os.getpid()
     _linux_process_control(_PR_SET_CHILD_SUBREAPER, 1)
     reading, writing = os.pipe()
-    # Only the standard library is loaded so far, and there is one thread.
+    # It is safe to fork: only the standard library is loaded, and there is a single thread.
     body = os.fork()
     if body == 0:
         os.close(reading)
-        # The lock on this file is held as long as the keeper lives, so the body must not inherit it.
+        # This lock must be held only while the keeper lives, so the body must not inherit it.
         if alive := os.environ.pop(ALIVE_VARIABLE, None):
             os.close(int(alive))
         _run_body(job, writing, keeper)
@@ -64,7 +64,7 @@ def main() -> NoReturn:
     status = TIMED_OUT if reason == "timeout" else status
     if folder := os.environ.get(FOLDER_VARIABLE):
         _write_json(Path(folder) / END_FILE, {"status": status, "reason": reason})
-    # For services that keep logs, but no exit status.
+    # For services that store logs, but no exit status.
     if os.environ.get(SAYS_END_VARIABLE) == "1":
         _print(f"{END_MARK}{status}\n")
     os._exit(128 - status if status < 0 else status)
@@ -74,13 +74,13 @@ def main() -> NoReturn:
 
 
 def _run_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
-    """Call the entrypoint. Whatever it raises becomes a traceback and status 1 or 78."""
+    """Call the entrypoint. An exception is printed as a traceback, and leads to exit status 1 or 78."""
     status = 1
     try:
-        # Its own process group, so that it can be ended as one.
+        # Its own process group, so that the whole group can be ended.
         os.setsid()
         _linux_process_control(_PR_SET_PDEATHSIG, signal.SIGKILL)
-        # The keeper died before the line above.
+        # The keeper died before the previous line.
         if os.getppid() != keeper:
             os._exit(1)
         with Path(os.devnull).open("rb") as nothing:
@@ -88,18 +88,18 @@ def _run_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
-        # For child processes, so that what they print before they are killed gets through.
+        # So that the output of Python child processes is not lost if they are killed.
         os.environ.setdefault("PYTHONUNBUFFERED", "1")
         sys.stdout, sys.stderr = (os.fdopen(descriptor, "w", 1, "utf-8", "backslashreplace") for descriptor in (1, 2))
         _write_result(_call(job))
         status = 0
     except SystemExit as end:
-        status = _status_of(end.code)
+        status = _exit_status(end.code)
     except BaseException as error:
-        # The outermost frame of a replica, so the log is the only place to report it.
+        # This is the outermost frame of a replica, so the error can only be reported in the log.
         status = REFUSED if _would_recur(error) else 1
         traceback.print_exc()
-    with contextlib.suppress(OSError):  # the reader is gone
+    with contextlib.suppress(OSError):  # the reader has ended
         sys.stdout.flush()
         sys.stderr.flush()
     os._exit(status)
@@ -112,14 +112,14 @@ def _call(job: Mapping[str, Any]) -> Any:
 
 def _would_recur(error: BaseException) -> bool:
     """Return whether a restart would raise the same error."""
-    # Already loaded if the error is one of its classes.
+    # The module is loaded if the error is of one of its classes.
     from composer_replication import errors
 
-    # The package is installed, but does not load.
+    # The package is installed, but fails to import.
     if isinstance(error, errors.MissingExtraError) and error.__cause__ is not None:
         return _would_recur(error.__cause__)
     if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError | errors.MissingExtraError):
-        # Other import errors may be due to a library that only this machine lacks.
+        # Other import errors may be caused by a library that only this machine lacks.
         return str(error).startswith("cannot import name")
     unfit = errors.InputError | errors.UnsupportedModelError | errors.ArtefactNotFoundError | errors.StaleArtefactError
     return isinstance(error, ImportError | unfit)
@@ -145,7 +145,7 @@ def _find_entrypoint(name: str) -> Callable[..., Any]:
 
 
 def _write_result(value: Any) -> None:
-    """Write the value as JSON for a launcher on the same machine."""
+    """Write the result as JSON, for a launcher on the same machine."""
     if not (folder := os.environ.get(FOLDER_VARIABLE)):
         return
     try:
@@ -158,14 +158,14 @@ def _write_result(value: Any) -> None:
 
 
 def _write_json(path: Path, value: object) -> None:
-    # Renamed when it is complete, so that no reader sees half of it.
+    # Renamed once it is complete, so that no reader sees a partial file.
     whole = path.with_suffix(".tmp")
     whole.write_text(json.dumps(value), encoding="utf-8")
     whole.replace(path)
 
 
-def _status_of(code: object) -> int:
-    """Return the exit status that Python would give to SystemExit with this code."""
+def _exit_status(code: object) -> int:
+    """Return the exit status of a Python process that raises SystemExit with this code."""
     if code is None:
         return 0
     if isinstance(code, int):
@@ -178,7 +178,7 @@ def _status_of(code: object) -> int:
 
 
 class _Keeper:
-    """Watches a body until it and all of its descendants have ended."""
+    """Watches the body until it and all of its descendants have ended."""
 
     def __init__(self, body: int, output: BinaryIO, *, is_tied: bool, timeout_s: float | None) -> None:
         self._body, self._output, self._is_tied = body, output, is_tied
@@ -189,7 +189,7 @@ class _Keeper:
             signal.signal(number, self._on_signal)
 
     def watch(self, masks: Mapping[str, str]) -> tuple[int, str | None]:
-        """Return the body's status, negative for a signal, and why the keeper ended it, if it did."""
+        """Return the exit status of the body, negative for a signal, and why the keeper ended it, or None."""
         lines, status = _MaskedLines(masks), None
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
@@ -202,7 +202,7 @@ class _Keeper:
                         self._end("launcher gone")
                     elif key.fileobj is self._output and not self._copy(lines):
                         selector.unregister(self._output)
-                status = self._ended()
+                status = self._poll_body()
         _end_all(self._body)
         os.set_blocking(self._output.fileno(), False)
         while self._copy(lines):
@@ -211,13 +211,13 @@ class _Keeper:
         return status, self._reason
 
     def _copy(self, lines: _MaskedLines) -> bool:
-        """Pass on the available output. Returns False at its end, or if there is none."""
+        """Copy the available output. Returns False if there is none."""
         data = self._output.read(65_536)
         _print(lines.take(data or b""))
         return bool(data)
 
-    def _ended(self) -> int | None:
-        """Return the body's status if it has ended. Ends it if its time is up."""
+    def _poll_body(self) -> int | None:
+        """Return the exit status of the body if it has ended. If its time is up, begin to end it."""
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
             self._end("timeout")
@@ -230,7 +230,7 @@ class _Keeper:
         self._end(signal.Signals(number).name)
 
     def _end(self, reason: str) -> None:
-        """Ask the body to end, so that it can save its state, and set the time to kill it."""
+        """Send SIGTERM to the body, so that it can save its state, and set the time at which it is killed."""
         if self._reason is None:
             self._reason = reason
             self._kill_at = time.monotonic() + TERM_GRACE_S
@@ -243,8 +243,8 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _end_all(body: int) -> None:
-    """Kill what is left of the body's group, and on Linux all descendants: as a subreaper we inherit them."""
-    # Killing a child makes its own children ours, so this is repeated until there are none.
+    """Kill the remaining processes of the body's group, and on Linux all descendants, which a subreaper inherits."""
+    # The children of a killed child become ours, so this is repeated until there are none.
     _signal_group(body, signal.SIGKILL)
     while children := list(_children()):
         for child in children:
@@ -264,28 +264,27 @@ def _linux_process_control(option: int, value: int) -> None:
 
 
 def _print(text: str) -> None:
-    # Nobody reads the log any more, but the body continues.
+    # The log has no reader any more, but the body continues.
     with contextlib.suppress(OSError):
         sys.stdout.buffer.write(text.encode("utf-8"))
         sys.stdout.buffer.flush()
 
 
-# Logs without secrets: lines are passed on with the values of secrets masked. The keeper loads this before it forks, so
-# it only needs the standard library.
+# Masking secrets in logs. The keeper uses this before it forks, so it only imports the standard library.
 
 MAX_LINE_BYTES, MAX_LINE_CHARACTERS = 65_536, 8_000
 _SHORTEST_SECRET = 4
 
 
 class _MaskedLines:
-    """Takes bytes and returns whole lines, with secrets masked, endless lines cut, and invalid UTF-8 replaced."""
+    """Splits a stream of bytes into lines, masks secrets, cuts very long lines, and replaces invalid UTF-8."""
 
     def __init__(self, masks: Mapping[str, str]) -> None:
         self._masks, self._waiting, self._is_cut = masks, b"", False
 
     def take(self, data: bytes) -> str:
-        """Return the lines that these bytes complete."""
-        # "\r" also ends a line, because progress bars update theirs with it.
+        """Add bytes, and return the lines that are complete now."""
+        # "\r" also ends a line, because progress bars use it to update their line.
         *whole, self._waiting = re.split(rb"[\r\n]", self._waiting + data)
         text = "".join(self._shown(line) for line in whole)
         if len(self._waiting) > MAX_LINE_BYTES:
@@ -294,11 +293,11 @@ class _MaskedLines:
         return text
 
     def rest(self) -> str:
-        """Return the last line, if it has no line break."""
+        """Return the last line, if it is incomplete."""
         return self.take(b"\n") if self._waiting else ""
 
     def _shown(self, line: bytes) -> str:
-        # The rest of a line whose beginning was shown.
+        # The rest of a line whose beginning was printed already.
         if self._is_cut:
             self._is_cut = False
             return ""
@@ -309,17 +308,17 @@ class _MaskedLines:
 
 
 def masked(text: str, masks: Mapping[str, str]) -> str:
-    """Return the text with `[NAME]` for the value of each secret."""
+    """Return the text with the value of each secret replaced by `[NAME]`."""
     for value, name in masks.items():
         text = text.replace(value, f"[{name}]")
     return text
 
 
 def secret_masks(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of secrets by value, long values first, because one may contain another.
+    """Return the names of secrets by value, longest values first, because a value may contain another.
 
-    Logs are masked line by line, so a key of several lines is masked by its lines. Values of less than four characters
-    are not masked: that would mask half of a log.
+    Logs are masked line by line, so each line of a multi-line value is masked separately. Values of less than four
+    characters are not masked, because they would match too much.
     """
     values = {line: name for name in names for line in environment.get(name, "").splitlines()}
     return {value: values[value] for value in sorted(values, key=len, reverse=True) if len(value) >= _SHORTEST_SECRET}

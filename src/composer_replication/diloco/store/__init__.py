@@ -1,10 +1,10 @@
-"""Object stores: objects by key, in a place that all replicas can reach.
+"""Object stores that all replicas can reach.
 
-objects  what a store promises, its errors and keys; repeating requests until a deadline
-files    objects as files of a folder that the replicas share, and objects in memory
-buckets  objects in a bucket of S3, GCS or Azure
-hub      objects in a repository of the Hub
-opening  the store of a URI
+objects  the interface of a store, its errors and keys; repeating requests until a deadline
+files    a store in a shared folder, and a store in memory
+buckets  a store in a bucket of S3, GCS or Azure
+hub      a store in a repository of the Hub
+opening  opens the store at a URI
 """
 
 from composer_replication.diloco.store.files import MemoryStore

@@ -1,7 +1,7 @@
-"""Objects in a bucket of S3, GCS or Azure, by obstore. A create is the provider's own conditional put.
+"""A store in a bucket of S3, GCS or Azure, accessed through obstore. A create is the provider's conditional put.
 
-Large objects are transferred in several parts at once. Messages never contain the provider's text, which may repeat a
-signed address; they contain only a status and the provider's code for the error.
+Large objects are transferred in several parts in parallel. Error messages never contain the provider's text, which may
+contain a signed URL, but only the HTTP status and the provider's error code.
 """
 
 from __future__ import annotations
@@ -44,14 +44,18 @@ from composer_replication.errors import MissingExtraError
 from composer_replication.optional import require
 
 CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
-_BY_HTTP = {"s3": "AWS_ALLOW_HTTP", "gs": "GOOGLE_ALLOW_HTTP", "az": "AZURE_ALLOW_HTTP"}  # obstore's own names
+_ALLOW_HTTP_VARIABLES = {
+    "s3": "AWS_ALLOW_HTTP",
+    "gs": "GOOGLE_ALLOW_HTTP",
+    "az": "AZURE_ALLOW_HTTP",
+}  # obstore's variables
 PART_BYTES = 8 << 20
 PARTS_AT_ONCE = 8
 _PART_RETRIES = 3
-_NONCE = "crfnonce"  # an identifier, because Azure accepts only C# identifiers as names of metadata
+_NONCE = "crfnonce"  # Azure accepts only C# identifiers as names of metadata
 # "... with status code: 503 ..." -> "503"
 _STATUS = re.compile(r"status code: (\d{3})")
-# "<Code>SlowDown</Code>" -> "SlowDown"; the bound keeps a message short
+# "<Code>SlowDown</Code>" -> "SlowDown"; the bound keeps messages short
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _FULL_CODES = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}
 
@@ -60,7 +64,7 @@ Direction = Literal["in", "out", "out by parts"]
 
 
 class BucketStore:
-    """An ObjectStore in a bucket, below a prefix."""
+    """An ObjectStore in a bucket, under a prefix."""
 
     def __init__(
         self,
@@ -77,14 +81,14 @@ class BucketStore:
         self.uri = f"{scheme}://{bucket}{f'/{prefix}' if prefix else ''}"
         self._pace = pace
         config = dict(options or {})
-        by_http = config.pop("allow_http", os.environ.get(_BY_HTTP[scheme], "false"))
+        by_http = config.pop("allow_http", os.environ.get(_ALLOW_HTTP_VARIABLES[scheme], "false"))
 
-        # A client of obstore has fixed time limits, so there is one per direction and power of two of the limit.
+        # The time limits of an obstore client are fixed, so there is one client per direction and power of two.
         @cache
         def opened(direction: Direction, request_s: float, doublings: int) -> Any:
             seconds = request_s * 2**doublings
             client: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": by_http.lower() == "true"}
-            # An answer that stalls for as long as a request without bytes may take is dead.
+            # An answer that stalls for as long as a request without payload may take is considered dead.
             if direction == "in":
                 client["read_timeout"] = timedelta(seconds=request_s)
             retries = _PART_RETRIES if direction == "out by parts" else 0
@@ -132,13 +136,13 @@ class BucketStore:
         return self._call("get", key, lambda bucket: self._read(bucket, key, most_bytes), num_bytes=most_at_first)
 
     def size(self, key: str) -> int | None:
-        there = self._head(key)
-        return None if there is None else there["size"]
+        attributes = self._head(key)
+        return None if attributes is None else attributes["size"]
 
     def written_at(self, key: str) -> float | None:
         """Return when an object was written, by the provider's clock; None if there is none."""
-        there = self._head(key)
-        return None if there is None else there["last_modified"].timestamp()
+        attributes = self._head(key)
+        return None if attributes is None else attributes["last_modified"].timestamp()
 
     def _head(self, key: str) -> Any:
         checked_key(key)
@@ -157,7 +161,7 @@ class BucketStore:
         return sorted(key for key in self._call("list", prefix, attempt) if is_key(key))
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete all objects at once, or one by one if the provider stops at one that does not exist."""
+        """Delete all objects at once, or one by one if the provider stops at a missing object."""
         paths = [checked_key(key) for key in keys]
         try:
             if paths:
@@ -167,19 +171,19 @@ class BucketStore:
                 self.delete([path])
 
     def _is_ours(self, bucket: Any, key: str, nonce: str) -> bool:
-        """Return whether the object that prevented a create is our own, because the answer to an earlier try was lost.
+        """Return whether the object that made a create fail is our own, from an earlier try whose answer was lost.
 
-        S3 also answers with a conflict to one of two concurrent writers, before either has written. Then there is no
-        object yet, and TryAgain is raised.
+        S3 also reports a conflict to one of two concurrent writers before either has written. Then no object exists
+        yet, and TryAgain is raised.
         """
         try:
-            there = self._obstore.get(bucket, key, options={"head": True})
+            existing = self._obstore.get(bucket, key, options={"head": True})
         except FileNotFoundError:
             raise TryAgain("conflict") from None
-        return there.attributes.get(_NONCE) == nonce
+        return existing.attributes.get(_NONCE) == nonce
 
     def _read(self, bucket: Any, key: str, most_bytes: int) -> bytes:
-        """Read the first part, whose answer says how large the object is, and then the others in parallel."""
+        """Read the first part of an object, whose answer contains the total size, and then the others in parallel."""
         first = self._first_part(bucket, key)
         size: int = first.meta["size"]
         if size > most_bytes:
@@ -187,7 +191,7 @@ class BucketStore:
         data = bytes(first.bytes())
         starts = range(PART_BYTES, size, PART_BYTES)
         if starts:
-            # Parts with another tag belong to an object that was written meanwhile.
+            # Parts with another tag belong to a newer version of the object.
             tag = first.meta["e_tag"]
             with ThreadPoolExecutor(min(PARTS_AT_ONCE, len(starts))) as pool:
                 other_parts = pool.map(lambda start: self._part(key, start, min(start + PART_BYTES, size), tag), starts)
@@ -202,10 +206,11 @@ class BucketStore:
         except self._obstore.exceptions.GenericError as error:
             if _status(error) != "416":
                 raise
-        return self._obstore.get(bucket, key)  # an empty object has no range
+        # An empty object has no range.
+        return self._obstore.get(bucket, key)
 
     def _part(self, key: str, start: int, end: int, tag: str | None) -> bytes:
-        """Return a part of the object with this tag; no bytes if there is another object by now."""
+        """Return a part of the object version with this tag; empty bytes if the object has been replaced."""
         options = {"range": (start, end), **({"if_match": tag} if tag else {})}
 
         def attempt(bucket: Any) -> bytes:
@@ -217,13 +222,13 @@ class BucketStore:
         return self._call("get", key, attempt, num_bytes=end - start)
 
     def _refuse_without_create(self) -> None:
-        """Raise StoreCannotCreate if two creates of one object succeed: some servers ignore the condition of a put."""
+        """Raise StoreCannotCreate if two creates of one object succeed, because the server ignores their condition."""
         probe = f"crf-probe-{secrets.token_hex(8)}"
         try:
             wins = [self.create(probe, b"first"), self.create(probe, b"second")]
         except MissingObject:
             raise self._no_such_bucket() from None
-        # A probe that is left has a few bytes.
+        # A probe that cannot be deleted does no harm.
         with contextlib.suppress(StoreError):
             self.delete([probe])
         if wins != [True, False]:
@@ -242,7 +247,7 @@ class BucketStore:
         direction: Direction = "in",
         num_bytes: int = 0,
     ) -> Answer:
-        """Return the result of `call` with a client whose time limits suit so many bytes."""
+        """Call `call` with a client whose time limits suit a payload of `num_bytes`, and return its result."""
         with self._pace.transfer_budget(num_bytes) as more_s:
             attempt = partial(self._attempt, operation, key, direction, more_s, call)
             return retry_until_deadline(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
@@ -251,7 +256,7 @@ class BucketStore:
         self, operation: Operation, key: str, direction: Direction, more_s: float, call: Callable[[Any], Answer]
     ) -> Answer:
         request_s = self._pace.request_s
-        # Rounding up to a power of two keeps the number of cached clients small.
+        # Rounding up to a power of two limits the number of cached clients.
         doublings = math.ceil(math.log2(1 + more_s / request_s)) if more_s > request_s / 100 else 0
         bucket = self._opened(direction, request_s, doublings)
         try:
@@ -261,16 +266,16 @@ class BucketStore:
         else:
             self._pace.has_answered = True
             return answer
-        # Raised outside the handler, so that the provider's text is not attached as context.
+        # Raised outside the handler, so that the provider's error is not attached as context.
         raise store_error
 
     def _to_store_error(self, error: Exception, operation: Operation, key: str) -> Exception:
-        """Return our error for one of obstore; TryAgain if another try may succeed."""
+        """Translate an error of obstore: TryAgain if another try may succeed, otherwise a StoreError."""
         errors, text = self._obstore.exceptions, str(error)
         if isinstance(error, FileNotFoundError):
             self._pace.has_answered = True
             return missing(self.uri, key, cause_kind="404")
-        # obstore's text for a redirect that it does not follow.
+        # obstore's text for a redirect to another region, which it does not follow.
         if "incorrectly configured region" in text:
             return wrong_region(uri=self.uri, key=key)
         status = _status(error)
@@ -282,10 +287,10 @@ class BucketStore:
         is_transient = not status or status in ("408", "429") or status.startswith("5")
         if isinstance(error, errors.GenericError) and not is_transient and not is_bucket_answer(text, self.uri):
             return credentials_unavailable(self._scheme, uri=self.uri, key=key, kind=kind)
-        # A prefix without objects is an empty list, so only a bucket can be missing.
+        # Listing a prefix without objects gives an empty list, so it is the bucket that is missing.
         if operation == "list" and status == "404":
             return self._no_such_bucket()
-        # obstore has no error class for a refused listing, only the status.
+        # For a refused listing obstore has no error class, so the status is checked.
         if status in ("401", "403") or isinstance(error, errors.PermissionDeniedError | errors.UnauthenticatedError):
             return denied(self._scheme, operation, uri=self.uri, key=key, kind=kind)
         if is_transient:

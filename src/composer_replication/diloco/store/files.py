@@ -1,8 +1,8 @@
-"""Objects as files of a folder that the replicas share (a local disk, or a network mount with hard links), or in
-memory.
+"""Two stores: in a folder that the replicas share (on a local disk, or a network mount with hard links), and in memory.
 
-A put is a temporary file that is synced and renamed. A create is a temporary file that is synced and linked, which
-fails if the name exists. A check followed by a write, as fsspec does it, would let two processes win.
+A put writes a temporary file, syncs it and renames it. A create writes and syncs a temporary file and makes a hard
+link, which fails if the name exists. Checking for the name and then writing, as fsspec does, would let two processes
+succeed.
 """
 
 from __future__ import annotations
@@ -33,9 +33,10 @@ from composer_replication.diloco.store.objects import (
 
 _DENIED = {errno.EACCES, errno.EPERM, errno.EROFS}
 _FULL = {errno.ENOSPC, errno.EDQUOT, errno.EFBIG}
-_TRIES = 1000  # a sweep without pauses took 20 on a quiet machine
-"""How often a folder is created again that a retention rule removed at the same moment."""
-# Does not follow links, which may lead out of the folder, and does not wait for the other end of a pipe.
+# How often a folder is created again that another process removes at the same moment. In a test that deleted without
+# pauses, 20 tries were needed.
+_TRIES = 1000
+# Does not follow symbolic links, which may lead out of the folder, and does not wait for the writer of a pipe.
 _READ = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0) | getattr(os, "O_BINARY", 0)
 
 
@@ -55,7 +56,7 @@ class FileStore:
         self._write(key, data, mode="put")
 
     def create(self, key: str, data: bytes) -> bool:
-        # Saves writing the bytes if the race was decided long ago.
+        # Avoids writing the bytes if the object has existed for long.
         if self.size(key) is not None:
             return False
         try:
@@ -74,7 +75,7 @@ class FileStore:
                 if status.st_size > most_bytes:
                     raise too_large(self.uri, key, size=status.st_size, most_bytes=most_bytes)
                 data = file.read(status.st_size)
-        # Files are replaced as a whole, so a short read means that this one was truncated.
+        # Files are replaced as a whole, so a short read means that this file was truncated.
         if len(data) != status.st_size:
             what = f"the file ended after {len(data):,} of {status.st_size:,} bytes"
             raise StoreUnavailable(what, uri=self.uri, key=key, cause_kind="truncated")
@@ -85,7 +86,7 @@ class FileStore:
         return None if status is None else status.st_size
 
     def written_at(self, key: str) -> float | None:
-        """Return when an object was written, by the file system's clock; None if there is none."""
+        """Return when an object was written, by the file system's clock; None if it does not exist."""
         status = self._status(key)
         return None if status is None else status.st_mtime
 
@@ -111,7 +112,7 @@ class FileStore:
                 try:
                     path.unlink(missing_ok=True)
                 except NotADirectoryError:
-                    # A part of the path is a file, so there is no such object.
+                    # A part of the path is a file, so the object does not exist.
                     continue
                 self._remove_empty(path.parent)
 
@@ -128,7 +129,7 @@ class FileStore:
                         stage.file.write(data)
                         stage.commit_new() if mode == "create" else stage.commit()
                 except FileNotFoundError:
-                    # Another process removed the folder between these lines.
+                    # Another process removed the folder before the file was created.
                     if not tries_left:
                         raise
                 else:
@@ -146,7 +147,7 @@ class FileStore:
                 yield f"{folder}{entry.name}"
 
     def _remove_empty(self, folder: Path) -> None:
-        # Not empty, or another process was faster.
+        # The folder is not empty, or another process has removed it.
         with contextlib.suppress(OSError):
             while folder != self._root:
                 folder.rmdir()
@@ -160,7 +161,7 @@ class FileStore:
             probe.write_bytes(b"")
             os.link(probe, linked)
         except OSError as error:
-            # Those errors say nothing about links.
+            # These errors do not mean that links are unsupported.
             if error.errno in _FULL | {errno.EACCES, errno.EROFS}:
                 raise
             what = f"the file system has no hard links ({error.strerror}), so two replicas could create one object"
@@ -171,7 +172,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _store_errors(self, key: str) -> Generator[None]:
-        """Turn errors of the file system into errors of the store. FileExistsError is left for `create`."""
+        """Turn an OSError into a StoreError, except FileExistsError, which `create` handles."""
         try:
             yield
         except FileExistsError:
@@ -188,14 +189,13 @@ def _make_folder(folder: Path) -> None:
     try:
         folder.mkdir(parents=True, exist_ok=True)
     except FileExistsError:
-        # Also raised if the folder existed and was removed before mkdir checked it; then stat raises FileNotFoundError
-        # here.
+        # Also raised if the folder existed and was removed before mkdir checked it. Then stat raises FileNotFoundError.
         if not stat.S_ISDIR(folder.stat().st_mode):
             raise
 
 
 class MemoryStore:
-    """An ObjectStore in a dictionary, for tests, the model check, and replicas that are threads."""
+    """An ObjectStore in a dictionary, for tests and for replicas that are threads."""
 
     def __init__(self, name: str = "memory") -> None:
         self.uri = f"memory://{name}"

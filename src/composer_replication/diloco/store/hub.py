@@ -1,8 +1,8 @@
-"""Objects in a repository of the Hugging Face Hub, by its own client. Every write is a commit.
+"""A store in a repository of the Hugging Face Hub, accessed through its client. Every write is a commit.
 
-A create is a commit on the head that was checked. If the head has moved, the Hub refuses the commit, and the create is
-tried again. The Hub limits commits per hour and keeps deleted files in its history: good enough for a few replicas with
-rounds of many minutes, but not fast.
+A create checks that the object does not exist at the current head, and commits on that head. If the head has moved, the
+Hub refuses the commit, and the create is tried again. The Hub limits commits per hour and keeps deleted files in its
+history, so this store suits a few replicas whose rounds take many minutes.
 """
 
 from __future__ import annotations
@@ -45,7 +45,7 @@ Answer = TypeVar("Answer")
 
 
 class HubStore:
-    """An ObjectStore in a repository, below a folder: `[datasets/]owner/name[@revision][/folder]`."""
+    """An ObjectStore in a repository, under a folder: `[datasets/]owner/name[@revision][/folder]`."""
 
     def __init__(
         self, path: str, *, pace: RequestPace, options: Mapping[str, str] | None = None, probes: bool = True
@@ -81,14 +81,14 @@ class HubStore:
             if self._size_at(key, head) is not None:
                 return self._is_written_by(nonce, key, head)
             revision = self._commit([added()], f"create {key} {nonce}", parent=head)
-            # If the same bytes were there already, the client makes no commit and does not say so.
+            # If the object has the same bytes already, the client makes no commit, and reports success.
             return self._is_written_by(nonce, key, revision)
 
         return self._call("conditional create", key, attempt, num_bytes=len(data))
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
         checked_key(key)
-        # The size and the bytes are read at the same commit, so that they belong together.
+        # The size and the bytes are read at the same commit, so that they match.
         head, size = self._call("get", key, lambda: (head := self._head(), self._size_at(key, head)))
         if size is None:
             raise missing(self.uri, key)
@@ -140,7 +140,7 @@ class HubStore:
             self._call("delete", keys[0], attempt)
 
     def _addition(self, key: str, data: bytes) -> Callable[[], Any]:
-        """Return a function that makes the operation to add a file. The client refuses one that was sent before."""
+        """Return a function that creates the operation to add a file. The client refuses to send an operation twice."""
         path = f"{self._folder}{checked_key(key)}"
         return lambda: self._hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=data)
 
@@ -161,7 +161,7 @@ class HubStore:
         return next((entry.size for entry in entries if isinstance(entry, self._hub.hf_api.RepoFile)), None)
 
     def _is_written_by(self, nonce: str, key: str, revision: str) -> bool:
-        """Return whether our commit wrote the object: that of this try, or of one whose answer was lost."""
+        """Return whether a commit of ours wrote the object: the one of this try, or of a try whose answer was lost."""
         path = f"{self._folder}{key}"
         entries = self._api.get_paths_info(paths=[path], revision=revision, expand=True, **self._repository)
         return any(entry.last_commit and nonce in entry.last_commit.title for entry in entries)
@@ -175,7 +175,7 @@ class HubStore:
                 self._commit([probe()], "probe", parent=_NO_COMMIT)
             except self._hub.errors.HfHubHTTPError as error:
                 status = error.response.status_code
-                # These say nothing about the parent; any other refusal is the expected one.
+                # These errors are not about the parent; any other refusal is expected.
                 if status in (401, 403, *_TRANSIENT) or status >= 500 or self._is_missing_repository(error):
                     raise
                 return True
@@ -186,7 +186,7 @@ class HubStore:
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
     def _call(self, operation: Operation, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:
-        # First one plain request, because the client repeats a commit on its own for a minute.
+        # Make a plain request first, because the client repeats a commit for a minute.
         if not self._pace.has_answered:
             first = partial(self._attempt, "get", "", 0.0, self._head)
             retry_until_deadline(first, pace=self._pace, more_s=0.0, uri=self.uri, key="")
@@ -203,11 +203,11 @@ class HubStore:
         else:
             self._pace.has_answered = True
             return answer
-        # Outside the handler, because the client's text contains addresses.
+        # Raised outside the handler, so that the client's error, which contains addresses, is not attached as context.
         raise store_error
 
     def _to_store_error(self, error: Exception, operation: Operation, key: str) -> Exception:
-        """Return our error for one of the Hub's client; TryAgain if another try may succeed."""
+        """Translate an error of the Hub's client: TryAgain if another try may succeed, otherwise a StoreError."""
         status = getattr(getattr(error, "response", None), "status_code", 0)
         kind = str(status or type(error).__name__)
         if isinstance(error, self._hub.errors.OfflineModeIsEnabled):
@@ -230,14 +230,15 @@ class HubStore:
 
 
 def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exception], ...]) -> Answer:
-    """Return the result of `call`, or raise TryAgain after so long: the client may wait forever."""
+    """Return the result of `call`. Raises TryAgain after `seconds`, because the client may wait forever."""
     answers: list[Answer] = []
     errors: list[Exception] = []
 
     def run() -> None:
         try:
             answers.append(call())
-        except expected as error:  # raised by the waiting thread
+        # Raised again by the waiting thread.
+        except expected as error:
             errors.append(error)
 
     thread = threading.Thread(target=run, daemon=True, name=_THREAD)
@@ -251,12 +252,12 @@ def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exc
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Return False for log lines of the client about retries of our requests: we report how a request ended."""
+    """Return False for the client's log lines about retries of our requests, because this module reports the end."""
     return record.threadName != _THREAD
 
 
 def _client() -> Any:
-    # The filter is the same function each time, and a logger keeps it only once.
+    # Adding the same function again has no effect, because a logger stores each filter once.
     logging.getLogger("huggingface_hub.utils._http").addFilter(_is_not_ours)
     try:
         for module in ("huggingface_hub.utils", "huggingface_hub.errors", "huggingface_hub.hf_api"):

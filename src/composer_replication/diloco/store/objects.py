@@ -1,14 +1,14 @@
-"""What an object store promises: its methods, its errors, its keys, and how long it repeats a request.
+"""The interface of an object store, its errors and keys, and how long a request is repeated.
 
     StoreError (RuntimeError)
-    ├── MissingObject       there is no object with that key
+    ├── MissingObject       no object has this key
     ├── ObjectTooLarge      the object is larger than its reader accepts
-    ├── StoreDenied         the store denies access or refuses the request
-    ├── StoreFull           no space, or no quota
-    ├── StoreUnavailable    no usable answer within the deadline: 5xx, a hang, a cut connection, too few bytes
-    └── StoreCannotCreate   the store lets two writers create one key, so that a round could be decided twice
+    ├── StoreDenied         access is denied, or the request is refused
+    ├── StoreFull           no space is left, or the quota is used up
+    ├── StoreUnavailable    no usable answer within the deadline: 5xx, a timeout, a lost connection, a truncated object
+    └── StoreCannotCreate   the store lets two writers create the same key, so a round could be decided twice
 
-No message holds a credential: URIs are checked for them when a store is opened.
+No message contains a credential: `open_store` refuses URIs that may hold one.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from urllib.parse import urlsplit
 
 from composer_replication.errors import ComposerError, InputError, MissingExtraError, explain
 
-# "r/00000012/offer/00003.0.1"; not "../x" and not ".tmp": no part begins with a dot, which temporary files do
+# "r/00000012/offer/00003.0.1"; not "../x" or ".tmp": names that begin with a dot are for temporary files
 _KEY = re.compile(r"[A-Za-z0-9_-][A-Za-z0-9._-]*(?:/[A-Za-z0-9_-][A-Za-z0-9._-]*)*")
 MAX_KEY_CHARACTERS = 512
 
 
 class StoreError(ComposerError, RuntimeError):
-    """An object store did not do what it was asked to do."""
+    """A request to an object store failed."""
 
     def __init__(self, what: str, *, uri: str, key: str = "", cause_kind: str = "") -> None:
         super().__init__(f"{uri}{f'/{key}' if key else ''}: {what}")
@@ -39,7 +39,7 @@ class StoreError(ComposerError, RuntimeError):
 
 
 class MissingObject(StoreError):
-    """There is no object with that key."""
+    """No object has this key."""
 
 
 class ObjectTooLarge(StoreError):
@@ -47,11 +47,11 @@ class ObjectTooLarge(StoreError):
 
 
 class StoreDenied(StoreError):
-    """The store denies access or refuses the request."""
+    """Access is denied, or the request is refused."""
 
 
 class StoreFull(StoreError):
-    """The store has no space left, or its owner no quota."""
+    """The store has no space left, or the quota is used up."""
 
 
 class StoreUnavailable(StoreError):
@@ -59,7 +59,7 @@ class StoreUnavailable(StoreError):
 
 
 class StoreCannotCreate(StoreError):
-    """The store lets two writers create one key."""
+    """The store lets two writers create the same key."""
 
 
 class StoreClientMissing(MissingExtraError, RuntimeError):
@@ -67,57 +67,57 @@ class StoreClientMissing(MissingExtraError, RuntimeError):
 
 
 class ObjectStore(Protocol):
-    """Whole objects by key, for any number of threads and processes at once.
+    """Stores objects (bytes) by key. Any number of threads and processes may use the same store.
 
-    A key is an object or a folder of objects, never both. Every reader and listing sees at once what was written.
+    A key is an object or a folder of objects, never both. Writes are visible at once to all readers and listings.
     """
 
     @property
     def uri(self) -> str:
-        """The address of the store for messages, without credentials."""
+        """The address of the store, without credentials."""
         ...
 
     def put(self, key: str, data: bytes) -> None:
-        """Write an object, as a whole or not at all, and replace the one that may be there."""
+        """Write or replace an object atomically."""
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless one with that key exists. Of any number of writers exactly one gets True."""
+        """Write an object unless the key exists. Returns whether it was written: only one of several writers gets True."""
         ...
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
-        """Return an object's bytes. Raises MissingObject, or ObjectTooLarge before any of it is read."""
+        """Return the bytes of an object. Raises MissingObject, or ObjectTooLarge if it has more than `most_bytes`."""
         ...
 
     def size(self, key: str) -> int | None:
-        """Return the size of an object in bytes; None if there is none."""
+        """Return the size of an object in bytes; None if it does not exist."""
         ...
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the keys in the folder `prefix` ("" for all), sorted, without names that cannot be keys."""
+        """Return the sorted keys in the folder `prefix` ("" for all keys), without names that are not valid keys."""
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
-        """Delete objects; those that do not exist are ignored."""
+        """Delete objects. Missing objects are ignored."""
         ...
 
 
 @runtime_checkable
 class DatedStore(Protocol):
-    """A store that also knows when objects were written: a folder, a bucket."""
+    """A store that records when objects were written, as folders and buckets do."""
 
     def written_at(self, key: str) -> float | None:
-        """Return when an object was written, in seconds since 1970 by the store's clock; None if there is none."""
+        """Return when an object was written, as Unix time by the store's clock; None if it does not exist."""
         ...
 
 
 def is_key(key: str) -> bool:
-    """Return whether an object may have that key."""
+    """Return whether this is a valid key."""
     return len(key) <= MAX_KEY_CHARACTERS and _KEY.fullmatch(key) is not None
 
 
 def checked_key(key: str) -> str:
-    """Return the key. Raises InputError if no object may have it."""
+    """Return the key. Raises InputError if it is not valid."""
     if not is_key(key):
         expected = (
             f"up to {MAX_KEY_CHARACTERS} characters: parts of [A-Za-z0-9._-] that begin with no dot, joined by slashes"
@@ -127,7 +127,7 @@ def checked_key(key: str) -> str:
 
 
 def checked_folder(prefix: str) -> str:
-    """Return what all keys of a folder begin with: "" for all, otherwise a prefix that ends with a slash."""
+    """Return the prefix of all keys in a folder: "" for all keys, otherwise a valid key that ends with a slash."""
     return f"{checked_key(prefix.rstrip('/'))}/" if prefix else ""
 
 
@@ -142,18 +142,18 @@ def too_large(uri: str, key: str, *, size: int, most_bytes: int) -> ObjectTooLar
     return ObjectTooLarge(what, uri=uri, key=key)
 
 
-# Errors for a store that refuses a request: they name the bucket, the operation, and what to check. Credentials are
-# named by their variables, which are reported as set or not set; their values are never read into a message.
+# Errors for refused requests name the bucket, the operation, and what to check. They say which credential variables are
+# set, but never contain their values.
 
-# "Error performing GET http://127.0.0.1:9000/bucket/key in 2.1s" -> "http://127.0.0.1:9000/bucket/key"; the text is
-# obstore's, as is the next one.
+# "Error performing GET http://127.0.0.1:9000/bucket/key in 2.1s" -> "http://127.0.0.1:9000/bucket/key". This text
+# and the next are obstore's.
 _ADDRESS = re.compile(r"Error performing [A-Z]+ (\w+://\S+) in ")
 _OF_A_LISTING = "Error performing list request:"
 Operation = Literal["get", "put", "list", "delete", "conditional create"]
 
 
 class _Provider(NamedTuple):
-    """The variables and permissions of a provider's accounts, by the provider's own names."""
+    """The credential variables of a provider, and the permissions that a store needs."""
 
     variables: tuple[str, ...]
     permissions: str
@@ -176,7 +176,7 @@ _PROVIDERS: Mapping[str, _Provider] = {
 
 
 def denied(scheme: str, operation: Operation, *, uri: str, key: str, kind: str) -> StoreDenied:
-    """Return the error for a refused operation; `kind` is the status and the provider's own word for it."""
+    """Return the error for a refused operation; `kind` is the HTTP status and the provider's error code."""
     provider = _PROVIDERS[scheme]
     where = f"bucket {_bucket_of(uri)}" if scheme != "hf" else "the repository"
     what = (
@@ -187,10 +187,10 @@ def denied(scheme: str, operation: Operation, *, uri: str, key: str, kind: str) 
 
 
 def is_bucket_answer(text: str, uri: str) -> bool:
-    """Return whether an answer for which obstore has no class came from the bucket, judging by obstore's text.
+    """Return whether an error of obstore's generic class came from the bucket, judging by its text.
 
-    If the credentials are those of the machine, obstore first asks the service that provides them (instance metadata, a
-    container's, STS), and reports its refusals with the same class and form.
+    If the machine itself has credentials, obstore first requests them from a service (instance metadata, container
+    credentials, STS), and reports its errors in the same class and format.
     """
     if _OF_A_LISTING in text or "<Code>NoSuchBucket</Code>" in text:
         return True
@@ -200,7 +200,7 @@ def is_bucket_answer(text: str, uri: str) -> bool:
 
 
 def credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> StoreUnavailable:
-    """Return the error for an answer of a credential service instead of the bucket; a later request may succeed."""
+    """Return the error for an answer from a credential service instead of the bucket, which may be temporary."""
     what = (
         f"an address that is not the bucket's answered {kind}, as a service that gives credentials does (instance "
         f"metadata, STS): the bucket was not asked. Check the credentials ({_credential_status(_PROVIDERS[scheme])})"
@@ -209,10 +209,10 @@ def credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> St
 
 
 def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -> StoreUnavailable:
-    """Return the error for an address that has never answered, which may be that of a credential service.
+    """Return the error for an address that has never answered.
 
-    Without credentials in the environment obstore asks a service of the machine for some, and only rented machines have
-    it.
+    It may be the address of a credential service: without credentials in the environment, obstore asks such a service,
+    which only machines of a cloud provider have.
     """
     what = (
         f"nothing answered within {seconds:.1f} s ({tries} {'try' if tries == 1 else 'tries'}; the last: {kind}). "
@@ -222,7 +222,7 @@ def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -
 
 
 def wrong_region(*, uri: str, key: str) -> StoreDenied:
-    """Return the error for a bucket of S3 that redirects to another region."""
+    """Return the error for an S3 bucket in another region."""
     now = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     what = (
         f"bucket {_bucket_of(uri)} is in another region than {now or 'us-east-1, the default'}. "
@@ -231,7 +231,8 @@ def wrong_region(*, uri: str, key: str) -> StoreDenied:
     return StoreDenied(what, uri=uri, key=key, cause_kind="region")
 
 
-# A mark in obstore's error text, and what our message says instead: the text may repeat the value of an option.
+# A mark in obstore's error text, and the got, expected and fix of our message. The text itself may contain the value of
+# an option, so it is not shown.
 _SETTINGS = (
     ("MissingAccount", "no storage account", "its name", "Set AZURE_STORAGE_ACCOUNT_NAME."),
     (
@@ -256,7 +257,7 @@ _SETTINGS = (
 
 
 def refused_settings(scheme: str, text: str, *, uri: str, options: Collection[str]) -> InputError:
-    """Return the error for settings that obstore rejects, without showing `text`, its own message."""
+    """Return the error for settings that obstore rejects with the message `text`, which is not shown."""
     what = f"settings of {uri}"
     if "UnknownConfigurationKey" in text:
         return InputError(explain(what, got=f"options {sorted(options)}", expected="options of obstore"))
@@ -273,30 +274,30 @@ def _bucket_of(uri: str) -> str:
 
 
 def _credential_status(provider: _Provider) -> str:
-    """Return which credential variables of a provider are set on this machine, and which are not."""
+    """Describe which credential variables of a provider are set on this machine, and which are not."""
     set_here = [name for name in provider.variables if os.environ.get(name)]
     unset = [name for name in provider.variables if not os.environ.get(name)]
     both = ("set here", set_here), ("not set here", unset)
     return "; ".join(f"{what}: {', '.join(names)}" for what, names in both if names)
 
 
-# How long a request may take, and repeating it with growing pauses until a deadline.
+# Timeouts of requests, and retries with exponential backoff and jitter until a deadline.
 
 _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.1, 5.0
 _SHORTEST_REQUEST_S = 1.0
 REQUESTS_IN_DEADLINE = 3
-"""A request may take a third of the deadline, so that one that hangs is repeated within it."""
+"""A request may take a third of the deadline, so that a hanging request is repeated in time."""
 FIRST_ANSWER_S = 8.0
-"""How long an address that has never answered may be silent before it counts as unreachable."""
+"""The seconds after which an address that has never answered counts as unreachable."""
 Answer = TypeVar("Answer")
 
 
 class RequestPace:
-    """How long requests may take: a third of the deadline, and the time that their bytes need on the slowest line.
+    """The timeouts of requests: a third of the deadline, plus the time to transfer their bytes at the lowest bandwidth.
 
-    Requests under way share that line, so the time is that of all of their bytes. Until the store has answered once
-    (`has_answered`), a request with all its repetitions gets `FIRST_ANSWER_S`, so that a wrong address is reported
-    soon.
+    Concurrent requests share the bandwidth, so the transfer time is that of all bytes under way. Until the store has
+    answered once (`has_answered`), a request and its repetitions get only `FIRST_ANSWER_S`, so that a wrong address is
+    reported soon.
     """
 
     def __init__(self, deadline_s: float, slowest_mb_s: float) -> None:
@@ -312,12 +313,12 @@ class RequestPace:
 
     @property
     def deadline_s(self) -> float:
-        """The seconds for a request with all its repetitions."""
+        """The seconds for a request and its repetitions."""
         return self._deadline_s if self.has_answered else min(self._deadline_s, FIRST_ANSWER_S)
 
     @property
     def request_s(self) -> float:
-        """The maximum seconds for a request without bytes."""
+        """The timeout in seconds of a request without payload."""
         share = self._deadline_s / REQUESTS_IN_DEADLINE
         if self.has_answered:
             return share
@@ -326,7 +327,8 @@ class RequestPace:
 
     @contextmanager
     def transfer_budget(self, num_bytes: int) -> Iterator[float]:
-        """Count these bytes as under way, and yield the extra seconds that a request with them gets."""
+        """Count these bytes as under way inside the context, and yield the extra seconds for a request that transfers
+        them."""
         with self._lock:
             self._under_way += num_bytes
             more_s = self._under_way / self._bytes_per_s if num_bytes else 0.0
@@ -338,7 +340,7 @@ class RequestPace:
 
 
 class TryAgain(Exception):
-    """An answer after which another try may succeed; `kind` says in a word what was wrong."""
+    """A request failed in a way that may be temporary; `kind` says in a word how."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -346,11 +348,11 @@ class TryAgain(Exception):
 
 
 def retry_until_deadline(call: Callable[[], Answer], *, pace: RequestPace, more_s: float, uri: str, key: str) -> Answer:
-    """Return the result of `call`, which is repeated while it raises TryAgain. Raises StoreUnavailable when the time is
-    up.
+    """Return the result of `call`, which is repeated while it raises TryAgain. Raises StoreUnavailable after the
+    deadline.
 
-    `more_s` are the seconds that the bytes of one request need. No request begins after the deadline, so it is exceeded
-    by at most one request.
+    `more_s` is the transfer time of one request. No request starts after the deadline, so the deadline is exceeded by
+    at most one request.
     """
     start, pause, tries = time.monotonic(), _FIRST_PAUSE_S, 0
     pace.waits_since = start
@@ -360,7 +362,7 @@ def retry_until_deadline(call: Callable[[], Answer], *, pace: RequestPace, more_
             return call()
         except TryAgain as unusable:
             kind = unusable.kind
-        # Half of each pause is random, so that replicas that failed together do not retry together.
+        # Jitter: half of each pause is random, so that replicas that failed together do not retry together.
         pause_s = pause * (0.5 + secrets.randbelow(1000) / 2000)
         if time.monotonic() + pause_s - start > pace.deadline_s + REQUESTS_IN_DEADLINE * more_s:
             seconds = time.monotonic() - start

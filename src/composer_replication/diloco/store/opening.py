@@ -1,4 +1,4 @@
-"""Open the store of a URI: a folder, a bucket of S3, GCS or Azure, a repository of the Hub."""
+"""Open the store at a URI: a folder, a bucket of S3, GCS or Azure, or a repository of the Hub."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from composer_replication.errors import InputError, explain
 
 SCHEMES = ("file", *CLASSES, "hf")
 _EXPECTED = f"{', '.join(f'{scheme}://' for scheme in SCHEMES)} with a bucket or path, or the path of a folder"
-# "s3:bucket", a scheme whose slashes were forgotten; not "C:/runs", because one letter is a drive
+# "s3:bucket", a scheme without slashes; not "C:/runs", because a single letter is a drive
 _SCHEME_WITHOUT_SLASHES = re.compile(r"([A-Za-z][A-Za-z0-9+.-]+):")
 
 
@@ -34,10 +34,10 @@ def open_store(
     names (`endpoint`, `region`), and `allow_http` for a server on loopback; those of the Hub are `endpoint` and
     `token`.
 
-    A call without a usable answer is repeated, with growing pauses, for `deadline_s`; an address that has never
-    answered gets eight seconds. In addition a request gets the seconds that its bytes need at `slowest_mb_s`, a
-    bandwidth that all requests under way share. Opening checks that the store lets only one of two writers create an
-    object, which makes a folder and writes a probe; with `probes=False`, for readers, nothing is written.
+    A call without a usable answer is repeated for `deadline_s`, with exponential backoff; an address that has never
+    answered gets eight seconds. Each request also gets the time to transfer its bytes at `slowest_mb_s`, a bandwidth
+    that all requests share. Opening a store checks that only one of two writers can create an object, which creates
+    folders and writes a probe. With `probes=False`, for readers, nothing is written.
     """
     scheme = scheme_of(uri)
     pace = RequestPace(deadline_s, slowest_mb_s)
@@ -53,40 +53,40 @@ def open_store(
 
 
 def scheme_of(uri: str) -> str:
-    """Return the scheme of a store's URI, `file` for a plain path. Raises InputError for a scheme without a store."""
+    """Return the scheme of a store's URI, `file` for a plain path. Raises InputError for an unsupported scheme."""
     scheme, mark, rest = uri.partition("://")
     if not mark:
         if (match := _SCHEME_WITHOUT_SLASHES.match(uri)) is None:
             return "file"
         fix = "For a folder of that name, write ./ before it."
-        raise InputError(explain("place of a store", got=_shown(uri, match[1]), expected=_EXPECTED, fix=fix))
+        raise InputError(explain("location of a store", got=_shown(uri, match[1]), expected=_EXPECTED, fix=fix))
     _refuse_credentials(uri, scheme)
     if scheme not in SCHEMES:
-        raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=_EXPECTED))
+        raise InputError(explain("location of a store", got=_shown(uri, scheme), expected=_EXPECTED))
     authority = rest.partition("/")[0]
     if scheme == "file" and authority not in ("", "localhost"):
         fix = "Write an absolute path after file://, so with a third slash."
-        raise InputError(explain("place of a store", got=_shown(uri, scheme), expected="file:///folder", fix=fix))
+        raise InputError(explain("location of a store", got=_shown(uri, scheme), expected="file:///folder", fix=fix))
     if scheme != "file" and not authority:
         expected = f"{scheme}://, and the bucket's name"
-        raise InputError(explain("place of a store", got=_shown(uri, scheme), expected=expected))
+        raise InputError(explain("location of a store", got=_shown(uri, scheme), expected=expected))
     return scheme
 
 
 def _shown(uri: str, scheme: str) -> str:
-    """Return the URI for a message, without what may hold a credential: after "@", "?", "#" or a second colon."""
+    """Return the URI for a message, or only its scheme if the rest may hold a credential."""
     return f"{scheme}:..." if set("@?#:") & set(uri[len(scheme) + 1 :]) else repr(uri)
 
 
 def _refuse_credentials(uri: str, scheme: str) -> None:
-    """Raise InputError for a URI that may hold a secret: URIs end up in messages, logs and process lists."""
+    """Raise InputError for a URI that may hold a secret, because URIs appear in messages, logs and process lists."""
     try:
         parts = urlsplit(uri)
     except ValueError:
-        # A bracket is not closed. The message of the error may repeat the URI, so it is not shown.
+        # For example, a bracket is not closed. The message of the error may contain the URI, so it is not shown.
         got = f"{scheme}:..., which is not a valid URI"
         raise InputError(explain("URI of a store", got=got, expected="scheme://bucket/prefix")) from None
-    # No bucket has a colon in its name, but a key with its secret does.
+    # The name of a bucket never contains a colon; a colon may separate a key from its secret.
     is_address = ":" in parts.netloc and scheme in SCHEMES
     if "@" in parts.netloc or is_address or parts.query or parts.fragment:
         what = f"a {scheme}:// URI with a user, a colon, a query or a fragment"
