@@ -170,21 +170,21 @@ class LocalProcessExecutor(Executor):
 
     def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
         """Send a signal to the replica's process and no other. With `note`, mark the replica as canceled."""
-        child, proven = self._processes.get(handle.metadata.get("name", "")), _find_process(handle)
-        if child is None and proven is None:
+        child, process = self._processes.get(handle.metadata.get("name", "")), _find_process(handle)
+        if child is None and process is None:
             if not self._is_alive(handle):
                 return
-            got = f"process {handle.metadata.get('pid')}, which is not proven to be the replica"
+            got = f"process {handle.metadata.get('pid')}, which may not be the replica"
             expected = "a process with the start time and name in the handle"
-            fix = f"Nothing was signalled. {self.by_hand_for(handle.metadata.get('launch', ''))}"
+            fix = f"No signal was sent. {self.by_hand_for(handle.metadata.get('launch', ''))}"
             raise RunError(explain(f"rank {handle.rank}", got=got, expected=expected, fix=fix))
         if note:
             (_folder_of(handle) / CANCELLED_FILE).touch()
         if child is not None:
             # The id of a child process cannot be reused before this process has waited for it.
             child.send_signal(number)
-        elif proven is not None:
-            _send_signal(proven, number)
+        elif process is not None:
+            _send_signal(process, number)
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
         end = _read_json(_folder_of(handle) / END_FILE)

@@ -82,7 +82,7 @@ class ObjectStore(Protocol):
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists. Returns whether it was written: only one of several writers gets True."""
+        """Write an object unless the key exists. Returns whether it was written; of several writers one gets True."""
         ...
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
