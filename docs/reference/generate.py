@@ -25,7 +25,7 @@ import composer_replication
 from composer_replication import types
 from composer_replication.batch import flat_batch
 from composer_replication.cli import main as cli
-from composer_replication.cli.replicas.asking import ROUND_KEYS
+from composer_replication.cli.replicas.request import ROUND_KEYS
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.schema import OptionSpec, dotted, options_of, type_text
 from composer_replication.config.values import value_text

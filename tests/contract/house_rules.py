@@ -26,7 +26,7 @@ VAGUE_NAMES = frozenset(_VAGUE.split())
 TOLERATED = frozenset(
     {
         *("batch.render.dialect own", "batch.render.dialect others", "hint_generator.context places"),
-        *("cli.doctor found", "cli.replicas.checking place", "cli.replicas.launches place"),
+        *("cli.doctor found", "cli.replicas.launches place"),
         *("cli.replicas.launches begun", "ingestion.source other", "privacy.scrubber seen"),
         *("sites.judge.checkout shown", "sites.judge.walk said", "trainer.objective.fingerprint other"),
         *("trainer.rollouts.generation.talks said", "trainer.rollouts.generation.talks places"),

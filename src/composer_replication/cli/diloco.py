@@ -33,10 +33,10 @@ from composer_replication.cli.console import (
 if TYPE_CHECKING:
     from rich.table import Table
 
-    from composer_replication.cli.replicas.asking import LaunchRequest
+    from composer_replication.cli.replicas.launch_status import LaunchStatus
     from composer_replication.cli.replicas.launches import LaunchFile
-    from composer_replication.cli.replicas.looking import LaunchStatus
-    from composer_replication.cli.replicas.tending import Collected
+    from composer_replication.cli.replicas.request import LaunchRequest
+    from composer_replication.cli.replicas.supervision import Collected
     from composer_replication.diloco.serverless.executor import Executor
 
 
@@ -95,7 +95,7 @@ def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
 
 
 def _add_training(parser: argparse.ArgumentParser) -> None:
-    from composer_replication.cli.replicas.asking import ROUND_KEYS
+    from composer_replication.cli.replicas.request import ROUND_KEYS
 
     add_config_arguments(parser, "train", "loss", "render", "split")
     add_gate_arguments(parser)
@@ -132,17 +132,17 @@ def run(args: argparse.Namespace) -> int:
 def _launch(args: argparse.Namespace) -> int:
     import sys
 
-    from composer_replication.cli.replicas import looking
-    from composer_replication.cli.replicas.asking import prepare_launch
-    from composer_replication.cli.replicas.checking import check_launch
+    from composer_replication.cli.replicas import launch_status
+    from composer_replication.cli.replicas.launch_status import read_launch_status
     from composer_replication.cli.replicas.launches import canonical_bucket, local_launch_numbers, next_number
-    from composer_replication.cli.replicas.looking import read_launch_status
+    from composer_replication.cli.replicas.preflight import check_launch
+    from composer_replication.cli.replicas.request import prepare_launch
     from composer_replication.diloco.store import open_store
 
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that --trainer-module is found, as with `python -m`
     request = _build_request(args)
-    executor = looking.make_executor(request.executor, request.options)
+    executor = launch_status.make_executor(request.executor, request.options)
     # Without probes, opening the store writes nothing: a refused launch leaves the bucket as it was.
     store = open_store(request.bucket, probes=False)
     for line in check_launch(store, request, executor, args.launch_file, beside=args.beside):
@@ -154,7 +154,7 @@ def _launch(args: argparse.Namespace) -> int:
     store = open_store(request.bucket)
     file = prepare_launch(store, request, args.launch_file)
     log(f"launch file: {file.path}")  # before anything is started: after an interruption, `cancel` needs it
-    looking.start_replicas(file, executor, log)
+    launch_status.start_replicas(file, executor, log)
     launch = file.read().launch
     log(f"launch {launch.number} at {store.uri}: {launch.replicas} replicas by {launch.executor}")
     if args.detach:
@@ -165,8 +165,8 @@ def _launch(args: argparse.Namespace) -> int:
 
 
 def _build_request(args: argparse.Namespace) -> LaunchRequest:
-    from composer_replication.cli.replicas import asking
-    from composer_replication.cli.replicas.asking import split_round_settings
+    from composer_replication.cli.replicas import request
+    from composer_replication.cli.replicas.request import split_round_settings
 
     outer, settings = split_round_settings(args.round)
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
@@ -177,11 +177,11 @@ def _build_request(args: argparse.Namespace) -> LaunchRequest:
         training: dict[str, Any] = {**entry_point, "arguments": {**args.trainer_kwargs_json, **outer}}
     else:
         refuse_unread(args)
-        training = asking.training_request(
+        training = request.training_request(
             args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow
         )
-    return asking.LaunchRequest(
-        bucket=asking.bucket_for_replicas(args.bucket, args.executor),
+    return request.LaunchRequest(
+        bucket=request.bucket_for_replicas(args.bucket, args.executor),
         executor=args.executor,
         replicas=args.replicas,
         settings=settings,
@@ -196,7 +196,7 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
     import contextlib
     import sys
 
-    from composer_replication.cli.replicas.tending import tend
+    from composer_replication.cli.replicas.supervision import tend
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray prints to stdout when an actor dies
@@ -224,13 +224,13 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
 
 
 def _watch(args: argparse.Namespace) -> int:
+    from composer_replication.cli.replicas.launch_status import read_bucket_status, read_launch_status
     from composer_replication.cli.replicas.launches import (
         find_launch_file,
         list_launch_numbers,
         missing_file_error,
         read_notice,
     )
-    from composer_replication.cli.replicas.looking import read_bucket_status, read_launch_status
     from composer_replication.diloco.store import open_store
 
     file, store = find_launch_file(args.bucket, args.number, args.launch_file), open_store(args.bucket, probes=False)
@@ -249,8 +249,8 @@ def _watch(args: argparse.Namespace) -> int:
 
 
 def _cancel(args: argparse.Namespace) -> int:
+    from composer_replication.cli.replicas.launch_status import cancel, describe_cancellation, read_launch_status
     from composer_replication.cli.replicas.launches import find_launch_file, missing_file_error
-    from composer_replication.cli.replicas.looking import cancel, describe_cancellation, read_launch_status
 
     # The bucket is not read: machines must be stopped even if it no longer exists.
     if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
@@ -266,7 +266,7 @@ def _cancel(args: argparse.Namespace) -> int:
 def _collect(args: argparse.Namespace) -> int:
     from composer_replication.cli.main import DONE, FAILED, NOT_YET
     from composer_replication.cli.replicas.launches import find_launch_file, missing_file_error
-    from composer_replication.cli.replicas.tending import collect
+    from composer_replication.cli.replicas.supervision import collect
     from composer_replication.diloco.store import open_store
 
     if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
@@ -282,7 +282,7 @@ def _collect(args: argparse.Namespace) -> int:
 
 def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None:
     """Return the executor of a launch. With `may_lack`, return None if a package that it needs is not installed."""
-    from composer_replication.cli.replicas.looking import make_executor
+    from composer_replication.cli.replicas.launch_status import make_executor
     from composer_replication.errors import MissingExtraError
 
     launch = file.read().launch
@@ -343,7 +343,7 @@ def _round_line(launch_status: LaunchStatus) -> str:
 
 def _failure_lines(launch_status: LaunchStatus, bucket: str, *, has_logged_failures: bool) -> list[str]:
     """Return why replicas failed, unless that was logged already, and how to see their full output."""
-    from composer_replication.cli.replicas.tending import describe_failure
+    from composer_replication.cli.replicas.supervision import describe_failure
 
     failed = [replica for replica in launch_status.replicas if replica.error]
     lines = [] if has_logged_failures else [describe_failure(replica) for replica in failed]

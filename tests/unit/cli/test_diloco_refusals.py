@@ -149,7 +149,7 @@ def test_a_launch_of_another_machine_that_may_run_is_said(bucket, capsys):
 
 
 def test_the_error_about_steps_names_the_option(tmp_path, monkeypatch, capsys):
-    from composer_replication.cli.replicas import asking
+    from composer_replication.cli.replicas import request
 
     class Enough(Exception):
         pass
@@ -157,18 +157,18 @@ def test_the_error_about_steps_names_the_option(tmp_path, monkeypatch, capsys):
     monkeypatch.setattr(RunDir, "open", lambda _root: (_ for _ in ()).throw(Enough))
     given = ["train.run=run", "train.model=student", "train.mode=offline", "train.optimiser.steps=20"]
     with refusal(ConfigError, got="20", expected="sync_every=100", fix="--round sync_every=N"):
-        asking.training_request(None, given, {}, no_scrub=False, allowed=())
+        request.training_request(None, given, {}, no_scrub=False, allowed=())
     with pytest.raises(Enough):
-        asking.training_request(None, given, {"sync_every": 10}, no_scrub=False, allowed=())
+        request.training_request(None, given, {"sync_every": 10}, no_scrub=False, allowed=())
     with refusal(InputError, what="--round sync_every", got="10", expected="3"):
-        asking.training_request(None, given, {"sync_every": 10, "num_fragments": 3}, no_scrub=False, allowed=())
+        request.training_request(None, given, {"sync_every": 10, "num_fragments": 3}, no_scrub=False, allowed=())
 
 
 def test_the_keys_of_round_are_those_of_the_loop_and_the_manager():
     import inspect
     from dataclasses import fields
 
-    from composer_replication.cli.replicas.asking import MANAGER_KEYS, OUTER_KEYS
+    from composer_replication.cli.replicas.request import MANAGER_KEYS, OUTER_KEYS
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
     from composer_replication.diloco.serverless.replica_entrypoint import SETTINGS
     from composer_replication.diloco.training import OuterLoop

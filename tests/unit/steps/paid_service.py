@@ -9,7 +9,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.replicas import looking as starting
+from composer_replication.cli.replicas import launch_status as starting
 from composer_replication.cli.replicas.launches import Launch, LaunchFile
 from composer_replication.diloco.serverless.executor import (
     Executor,

@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 from paid_service import PaidExecutor
 
-from composer_replication.cli.replicas import checking
-from composer_replication.cli.replicas.asking import LaunchRequest
+from composer_replication.cli.replicas import preflight
+from composer_replication.cli.replicas.launch_status import cancel, start_replica, start_replicas
 from composer_replication.cli.replicas.launches import LaunchFile, canonical_bucket, create_launch, launch_path
-from composer_replication.cli.replicas.looking import cancel, start_replica, start_replicas
-from composer_replication.cli.replicas.tending import DONE
+from composer_replication.cli.replicas.request import LaunchRequest
+from composer_replication.cli.replicas.supervision import DONE
 from composer_replication.diloco.store import open_store
 from composer_replication.errors import RunError
 from refusals import refusal
@@ -49,7 +49,7 @@ class Place:
 
     def check(self, *, beside: bool = False, **options: Any) -> list[str]:
         asked = LaunchRequest(bucket=self.bucket, executor="local", replicas=1, module="mine", options=options)
-        return checking.check_launch(self.store, asked, self.executor, None, beside=beside)
+        return preflight.check_launch(self.store, asked, self.executor, None, beside=beside)
 
 
 @pytest.fixture
@@ -151,7 +151,7 @@ def test_another_executor_is_neither_made_nor_asked(place, monkeypatch):
 def test_all_questions_together_have_one_time_limit(place, monkeypatch):
     for _ in range(3):
         start_replicas(place.launch(), place.executor)
-    monkeypatch.setattr(checking, "MAX_CHECK_S", 0.3)
+    monkeypatch.setattr(preflight, "MAX_CHECK_S", 0.3)
     place.executor.slow_s = 5.0
     begun = time.monotonic()
     lines = place.check()

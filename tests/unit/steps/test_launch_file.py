@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 from paid_service import launch_file
 
+from composer_replication.cli.replicas.launch_status import make_executor
 from composer_replication.cli.replicas.launches import (
     LaunchFile,
     _launch_folder,
@@ -18,7 +19,6 @@ from composer_replication.cli.replicas.launches import (
     launch_path,
     local_launch_numbers,
 )
-from composer_replication.cli.replicas.looking import make_executor
 from composer_replication.diloco.serverless.executor import ReplicaHandle
 from composer_replication.errors import ArtefactNotFoundError, InputError, RunError
 from refusals import refusal

@@ -15,16 +15,16 @@ from paid_service import ID, PaidExecutor, launch_file
 
 from composer_replication import errors
 from composer_replication.cli.diloco import _launch_table, _round_line, _show_status
-from composer_replication.cli.replicas import looking
-from composer_replication.cli.replicas.launches import LaunchNotice
-from composer_replication.cli.replicas.looking import (
+from composer_replication.cli.replicas import launch_status
+from composer_replication.cli.replicas.launch_status import (
     LaunchStatus,
     ReplicaStatus,
     _RoundTiming,
     read_launch_status,
     start_replicas,
 )
-from composer_replication.cli.replicas.tending import _trainer, tend
+from composer_replication.cli.replicas.launches import LaunchNotice
+from composer_replication.cli.replicas.supervision import _trainer, tend
 from composer_replication.diloco.rounds.patience import RankTaken
 from composer_replication.diloco.rounds.progress import RunProgress
 from composer_replication.diloco.rounds.records import Layout
@@ -229,8 +229,8 @@ def test_the_pace_is_that_of_the_outcomes_in_the_bucket(launched, tmp_path, monk
     for step, ago in ((0, 400), (1, 360), (2, 300)):
         launched.store.put(layout.outcome(step, 0), b"x")
         os.utime(tmp_path / "bucket" / layout.outcome(step, 0), (now - ago, now - ago))
-    monkeypatch.setattr(looking, "read_progress", lambda *_args: progress)
-    monkeypatch.setattr(looking, "read_commit", lambda *_args: (0, None))
+    monkeypatch.setattr(launch_status, "read_progress", lambda *_args: progress)
+    monkeypatch.setattr(launch_status, "read_commit", lambda *_args: (0, None))
     timing = read_launch_status(launched.store, launched.file, launched.executor).timing
     assert timing is not None
     assert timing.since_s == pytest.approx(300, abs=5)

@@ -11,8 +11,9 @@ from pathlib import Path
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.cli.replicas import asking as bucket_files
-from composer_replication.cli.replicas.asking import (
+from composer_replication.cli.replicas import request as bucket_files
+from composer_replication.cli.replicas.launches import list_launch_numbers
+from composer_replication.cli.replicas.request import (
     LaunchRequest,
     bucket_for_replicas,
     download,
@@ -22,7 +23,6 @@ from composer_replication.cli.replicas.asking import (
     training_request,
     upload,
 )
-from composer_replication.cli.replicas.launches import list_launch_numbers
 from composer_replication.diloco.store import ObjectTooLarge, open_store
 from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError
 from composer_replication.runs import RunDir

@@ -13,15 +13,15 @@ from pathlib import Path
 import pytest
 from paid_service import ID, Denied, PaidExecutor, ServiceDown, launch_file, names
 
-from composer_replication.cli.replicas import looking as starting
-from composer_replication.cli.replicas.launches import LaunchFile
-from composer_replication.cli.replicas.looking import (
+from composer_replication.cli.replicas import launch_status as starting
+from composer_replication.cli.replicas.launch_status import (
     _Unended,
     cancel,
     describe_cancellation,
     start_replica,
     start_replicas,
 )
+from composer_replication.cli.replicas.launches import LaunchFile
 from composer_replication.errors import RunError
 from refusals import refusal
 

@@ -10,16 +10,16 @@ import pytest
 from paid_service import ID, PaidExecutor, launch_file, names
 
 from composer_replication.cli.diloco import _launch_table, _round_line
-from composer_replication.cli.replicas import looking, tending
-from composer_replication.cli.replicas.launches import LaunchNotice
-from composer_replication.cli.replicas.looking import (
+from composer_replication.cli.replicas import launch_status, supervision
+from composer_replication.cli.replicas.launch_status import (
     LaunchStatus,
     ReplicaStatus,
     cancel,
     read_launch_status,
     start_replicas,
 )
-from composer_replication.cli.replicas.tending import tend
+from composer_replication.cli.replicas.launches import LaunchNotice
+from composer_replication.cli.replicas.supervision import tend
 from composer_replication.diloco.rounds.progress import RoundSummary, RunProgress
 from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.store import open_store
@@ -99,7 +99,7 @@ def test_one_is_not_started_again_when_another_has_finished(launched):
 
 def test_one_is_not_started_again_when_all_exchanges_are_made(launched, monkeypatch):
     made = RunProgress(0, 2, 4, (0, 1), (), (), None, 0, ())
-    monkeypatch.setattr(looking, "read_progress", lambda *_args: made)
+    monkeypatch.setattr(launch_status, "read_progress", lambda *_args: made)
     for rank in (0, 1):
         launched.executor.says(rank, "failed")
     launched.tend()
@@ -191,7 +191,7 @@ def test_a_service_that_never_lists_a_start_is_an_error_that_says_that_it_may_ru
 
 
 def test_one_that_comes_after_its_rank_was_started_again_is_ended(launched, monkeypatch):
-    monkeypatch.setattr(tending, "_LATE_CHECK_S", 0.0)
+    monkeypatch.setattr(supervision, "_LATE_CHECK_S", 0.0)
     monkeypatch.setattr(launched.executor, "listed_s", 0.0)
     launched.executor.says(1, "failed")
     launched.executor.trouble["refused"] = 1

@@ -39,7 +39,7 @@ from composer_replication.privacy.outgoing import Find, LastGate, gate_of, refus
 from composer_replication.runs import ARTEFACTS, RunDir
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
-TRAINER = "composer_replication.cli.replicas.tending"
+TRAINER = "composer_replication.cli.replicas.supervision"
 TRAINING = "composer_replication.cli.replicas.replica_training"
 _SECRET_OPTIONS = ("secrets", "modal_secrets")
 _EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # their machines may share this one's folders

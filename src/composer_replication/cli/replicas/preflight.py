@@ -11,7 +11,7 @@ from functools import partial
 from pathlib import Path
 from typing import NamedTuple
 
-from composer_replication.cli.replicas.asking import LaunchRequest, refuse_secret_values
+from composer_replication.cli.replicas.launch_status import is_settled
 from composer_replication.cli.replicas.launches import (
     Launch,
     LaunchFile,
@@ -25,8 +25,8 @@ from composer_replication.cli.replicas.launches import (
     read_notice,
     refuse_existing_file,
 )
-from composer_replication.cli.replicas.looking import is_settled
-from composer_replication.cli.replicas.tending import DONE
+from composer_replication.cli.replicas.request import LaunchRequest, refuse_secret_values
+from composer_replication.cli.replicas.supervision import DONE
 from composer_replication.diloco.serverless.executor import Executor, in_brief, tried, within
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ComposerError, RunError, explain
@@ -80,12 +80,12 @@ class _EarlierLaunches:
     def __init__(self, request: LaunchRequest, executor: Executor, keys: Collection[str], deadline: float) -> None:
         self._request, self._executor, self._keys, self._deadline = request, executor, keys, deadline
 
-    def find_newest_running(self, place: str) -> tuple[_RunningLaunch | None, list[str]]:
+    def find_newest_running(self, bucket_uri: str) -> tuple[_RunningLaunch | None, list[str]]:
         """Return the newest running launch, if any, and a line for each reason why newer ones may be running, too."""
         unknown = dict[str, list[int]]()
         running = None
-        for number in reversed(local_launch_numbers(place)):
-            ranks, error = tried(partial(self._running_ranks, LaunchFile(launch_path(place, number))))
+        for number in reversed(local_launch_numbers(bucket_uri)):
+            ranks, error = tried(partial(self._running_ranks, LaunchFile(launch_path(bucket_uri, number))))
             if error is not None:
                 why = str(error) if isinstance(error, ComposerError) else in_brief(error)
                 unknown.setdefault(why, []).append(number)

@@ -16,21 +16,21 @@ from typing import Any
 
 from composer_replication.atomic import atomic_write_text
 from composer_replication.canonical_json import decode_object, encode
-from composer_replication.cli.replicas.asking import (
+from composer_replication.cli.replicas.launch_status import (
+    UNREACHABLE,
+    LaunchStatus,
+    ReplicaStatus,
+    read_launch_status,
+    start_replica,
+)
+from composer_replication.cli.replicas.launches import Launch, LaunchFile, Start, launch_key, refuse_other_launch
+from composer_replication.cli.replicas.request import (
     CONFIG,
     download,
     hash_files,
     refuse_odd_names,
     trained_files,
     upload,
-)
-from composer_replication.cli.replicas.launches import Launch, LaunchFile, Start, launch_key, refuse_other_launch
-from composer_replication.cli.replicas.looking import (
-    UNREACHABLE,
-    LaunchStatus,
-    ReplicaStatus,
-    read_launch_status,
-    start_replica,
 )
 from composer_replication.diloco.serverless.executor import Executor, in_brief, tried
 from composer_replication.diloco.serverless.replica_process import REFUSED
