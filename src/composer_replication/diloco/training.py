@@ -24,7 +24,6 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import nn
 
-from composer_replication.diloco.rounds.heal import TorchftFollower
 from composer_replication.errors import ConfigError, InputError, explain
 from composer_replication.optional import require
 
@@ -169,7 +168,7 @@ def make_diloco_outer_loop(
     manager.register_state_dict_fn(AFTER_HEAL, stale.after_heal, dict)
     # A manager over a store: join the run now, and continue from its weights.
     if hasattr(manager, "follow"):
-        manager.follow(TorchftFollower(loop))
+        manager.follow(_TorchftFollower(loop))
     return loop
 
 
@@ -231,6 +230,38 @@ class _StaleWeights:
             values: Any = tensor.detach().cpu().contiguous().flatten().view(torch.uint8).numpy()
             digest.update(values)
         return digest.hexdigest()
+
+
+class _TorchftFollower:
+    """A `Follower` of `rounds.membership`: applies commits by the same calls as `perform_sync` of torchft's DiLoCo."""
+
+    def __init__(self, diloco: Any) -> None:
+        self._fragments: list[Any] = diloco._fragments
+
+    def blanks(self, step: int) -> list[torch.Tensor]:
+        originals = self._fragment(step).original_parameters
+        return [torch.empty_like(tensor) for tensor in originals.values()]
+
+    def apply(self, step: int, means: Sequence[torch.Tensor]) -> None:
+        fragment = self._fragment(step)
+        # Training may have changed the parameters, but an outer step starts from the global weights.
+        fragment.restore_parameters()
+        parameters = dict(fragment._model_fragment.named_parameters())
+        fragment._grads = {
+            name: mean.to(parameters[name].device)
+            for name, mean in zip(fragment.original_parameters, means, strict=True)
+        }
+        fragment._set_grads()
+        fragment._outer_optimizer.step()
+        fragment.save_parameters()
+        fragment._outer_optimizer.zero_grad()
+
+    def restore(self) -> None:
+        for fragment in self._fragments:
+            fragment.restore_parameters()
+
+    def _fragment(self, step: int) -> Any:
+        return self._fragments[step % len(self._fragments)]
 
 
 # Fragments: groups of trainable parameters, which are exchanged in turn.

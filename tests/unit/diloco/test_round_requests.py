@@ -5,7 +5,7 @@ from __future__ import annotations
 import functools
 import threading
 from collections import Counter
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 import torch
@@ -21,8 +21,7 @@ from composer_replication.diloco.rounds.records import (
     OfferId,
     RoundOutcome,
     Seal,
-    pack_outcome,
-    pack_seal,
+    pack,
 )
 from composer_replication.diloco.store import MemoryStore
 from composer_replication.diloco.store.objects import StoreUnavailable
@@ -167,18 +166,18 @@ def test_who_left_is_asked_again_after_an_answer_that_failed(monkeypatch):
     one = reader({})
     with pytest.raises(StoreUnavailable):
         one.read()
-    assert one._ask_for_departures().result(timeout=1) == left
+    assert one._request_departures().result(timeout=1) == left
 
 
 def test_who_lost_a_seal_goes_on_with_the_one_that_is_there():
-    seen = reader({"seal": pack_seal(SEAL_AT, BOTH)}).view_after_seal(SEEN, my_record=None)
+    seen = reader({"seal": pack("seal", SEAL_AT, asdict(BOTH))}).view_after_seal(SEEN, my_record=None)
     assert seen == replace(SEEN, seal=BOTH)
 
 
 def test_a_seal_with_a_member_that_was_not_seen_has_to_be_looked_at_anew():
     """Its manifest was not read: the offer would count as unreadable, and a good attempt would be aborted."""
     alone = replace(SEEN, offers=frozenset({offer(0)}))
-    assert reader({"seal": pack_seal(SEAL_AT, BOTH)}).view_after_seal(alone, my_record=None) is None
+    assert reader({"seal": pack("seal", SEAL_AT, asdict(BOTH))}).view_after_seal(alone, my_record=None) is None
 
 
 @pytest.mark.parametrize("records", [{}, {"seal": b"damaged", "outcome": b"damaged"}], ids=["gone", "damaged"])
@@ -189,14 +188,16 @@ def test_a_record_that_cannot_be_read_has_to_be_looked_at_anew(records):
 
 def test_a_seal_of_mine_that_does_not_fit_is_not_taken():
     """Its mean would have more shards than my vector: whoever reads it from the store refuses it, too."""
-    assert reader({}).view_after_seal(SEEN, my_record=pack_seal(SEAL_AT, replace(BOTH, num_shards=2))) is None
+    assert (
+        reader({}).view_after_seal(SEEN, my_record=pack("seal", SEAL_AT, asdict(replace(BOTH, num_shards=2)))) is None
+    )
 
 
 def test_after_a_commit_its_members_follow_and_after_an_abort_the_next_attempt_is_read():
     seen = replace(SEEN, seal=BOTH)
     commit = RoundOutcome("commit", "base", "spec", BOTH.members, ("b" * 64,))
     abort = RoundOutcome("abort", "base", "spec", BOTH.members, bad=(BOTH.members[0].id,), reason="unreadable")
-    assert reader({"outcome": pack_outcome(OUTCOME_AT, commit)}).view_after_outcome(seen, my_record=None) == replace(
-        seen, outcome=commit
-    )
-    assert reader({"outcome": pack_outcome(OUTCOME_AT, abort)}).view_after_outcome(seen, my_record=None) is None
+    after_commit = reader({"outcome": pack("outcome", OUTCOME_AT, asdict(commit))})
+    assert after_commit.view_after_outcome(seen, my_record=None) == replace(seen, outcome=commit)
+    after_abort = reader({"outcome": pack("outcome", OUTCOME_AT, asdict(abort))})
+    assert after_abort.view_after_outcome(seen, my_record=None) is None

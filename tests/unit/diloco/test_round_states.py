@@ -17,11 +17,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 from toy_replicas import QUICK, ToyLoop, check_run, in_threads, layout_of, run_replica
 
-from composer_replication.diloco.rounds import published as states
+from composer_replication.diloco.rounds import states
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.rounds.patience import PatientStore, Traffic
-from composer_replication.diloco.rounds.published import flatten
 from composer_replication.diloco.rounds.records import Layout, RecordError, pack, unpack
+from composer_replication.diloco.rounds.states import _flatten
 from composer_replication.diloco.store import MemoryStore
 
 NAME, LAYOUT = "00000003.00000.0", Layout(0)
@@ -39,14 +39,14 @@ def published(monkeypatch):
     monkeypatch.setattr(states, "CHUNK_BYTES", 16)
     objects = MemoryStore()
     store = PatientStore(objects, Traffic(), patience_s=5)
-    flat = flatten(saved())
-    states.publish(store, LAYOUT, flat, states.describe(flat, name=NAME, step=3))
+    flat = _flatten(saved())
+    states._publish_state(store, LAYOUT, flat, states._describe_state(flat, name=NAME, step=3))
     return objects, store, flat.outline()
 
 
 def read(store, outline):
     state = states.read_state(store, LAYOUT, NAME)
-    return None if state is None else states.fetch(store, LAYOUT, state, outline)
+    return None if state is None else states._fetch_state(store, LAYOUT, state, outline)
 
 
 def test_a_state_comes_back_as_it_was_saved(published):
@@ -250,9 +250,9 @@ def test_chunks_in_another_order_are_not_read(published):
 
 
 def test_a_state_of_very_many_tensors_keeps_its_chunks_within_their_size():
-    flat = flatten([torch.tensor(float(number)) for number in range(20_000)])
+    flat = _flatten([torch.tensor(float(number)) for number in range(20_000)])
     store = PatientStore(MemoryStore(), Traffic(), patience_s=5)
-    states.publish(store, LAYOUT, flat, states.describe(flat, name=NAME, step=3))
+    states._publish_state(store, LAYOUT, flat, states._describe_state(flat, name=NAME, step=3))
     assert [float(each) for each in read(store, flat.outline())] == list(range(20_000))
 
 

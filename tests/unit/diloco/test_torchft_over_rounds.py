@@ -6,8 +6,8 @@ import pytest
 import torch
 from toy_replicas import QUICK, in_threads
 
-from composer_replication.diloco.rounds.heal import TorchftFollower
 from composer_replication.diloco.rounds.manager import ObjectStoreManager
+from composer_replication.diloco.training import _TorchftFollower
 
 local_sgd = pytest.importorskip("torchft.local_sgd")
 
@@ -24,7 +24,7 @@ def train(uri: str, rank: int, world: int, *, num_fragments: int, delay: int, fo
     outer = [torch.optim.SGD(each.parameters(), lr=0.7, momentum=0.9, nesterov=True) for each in fragments]
     loop = local_sgd.DiLoCo(manager, fragments, inner, outer, sync_every=4, fragment_sync_delay=delay)
     if follows:
-        manager.follow(TorchftFollower(loop))
+        manager.follow(_TorchftFollower(loop))
     with loop:
         while manager.current_step() < 6:
             inner.zero_grad()

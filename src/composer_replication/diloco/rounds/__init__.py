@@ -11,8 +11,7 @@ settings    the settings of a run's rounds, and where a replica is in its run
 patience    a store whose calls are counted and repeated; the errors of rounds
 claims      which process holds a rank, and which run a place in the store holds
 membership  joining a run, catching up, advancing and leaving
-heal        publishing and loading states; applying commits without taking part in their rounds
-published   a published state as bytes
+states      the global state of a run: publishing it, and loading it into replicas that have fallen behind
 comparing   whether the weights of replicas are equal to the bit
 manager     the manager for torchft's DiLoCo
 progress    how a run is doing, for `crf diloco`

@@ -17,11 +17,11 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, TypeVar
 
 from composer_replication.diloco.rounds.claims import HeartbeatMonitor
-from composer_replication.diloco.rounds.heal import GlobalState
 from composer_replication.diloco.rounds.patience import PatientStore, StateUnreadable
 from composer_replication.diloco.rounds.reading import newest_claim, read_goodbye, read_record
 from composer_replication.diloco.rounds.records import as_record_error, checked_sha256, pack, parse_offer, unpack_fields
 from composer_replication.diloco.rounds.settings import RunPosition
+from composer_replication.diloco.rounds.states import GlobalState
 from composer_replication.errors import explain
 
 T = TypeVar("T")

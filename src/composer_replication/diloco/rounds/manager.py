@@ -15,12 +15,11 @@ import torch
 from torch import Tensor
 
 from composer_replication.diloco.payload import ErrorFeedback, PayloadKind
-from composer_replication.diloco.rounds.heal import Follower
-from composer_replication.diloco.rounds.membership import Membership
+from composer_replication.diloco.rounds.membership import Follower, Membership
 from composer_replication.diloco.rounds.patience import RoundError, Traffic
 from composer_replication.diloco.rounds.records import MAX_WEIGHT
 from composer_replication.diloco.rounds.round import RoundResult
-from composer_replication.diloco.rounds.settings import RunPosition, resolve_settings
+from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.diloco.store import ObjectStore, open_store
 from composer_replication.errors import InputError, explain
 
@@ -78,7 +77,7 @@ class ObjectStoreManager:
         keep_rounds: int = 2,
     ) -> None:
         self._objects, self.rank, self.world_size = _find_store(store, rank, world_size)
-        self._settings = resolve_settings(
+        self._settings = RoundSettings.with_defaults(
             self.world_size,
             timeout_s=getattr(store, "timeout_s", 1800.0) if timeout_s is None else timeout_s,
             poll_s=getattr(store, "poll_interval_s", 1.0) if poll_s is None else poll_s,

@@ -10,11 +10,13 @@ import re
 from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field, replace
+from typing import Protocol
+
+from torch import Tensor
 
 from composer_replication.diloco.payload import ErrorFeedback
 from composer_replication.diloco.rounds.claims import Heartbeat, agree_on_run, claim_rank, refuse_if_replaced
 from composer_replication.diloco.rounds.comparing import Comparisons
-from composer_replication.diloco.rounds.heal import Follower, GlobalState, StateFns
 from composer_replication.diloco.rounds.patience import (
     GenerationRefused,
     PatientStore,
@@ -25,16 +27,33 @@ from composer_replication.diloco.rounds.patience import (
     Traffic,
 )
 from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye, read_commit, read_departures, step_of
-from composer_replication.diloco.rounds.records import Layout, RoundOutcome, digest, next_base, pack
+from composer_replication.diloco.rounds.records import Layout, RoundOutcome, digest, pack
 from composer_replication.diloco.rounds.round import Round, RoundResult
 from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.diloco.rounds.shards import RoundVector
+from composer_replication.diloco.rounds.states import GlobalState, StateFns
 from composer_replication.diloco.store import ObjectStore, StoreError
 from composer_replication.errors import explain
 
 STATELESS = "stateless"
 FRAGMENT = "StreamingDiLoCoFragment_"
 _MAX_VOIDS = 3
+
+
+class Follower(Protocol):
+    """The part of an outer loop with which a manager applies commits between two rounds."""
+
+    def blanks(self, step: int) -> list[Tensor]:
+        """Return uninitialized tensors in the shapes that a round of this step averages."""
+        ...
+
+    def apply(self, step: int, means: Sequence[Tensor]) -> None:
+        """Make one outer step with these means, starting from the global weights, as after a round."""
+        ...
+
+    def restore(self) -> None:
+        """Copy the global weights into the model."""
+        ...
 
 
 @dataclass
@@ -361,7 +380,7 @@ class Membership:
 
     def _advance(self, outcome: RoundOutcome) -> None:
         position = self.position
-        base = next_base(position.base, position.step, outcome) if self.functions else STATELESS
+        base = _next_base(position.base, position.step, outcome) if self.functions else STATELESS
         self.position = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
 
     def _on_replaced_weights(self, *, training: bool) -> None:
@@ -384,6 +403,13 @@ class Membership:
         elif self._num_voids >= _MAX_VOIDS:
             fix = "Pass the outer loop to manager.follow(), which restores all fragments at once."
             raise RoundError(f"round {self.position.step}: every replica was healed and none may be averaged. {fix}")
+
+
+def _next_base(base: str, step: int, outcome: RoundOutcome) -> str:
+    """Return the digest of the history after a commit. Two replicas share it exactly if they
+    applied the same commits.
+    """
+    return digest({"before": base, "step": step, "means": outcome.means, "members": outcome.members})
 
 
 def _shorten(value: object) -> object:

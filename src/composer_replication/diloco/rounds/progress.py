@@ -6,7 +6,6 @@ from dataclasses import dataclass
 
 from composer_replication.diloco.rounds.claims import find_run
 from composer_replication.diloco.rounds.patience import GenerationRefused, PatientStore, Traffic
-from composer_replication.diloco.rounds.published import read_state
 from composer_replication.diloco.rounds.reading import (
     RoundReader,
     published_states,
@@ -15,6 +14,7 @@ from composer_replication.diloco.rounds.reading import (
     step_of,
 )
 from composer_replication.diloco.rounds.records import Layout, RoundOutcome
+from composer_replication.diloco.rounds.states import read_state
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import explain
 

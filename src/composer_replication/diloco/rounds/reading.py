@@ -441,13 +441,6 @@ def pack_goodbye(at: str, goodbye: Goodbye) -> bytes:
     return pack("goodbye", at, goodbye._asdict())
 
 
-def joined_ranks(store: PatientStore, layout: Layout) -> set[int]:
-    """Return the ranks that some process has claimed."""
-    prefix = layout.key("claims")
-    names = {key.removeprefix(f"{prefix}/").partition("/")[0] for key in store.keys(prefix)}
-    return {int(name) for name in names if name.isdigit()}
-
-
 def _parse_goodbye(name: str) -> OfferId | None:
     # The name of a goodbye is that of an offer without the trial.
     return parse_offer(f"{name}.0")

@@ -11,7 +11,7 @@ import hashlib
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from typing import Any, Literal, NamedTuple, get_args
 
 from composer_replication.canonical_json import decode_object, encode
@@ -99,13 +99,6 @@ class RoundOutcome:
     def spent(self) -> frozenset[OfferId]:
         """Return the offers that no later attempt of the round may use."""
         return frozenset(self.bad if self.result == "abort" else (member.id for member in self.members))
-
-
-def next_base(base: str, step: int, outcome: RoundOutcome) -> str:
-    """Return the digest of the history after a commit. Two replicas share it exactly if they
-    applied the same commits.
-    """
-    return digest({"before": base, "step": step, "means": outcome.means, "members": outcome.members})
 
 
 def digest(value: object) -> str:
@@ -302,18 +295,6 @@ def unpack(kind: str, at: str, data: bytes) -> dict[str, Any]:
     raise RecordError(
         explain(f"record of a {kind}", got=f"{len(data)} bytes without an intact line", expected="at least one")
     )
-
-
-def pack_manifest(at: str, manifest: Manifest) -> bytes:
-    return pack("manifest", at, asdict(manifest))
-
-
-def pack_seal(at: str, seal: Seal) -> bytes:
-    return pack("seal", at, asdict(seal))
-
-
-def pack_outcome(at: str, outcome: RoundOutcome) -> bytes:
-    return pack("outcome", at, asdict(outcome))
 
 
 def unpack_manifest(at: str, data: bytes) -> Manifest:

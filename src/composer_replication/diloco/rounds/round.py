@@ -24,7 +24,7 @@ import logging
 import time
 from collections.abc import Iterable, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from typing import Literal
 
 from composer_replication.diloco.payload import ErrorFeedback
@@ -36,11 +36,10 @@ from composer_replication.diloco.rounds.records import (
     OfferId,
     RoundOutcome,
     Seal,
-    pack_outcome,
-    pack_seal,
+    pack,
 )
 from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
-from composer_replication.diloco.rounds.shards import RoundVector, ShardIO, UnreadableOffer, vector_spec
+from composer_replication.diloco.rounds.shards import RoundVector, ShardIO, UnreadableOffer
 from composer_replication.errors import ShapeError, explain
 
 _log = logging.getLogger(__name__)
@@ -80,7 +79,7 @@ class Round:
 
     def __post_init__(self) -> None:
         position = self.position
-        self.spec = vector_spec(self.vector, self.settings.payload_kinds, self.name)
+        self.spec = self.vector.spec(self.settings.payload_kinds, self.name)
         self._reader = RoundReader(
             self.store,
             self.layout,
@@ -186,7 +185,7 @@ class Round:
             self._shards.make_offer(action.trial)
         elif isinstance(action, CreateSeal):
             seal, key = action.seal, self.layout.seal(self.position.step, view.attempt)
-            record = pack_seal(self.layout.address(key), seal)
+            record = pack("seal", self.layout.address(key), asdict(seal))
             my_shards = _owned_shards(seal, self._local_replica(), range(seal.num_shards))
             self._shards.prefetch_offers(seal.members, my_shards)
             is_mine = self.store.create_verified(key, record)
@@ -197,7 +196,7 @@ class Round:
             outcome = self._make_outcome(view, action)
             self._shards.prefetch_means(view.attempt, outcome)
             key = self.layout.outcome(self.position.step, view.attempt, view.slot)
-            record = pack_outcome(self.layout.address(key), outcome)
+            record = pack("outcome", self.layout.address(key), asdict(outcome))
             is_mine = self.store.create_verified(key, record)
             return self._reader.view_after_outcome(view, my_record=record if is_mine else None)
         elif isinstance(action, Wait):

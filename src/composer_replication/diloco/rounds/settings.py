@@ -37,6 +37,38 @@ class RoundSettings:
         if self.world_size >= MAX_RANKS:
             raise InputError(explain("world_size", got=f"{self.world_size:,}", expected=f"fewer than {MAX_RANKS:,}"))
 
+    @classmethod
+    def with_defaults(
+        cls,
+        world_size: int,
+        *,
+        min_replicas: int | None,
+        grace_s: float,
+        first_grace_s: float | None,
+        timeout_s: float,
+        poll_s: float,
+        payload: PayloadKind,
+        mean_payload: PayloadKind | None,
+        shard_bytes: int,
+        parallel: int,
+    ) -> RoundSettings:
+        """Return settings, with defaults that depend on others. Raises InputError for a quorum that is out of range."""
+        settings = cls(
+            world_size=world_size,
+            min_replicas=(world_size + 1) // 2 if min_replicas is None else min_replicas,
+            grace_s=grace_s,
+            first_grace_s=timeout_s / 2 if first_grace_s is None else first_grace_s,
+            timeout_s=timeout_s,
+            poll_s=poll_s,
+            payload=payload,
+            mean_payload=mean_payload or _DEFAULT_MEAN_PAYLOAD.get(payload, payload),
+            shard_bytes=shard_bytes,
+            parallel=parallel,
+        )
+        if not 1 <= settings.min_replicas <= world_size:
+            raise InputError(explain("min_replicas", got=settings.min_replicas, expected=f"1 to {world_size}"))
+        return settings
+
     @property
     def payload_kinds(self) -> tuple[PayloadKind, PayloadKind]:
         """The payload kinds of offers and of means."""
@@ -53,39 +85,6 @@ class RoundSettings:
     def make_pool(self) -> ThreadPoolExecutor:
         """Return a thread pool for requests: `parallel` of them in each direction."""
         return ThreadPoolExecutor(2 * self.parallel, thread_name_prefix="diloco")
-
-
-def resolve_settings(
-    world_size: int,
-    *,
-    min_replicas: int | None,
-    grace_s: float,
-    first_grace_s: float | None,
-    timeout_s: float,
-    poll_s: float,
-    payload: PayloadKind,
-    mean_payload: PayloadKind | None,
-    shard_bytes: int,
-    parallel: int,
-) -> RoundSettings:
-    """Return the settings of the rounds, with defaults that depend on other settings. Raises InputError for a quorum
-    that is out of range.
-    """
-    settings = RoundSettings(
-        world_size=world_size,
-        min_replicas=(world_size + 1) // 2 if min_replicas is None else min_replicas,
-        grace_s=grace_s,
-        first_grace_s=timeout_s / 2 if first_grace_s is None else first_grace_s,
-        timeout_s=timeout_s,
-        poll_s=poll_s,
-        payload=payload,
-        mean_payload=mean_payload or _DEFAULT_MEAN_PAYLOAD.get(payload, payload),
-        shard_bytes=shard_bytes,
-        parallel=parallel,
-    )
-    if not 1 <= settings.min_replicas <= world_size:
-        raise InputError(explain("min_replicas", got=settings.min_replicas, expected=f"1 to {world_size}"))
-    return settings
 
 
 @dataclass(frozen=True)

@@ -8,6 +8,7 @@ import math
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import asdict
 from functools import partial
 from itertools import islice
 from typing import TypeVar
@@ -37,7 +38,7 @@ from composer_replication.diloco.rounds.records import (
     RoundOutcome,
     Shard,
     digest,
-    pack_manifest,
+    pack,
 )
 from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
@@ -94,6 +95,11 @@ class RoundVector:
             if not tensor.is_contiguous():
                 tensor.copy_(flat.view(tensor.shape))
 
+    def spec(self, kinds: tuple[PayloadKind, PayloadKind], name: str) -> str:
+        """Return a digest that two replicas share exactly if their vectors can be averaged."""
+        shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in self.tensors]
+        return digest({"name": name, "tensors": shapes, "payloads": kinds, "shard_elements": self.shard_elements})
+
     def _pieces(self, shard: int) -> Iterator[tuple[Tensor, int, int, int]]:
         """Yield each flattened tensor that overlaps the shard, the bounds of the overlap in it, and its start in the
         shard."""
@@ -121,12 +127,6 @@ def _shard_sizes(elements: int, parties: int, shard_elements: int) -> tuple[int,
     # A shard is a multiple of the payload blocks, so that the scales of a block do not depend on the shards.
     size = -(-size // BLOCK_ELEMENTS) * BLOCK_ELEMENTS
     return size, -(-elements // size)
-
-
-def vector_spec(vector: RoundVector, kinds: tuple[PayloadKind, PayloadKind], name: str) -> str:
-    """Return a digest that two replicas share exactly if their vectors can be averaged."""
-    shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in vector.tensors]
-    return digest({"name": name, "tensors": shapes, "payloads": kinds, "shard_elements": vector.shard_elements})
 
 
 def _weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tensor:
@@ -211,7 +211,7 @@ class ShardIO:
         weight, shards, largest = self._put_shards(offer) if self._weight else (0.0, (), 0.0)
         manifest = Manifest(offer, self._position.base, self._spec, weight, shards, largest)
         key = self._layout.offer(self._position.step, offer)
-        self._store.put(key, pack_manifest(self._layout.address(key), manifest))
+        self._store.put(key, pack("manifest", self._layout.address(key), asdict(manifest)))
 
     def prefetch_offers(self, members: Sequence[Member], shards: Sequence[int]) -> None:
         """Start to read the first offers of a seal that is about to be created, most likely with these members."""

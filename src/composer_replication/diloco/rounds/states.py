@@ -1,8 +1,9 @@
-"""Write and read published states: the structure as JSON, and the tensors in chunks of safetensors.
+"""Publish the global state of a run, and load it into replicas that have fallen behind.
 
-Loading a state cannot run code: the structure consists of dicts, lists, plain values and references to tensors, and
-each chunk is compared with its checksum before it is parsed. The record of a state is not trusted either: its fields
-have bounds, and a state counts as unreadable unless its chunks contain every element of every tensor exactly once.
+A published state is its structure as JSON, and its tensors in chunks of safetensors. Loading it cannot run code: the
+structure consists of dicts, lists, plain values and references to tensors, and each chunk is compared with its checksum
+before it is parsed. The record of a state is not trusted either: its fields have bounds, and a state counts as
+unreadable unless its chunks contain every element of every tensor exactly once.
 """
 
 from __future__ import annotations
@@ -10,15 +11,23 @@ from __future__ import annotations
 import hashlib
 import math
 import re
-from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
+import time
+from collections.abc import Callable, Iterator, Mapping, MutableMapping, Sequence
+from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
 import torch
 from torch import Tensor
 
-from composer_replication.diloco.rounds.patience import PatientStore
-from composer_replication.diloco.rounds.reading import READS, read_record, step_of
+from composer_replication.diloco.rounds.patience import PatientStore, RoundTimeout, StateUnreadable
+from composer_replication.diloco.rounds.reading import (
+    READS,
+    published_states,
+    read_commit,
+    read_departures,
+    read_record,
+    step_of,
+)
 from composer_replication.diloco.rounds.records import (
     Layout,
     RecordError,
@@ -29,8 +38,10 @@ from composer_replication.diloco.rounds.records import (
     checked_text,
     digest,
     pack,
+    parse_state,
     unpack_fields,
 )
+from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.diloco.store import MissingObject, ObjectTooLarge
 from composer_replication.errors import InputError, ShapeError, explain
 
@@ -45,10 +56,218 @@ _DTYPES = {str(dtype): dtype for dtype in (torch.float32, torch.bfloat16, torch.
 _DTYPES |= {str(dtype): dtype for dtype in (torch.int32, torch.uint8, torch.int8, torch.bool)}
 _IN_FILES = {"F32": torch.float32, "BF16": torch.bfloat16, "F16": torch.float16, "F64": torch.float64}
 _IN_FILES |= {"I64": torch.int64, "I32": torch.int32, "U8": torch.uint8, "I8": torch.int8, "BOOL": torch.bool}
+_MAX_SLOTS = 100  # for the record that names the first state; a slot is used when all earlier ones are damaged
+
+StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
+
+
+@dataclass
+class GlobalState:
+    """The state that all replicas share: what the registered state functions return and load."""
+
+    layout: Layout
+    settings: RoundSettings
+    functions: StateFns
+    _readable: set[str] = field(default_factory=set)
+
+    def saved(self) -> _FlatState:
+        """Return the current state of the registered functions."""
+        return _flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
+
+    def begin(self, store: PatientStore, position: RunPosition) -> tuple[RunPosition, bool]:
+        """Return the position at which a replica joins, and whether its weights were replaced.
+
+        They are replaced by the newest state or, before there is one, by the first state of the run, which is that of
+        rank 0, or of another replica if rank 0 does not join in time.
+        """
+        # `newest` never loads a state of step 0: the record "genesis" names the first state of a run.
+        newest = self.newest(store, replace(position, step=0), margin=0)
+        if newest is not None:
+            return newest, True
+        mine = _describe_state(self.saved(), name=_state_name(position, 0), step=0)
+        first = self._agree_on_first_state(store, position, mine)
+        if first.digest == mine.digest:
+            return replace(position, base=first.digest), False
+        if self._load(store, first):
+            return replace(position, base=first.digest), True
+        return self.wait_for_newer(store, position), True
+
+    def wait_for_newer(self, store: PatientStore, position: RunPosition) -> RunPosition:
+        """Request a state, and load it as soon as one is published that is newer than mine.
+
+        Raises StateUnreadable when the time is up, or when all replicas that could publish one have finished. If the
+        number of commits of the run is unknown, those replicas get a grace period to return.
+        """
+        began = time.monotonic()
+        alone_since: float | None = None
+        while True:
+            # Checked before looking for a state, because a replica publishes its last state before its goodbye.
+            is_alone, now = self._is_alone(store, position), time.monotonic()
+            alone_since = (now if alone_since is None else alone_since) if is_alone else None
+            grace_is_over = alone_since is not None and now - alone_since >= self.settings.return_grace_s(
+                position.commits
+            )
+            is_over = not self.functions or grace_is_over or now - began >= self.settings.timeout_s
+            if (newer := self.newest(store, position, margin=0)) is not None:
+                break
+            if is_over:
+                what = f"round {position.step} of generation {self.layout.generation} at {store.uri}"
+                got = "no newer state to load, and a round whose mean was deleted"
+                expected = "a newer state, or an unfinished replica that could publish it"
+                another = f"begin again with generation={self.layout.generation + 1}"
+                fix = f"Use the model of a replica that has finished, or {another}."
+                raise StateUnreadable(explain(what, got=got, expected=expected, fix=fix))
+            store.put(self.layout.key("wanted", f"{position.rank:05d}"), b"")
+            time.sleep(self.settings.poll_s)
+        return newer
+
+    def _is_alone(self, store: PatientStore, position: RunPosition) -> bool:
+        """Return whether all other replicas that ever joined have finished with the commits that this one needs."""
+        other_ranks = _joined_ranks(store, self.layout) - {position.rank}
+        return other_ranks <= read_departures(store, self.layout).finished_for(position.commits)
+
+    def newest(self, store: PatientStore, position: RunPosition, *, margin: int) -> RunPosition | None:
+        """Load the newest readable state that is more than `margin` steps ahead; return None if there is none."""
+        for name in published_states(store, self.layout):
+            if step_of(name) <= position.step + margin:
+                return None
+            state = read_state(store, self.layout, name)
+            if state is not None and self._load(store, state):
+                return self._position_after_load(store, position, state)
+        return None
+
+    def _position_after_load(self, store: PatientStore, position: RunPosition, state: _PublishedState) -> RunPosition:
+        """Return the position of a replica that has loaded a state."""
+        # The next round waits for the members of the last commit before the state.
+        last = read_commit(store, self.layout, state.step - 1)
+        first_trial = position.first_trial if state.step == position.step else 0
+        loaded = replace(position, step=state.step, base=state.base, last=last[1] if last else None)
+        return replace(loaded, first_trial=first_trial)
+
+    def weights_digest(self, position: RunPosition) -> str:
+        """Return a digest of all bits of my weights."""
+        return _describe_state(
+            self.saved(), name=_state_name(position, position.step), step=position.step
+        ).tensor_digest
+
+    def load_matching(self, store: PatientStore, position: RunPosition, weights_digest: str) -> RunPosition | None:
+        """Load the published state of this step whose tensors have this digest; return None if there is none."""
+        for name in published_states(store, self.layout):
+            if step_of(name) == position.step:
+                state = read_state(store, self.layout, name)
+                if state is not None and state.tensor_digest == weights_digest and self._load(store, state):
+                    return self._position_after_load(store, position, state)
+        return None
+
+    def publish(self, store: PatientStore, position: RunPosition) -> None:
+        """Publish the state of this step, unless it or a later one is published."""
+        if self.newest_step(store) >= position.step:
+            return
+        flat = self.saved()
+        state = _describe_state(flat, name=_state_name(position, position.step), step=position.step)
+        _publish_state(store, self.layout, flat, replace(state, base=position.base))
+
+    def is_due(self, store: PatientStore, position: RunPosition, every: int) -> bool:
+        """Return whether to publish a state: after `every` steps, or earlier if a replica has requested one."""
+        steps_since = position.step - max(0, self.newest_step(store))
+        # Requests are deleted as soon as they are read, so that each leads to a single state.
+        request_keys = store.keys(self.layout.key("wanted")) if 0 < steps_since < every else []
+        store.delete(request_keys)
+        return steps_since >= every or bool(request_keys)
+
+    def readable_names(self, store: PatientStore) -> list[str]:
+        """Return the names of the states whose records can be read, newest first.
+
+        The record is read because a name is no proof: a stray object with a later step in its name would keep newer
+        states from being published.
+        """
+        names = published_states(store, self.layout)
+        self._readable &= set(names)
+        self._readable |= {
+            name for name in names if name not in self._readable and read_state(store, self.layout, name)
+        }
+        return [name for name in names if name in self._readable]
+
+    def newest_step(self, store: PatientStore) -> int:
+        """Return the step of the newest state whose record can be read; -1 if there is none."""
+        names = self.readable_names(store)
+        return step_of(names[0]) if names else -1
+
+    def _agree_on_first_state(
+        self, store: PatientStore, position: RunPosition, mine: _PublishedState
+    ) -> _PublishedState:
+        """Return the run's first state. If none is named in time, this replica publishes and names its own."""
+        now = time.monotonic()
+        until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if position.rank else 0)
+        while True:
+            first, slot = self._read_genesis(store)
+            if first is not None:
+                return first
+            if time.monotonic() >= until:
+                raise RoundTimeout(
+                    f"{store.uri}: nobody published a first state of generation {self.layout.generation}"
+                )
+            if time.monotonic() >= rank_0_until:
+                chosen = self._readable_first_state(store)
+                if chosen is None:
+                    _publish_state(store, self.layout, self.saved(), mine)
+                key = self.layout.genesis(slot)
+                store.create_verified(key, pack("genesis", self.layout.address(key), {"name": chosen or mine.name}))
+                # If the record cannot be read back, the next iteration uses the next slot.
+                if self._read_genesis(store)[0] is not None:
+                    continue
+            time.sleep(self.settings.poll_s)
+
+    def _readable_first_state(self, store: PatientStore) -> str | None:
+        """Return the name of a published state of step 0, in case only the record that names it is damaged."""
+        return next((name for name in sorted(self.readable_names(store)) if step_of(name) == 0), None)
+
+    def _read_genesis(self, store: PatientStore) -> tuple[_PublishedState | None, int]:
+        """Return the run's first state, or None, and the slot of the record that names it or that should be written."""
+        for slot in range(_MAX_SLOTS):
+            key = self.layout.genesis(slot)
+            name = self._read_genesis_name(store, key)
+            first = None if name is None else read_state(store, self.layout, name)
+            if first is not None or store.size(key) is None:
+                return first, slot
+        return None, _MAX_SLOTS
+
+    def _read_genesis_name(self, store: PatientStore, key: str) -> str | None:
+        def unpack_name(at: str, data: bytes) -> str:
+            content = unpack_fields("genesis", at, data, "name")
+            with as_record_error("genesis"):
+                if parse_state(stated := checked_text(content["name"])) is None:
+                    raise ValueError(f"{stated[:40]!r}, which is not the name of a state")
+                return stated
+
+        return read_record(store, self.layout, key, unpack_name)
+
+    def _load(self, store: PatientStore, state: _PublishedState) -> bool:
+        """Load a state into the registered functions. Returns False, and loads nothing, if it cannot be read."""
+        content = _fetch_state(store, self.layout, state, self.saved().outline())
+        if content is None:
+            return False
+        for key, (load_fn, _) in self.functions.items():
+            load_fn(content[key])
+        return True
+
+
+def _joined_ranks(store: PatientStore, layout: Layout) -> set[int]:
+    """Return the ranks that some process has claimed."""
+    prefix = layout.key("claims")
+    names = {key.removeprefix(f"{prefix}/").partition("/")[0] for key in store.keys(prefix)}
+    return {int(name) for name in names if name.isdigit()}
+
+
+def _state_name(position: RunPosition, step: int) -> str:
+    return f"{step:08d}.{position.rank:05d}.{position.claim}"
+
+
+# A published state: its record and its chunks.
 
 
 @dataclass(frozen=True)
-class PublishedState:
+class _PublishedState:
     """The record of a published state; `name` is its key below `states`."""
 
     name: str
@@ -69,13 +288,13 @@ class PublishedState:
         return digest([self.structure, self.spec, [sha256 for _, sha256 in self.chunks]])
 
 
-def describe(flat: Flat, *, name: str, step: int, base: str = "") -> PublishedState:
+def _describe_state(flat: _FlatState, *, name: str, step: int, base: str = "") -> _PublishedState:
     """Return the record of a state. Nothing is written."""
     sums = [[len(chunk), hashlib.sha256(chunk).hexdigest()] for chunk in _chunks(flat)]
-    return PublishedState(name, step, base, flat.structure, flat.outline().spec, sums)
+    return _PublishedState(name, step, base, flat.structure, flat.outline().spec, sums)
 
 
-def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedState) -> None:
+def _publish_state(store: PatientStore, layout: Layout, flat: _FlatState, state: _PublishedState) -> None:
     """Write the chunks of a state and then its record, so that a state is either complete or not visible.
 
     Everything is read back, because the first state of a run and the last one cannot be published again later.
@@ -86,10 +305,10 @@ def publish(store: PatientStore, layout: Layout, flat: Flat, state: PublishedSta
     store.put_verified(key, pack("state", layout.address(key), _content(state)))
 
 
-def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState | None:
+def read_state(store: PatientStore, layout: Layout, name: str) -> _PublishedState | None:
     """Return the record of a state; None if it cannot be read."""
 
-    def unpack_state(at: str, data: bytes) -> PublishedState:
+    def unpack_state(at: str, data: bytes) -> _PublishedState:
         content = unpack_fields("state", at, data, "step", "base", "structure", "spec", "chunks")
         with as_record_error("state"):
             if content["step"] != step_of(name):
@@ -100,12 +319,12 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> PublishedState
             tensor_numbers = sorted(_tensors_in(content["structure"]))
             if tensor_numbers != list(range(len(sizes))):
                 raise ValueError("the structure does not hold each tensor exactly once")
-            return PublishedState(name, **content)
+            return _PublishedState(name, **content)
 
     return read_record(store, layout, layout.key("states", name), unpack_state)
 
 
-def fetch(store: PatientStore, layout: Layout, state: PublishedState, mine: _Outline) -> Any | None:
+def _fetch_state(store: PatientStore, layout: Layout, state: _PublishedState, mine: _Outline) -> Any | None:
     """Return the content of a published state, or None if a chunk cannot be read. Raises ShapeError if it belongs to
     another model."""
     _refuse_another_model(state, mine)
@@ -180,7 +399,7 @@ def _pieces(chunk: bytes) -> dict[str, Tensor]:
     return {name: torch.frombuffer(piece["data"], dtype=_IN_FILES[piece["dtype"]]) for name, piece in parsed}
 
 
-def _refuse_another_model(state: PublishedState, mine: _Outline) -> None:
+def _refuse_another_model(state: _PublishedState, mine: _Outline) -> None:
     sizes = [torch.Size(shape).numel() * _DTYPES[dtype].itemsize for shape, dtype in state.spec if dtype in _DTYPES]
     fits = len(sizes) == len(state.spec) and sum(sizes) <= _MAX_GROWTH * mine.num_bytes + _HEADER_BYTES
     if not fits or not _has_tensors_of(state.structure, state.spec, mine.structure, mine.spec):
@@ -202,7 +421,7 @@ def _has_tensors_of(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec
     return True
 
 
-def _chunks(flat: Flat) -> Iterator[bytes]:
+def _chunks(flat: _FlatState) -> Iterator[bytes]:
     """Yield safetensors files with up to CHUNK_BYTES of data. Each piece is named by its tensor and first element."""
     import safetensors.torch
 
@@ -259,7 +478,7 @@ def _chunk_key(layout: Layout, name: str, index: int) -> str:
     return layout.key("statedata", name, f"{index:05d}")
 
 
-def _content(state: PublishedState) -> dict[str, Any]:
+def _content(state: _PublishedState) -> dict[str, Any]:
     fields = {"step": state.step, "base": state.base, "structure": state.structure}
     return {**fields, "spec": state.spec, "chunks": state.chunks}
 
@@ -271,7 +490,7 @@ _PLAIN = (type(None), bool, int, float, str)
 
 
 @dataclass(frozen=True)
-class Flat:
+class _FlatState:
     """A state, split into its structure and its tensors."""
 
     structure: Any
@@ -296,14 +515,14 @@ class _Outline:
     num_bytes: int
 
 
-def flatten(state: Any) -> Flat:
+def _flatten(state: Any) -> _FlatState:
     """Split a state into its structure and its tensors. Raises InputError for an object that is neither."""
     tensors: list[Tensor] = []
-    return Flat(_structure(state, tensors), tuple(tensors))
+    return _FlatState(_structure(state, tensors), tuple(tensors))
 
 
 def _unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return the state with this structure and these tensors; the inverse of `flatten`."""
+    """Return the state with this structure and these tensors; the inverse of `_flatten`."""
     (tag, content), *rest = structure.items()
     if rest:
         raise RecordError(f"a structure with several tags: {sorted(structure)}")
@@ -341,7 +560,7 @@ def _key(key: object) -> int | str:
 
 
 def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
-    """Yield the tensor numbers in a structure. Raises ValueError for anything that `flatten` does not write."""
+    """Yield the tensor numbers in a structure. Raises ValueError for anything that `_flatten` does not write."""
     if not depth or not isinstance(structure, dict) or len(structure) != 1:
         raise ValueError(f"invalid or too deeply nested structure: {str(structure)[:40]!r}")
     ((tag, content),) = structure.items()
