@@ -170,7 +170,7 @@ def _build_request(args: argparse.Namespace) -> LaunchRequest:
 
     outer, settings = split_round_settings(args.round)
     options = {**dict(args.option), "secrets": args.secret, "env": dict(args.env)}
-    if args.detach:  # by default, replicas on this machine end with this process
+    if args.detach:  # otherwise, replicas on this machine end with this process
         options |= {"local": {"tied": False}, "ray": {"detached": True}}.get(args.executor, {})
     if args.trainer_module is not None:
         entry_point = {"module": args.trainer_module, "function": args.trainer_fn}
@@ -242,7 +242,7 @@ def _watch(args: argparse.Namespace) -> int:
             raise missing_file_error(args.bucket, args.number)
         log("There is no launch file here, so this is only what the bucket shows (add --launch-file FILE)")
         return _show_status(read_bucket_status(store, notice), args.bucket, as_json=args.json)
-    executor = _executor_of(file, may_lack=not args.relaunch)
+    executor = _make_executor(file, is_optional=not args.relaunch)
     if args.once or executor is None:
         return _show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
     return _tend(args, store, file, executor)
@@ -252,10 +252,10 @@ def _cancel(args: argparse.Namespace) -> int:
     from composer_replication.cli.replicas.launch_status import cancel, describe_cancellation, read_launch_status
     from composer_replication.cli.replicas.launches import find_launch_file, missing_file_error
 
-    # The bucket is not read: machines must be stopped even if it no longer exists.
+    # The bucket is not read, because machines must be stopped even if it no longer exists.
     if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
         raise missing_file_error(args.bucket, args.number)
-    executor = _executor_of(file)
+    executor = _make_executor(file)
     assert executor is not None
     unended = cancel(file, executor)
     log(describe_cancellation(unended, file.read().launch, executor))
@@ -272,7 +272,7 @@ def _collect(args: argparse.Namespace) -> int:
     if (file := find_launch_file(args.bucket, args.number, args.launch_file)) is None:
         raise missing_file_error(args.bucket, args.number)
     store, number = open_store(args.bucket, probes=False), file.read().launch.number
-    executor = _executor_of(file, may_lack=True)
+    executor = _make_executor(file, is_optional=True)
     collected = collect(store, file, executor, args.output, timeout_s=args.timeout, on_message=log)
     _show_collected(collected, number, args.bucket, as_json=args.json)
     if any(outcome["status"] not in ("succeeded", "pending", "running") for outcome in collected.outcomes):
@@ -280,8 +280,8 @@ def _collect(args: argparse.Namespace) -> int:
     return NOT_YET if collected.running else DONE
 
 
-def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None:
-    """Return the executor of a launch. With `may_lack`, return None if a package that it needs is not installed."""
+def _make_executor(file: LaunchFile, *, is_optional: bool = False) -> Executor | None:
+    """Return the executor of a launch. With `is_optional`, return None if a package that it needs is not installed."""
     from composer_replication.cli.replicas.launch_status import make_executor
     from composer_replication.errors import MissingExtraError
 
@@ -289,15 +289,14 @@ def _executor_of(file: LaunchFile, *, may_lack: bool = False) -> Executor | None
     try:
         return make_executor(launch.executor, launch.options)
     except MissingExtraError as error:
-        if not may_lack:
+        if not is_optional:
             raise
         log(f"The executor is not available, so this is only what the bucket shows: {error}")
         return None
 
 
-# ---- Output
-# A row per replica; below it, the state of the rounds. Bounds, because anybody who can write to the bucket could make
-# these numbers arbitrarily large.
+# Output: a row per replica, and the state of the rounds below. Numbers are bounded, because anybody who can write to
+# the bucket could make them arbitrarily large.
 
 _MAX_RANKS_SHOWN, _MAX_SHOWN_S = 16, 1e9
 
@@ -316,7 +315,7 @@ def _launch_table(launch_status: LaunchStatus) -> Table:
 
 
 def _round_line(launch_status: LaunchStatus) -> str:
-    """Return a line about the rounds: number, members, bytes, stragglers and the remaining time."""
+    """Describe the rounds in one line: their number, members, bytes, stragglers and the remaining time."""
     from composer_replication.cli.progress import duration
 
     progress = launch_status.progress
@@ -342,7 +341,7 @@ def _round_line(launch_status: LaunchStatus) -> str:
 
 
 def _failure_lines(launch_status: LaunchStatus, bucket: str, *, has_logged_failures: bool) -> list[str]:
-    """Return why replicas failed, unless that was logged already, and how to see their full output."""
+    """Return lines that say why replicas failed (unless that was logged already), and how to see their full output."""
     from composer_replication.cli.replicas.supervision import describe_failure
 
     failed = [replica for replica in launch_status.replicas if replica.error]
@@ -354,7 +353,7 @@ def _failure_lines(launch_status: LaunchStatus, bucket: str, *, has_logged_failu
 
 
 def _show_status(launch_status: LaunchStatus, bucket: str, *, as_json: bool, has_logged_failures: bool = False) -> int:
-    """Print the state of a launch. Returns the exit status: 1 if a replica has failed and is not restarted."""
+    """Print the state of a launch, and return the exit status: 1 if a replica has failed."""
 
     if as_json:
         commits = 0 if launch_status.progress is None else launch_status.progress.step
@@ -414,7 +413,7 @@ def _exit(code: int | None) -> str:
 
 
 def _ranks(launch_status: LaunchStatus, ranks: Sequence[int]) -> str:
-    """Return the ranks as text, at most `_MAX_RANKS_SHOWN`. Ranks that the launch does not have are dropped."""
+    """Return up to `_MAX_RANKS_SHOWN` ranks as text, without ranks that the launch does not have."""
     valid_ranks = [rank for rank in ranks if rank in range(launch_status.launch.replicas)]
     more = f" and {len(valid_ranks) - _MAX_RANKS_SHOWN} more" if len(valid_ranks) > _MAX_RANKS_SHOWN else ""
     return ", ".join(map(str, valid_ranks[:_MAX_RANKS_SHOWN])) + more

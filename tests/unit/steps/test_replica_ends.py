@@ -24,7 +24,7 @@ from composer_replication.cli.replicas.launch_status import (
     start_replicas,
 )
 from composer_replication.cli.replicas.launches import LaunchNotice
-from composer_replication.cli.replicas.supervision import _trainer, tend
+from composer_replication.cli.replicas.supervision import _find_trainer, tend
 from composer_replication.diloco.rounds.patience import RankTaken
 from composer_replication.diloco.rounds.progress import RunProgress
 from composer_replication.diloco.rounds.records import Layout
@@ -174,7 +174,7 @@ def test_an_error_that_may_pass_is_told_from_one_that_does_not(error, is_final):
 )
 def test_a_trainer_that_cannot_be_called_is_an_error_that_no_start_mends(function, given, parts):
     with refusal(InputError, **parts):
-        _trainer("composer_replication.diloco.tiny_trainer", function, given)
+        _find_trainer("composer_replication.diloco.tiny_trainer", function, given)
 
 
 def test_a_decorator_may_supply_arguments_and_a_built_in_says_nothing_of_its_own(monkeypatch):
@@ -188,8 +188,8 @@ def test_a_decorator_may_supply_arguments_and_a_built_in_says_nothing_of_its_own
     mine: Any = types.ModuleType("mine")
     mine.train = wrapper
     monkeypatch.setitem(sys.modules, "mine", mine)
-    assert _trainer("mine", "train", {})(manager=None, rank=0, world_size=1) == 1
-    assert _trainer("builtins", "dict", {}) is dict
+    assert _find_trainer("mine", "train", {})(manager=None, rank=0, world_size=1) == 1
+    assert _find_trainer("builtins", "dict", {}) is dict
 
 
 RUNNING = [ReplicaStatus(rank, "running", 0, "", "") for rank in (0, 1)]

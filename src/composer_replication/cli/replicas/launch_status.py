@@ -1,7 +1,7 @@
 """The state of a launch: its replicas, as the executor reports them, and its rounds, as the bucket shows them.
 
-Starting and canceling replicas is here as well. Every start is noted in the launch file before it is requested, so
-that a replica can be found and stopped even if this process is killed in between.
+Replicas are also started and canceled here. Every start is recorded in the launch file before it is requested, so that
+its replica can be found and stopped even if this process is killed in between.
 """
 
 from __future__ import annotations
@@ -47,12 +47,12 @@ class ReplicaStatus(NamedTuple):
     in_round: str  # its state in the open round: training, waited for, offered or left
     where: str  # its process, sandbox or job id
     exit_code: int | None = None
-    error: str = ""  # how it failed; after a restart, how the earlier start failed
-    log: str = ""  # where the executor shows its output, if it has such a page
+    error: str = ""  # how it failed; for a restarted replica that runs, how its earlier start failed
+    log: str = ""  # the URL or path of its log, if the executor has one
 
 
 class _RoundTiming(NamedTuple):
-    """How long ago the last round ended, and how long a round usually takes, by the clock of the store."""
+    """The seconds since the last round ended, and the usual duration of a round, by the store's clock."""
 
     since_s: float
     usual_s: float
@@ -64,12 +64,12 @@ class _RoundTiming(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchStatus:
-    """The state of a launch at one moment."""
+    """The state of a launch at a point in time."""
 
     launch: LaunchNotice
     replicas: Sequence[ReplicaStatus]
     progress: RunProgress | None  # None before the first replica has started
-    trouble: str | None = None  # why the rounds cannot be read
+    trouble: str | None = None  # why the rounds cannot be read, if so
     # None before the first round, and for a store that does not report when objects were written
     timing: _RoundTiming | None = None
 
@@ -88,7 +88,7 @@ class LaunchStatus:
 
     @property
     def eta_s(self) -> float | None:
-        """The remaining time, from the mean time per commit since the launch, start-up included; None in a stall."""
+        """The estimated remaining seconds, from the mean time per commit so far. None if unknown or stalled."""
         total = self.launch.commits
         if self.progress is None or not self.progress.step or total is None or self.stalled_s is not None:
             return None
@@ -97,7 +97,7 @@ class LaunchStatus:
 
     @property
     def stalled_s(self) -> float | None:
-        """For how long no round has ended, if the run is active and that is far longer than a round takes."""
+        """The seconds since the last round ended, if that is unusually long for an active run; otherwise None."""
         is_stalled = self.timing is not None and self.timing.is_stalled and not self.is_over and self.end is None
         return self.timing.since_s if self.timing is not None and is_stalled else None
 
@@ -121,7 +121,7 @@ def read_launch_status(store: ObjectStore | None, file: LaunchFile, executor: Ex
 def _add_outcome(
     replica: ReplicaStatus, record: Record, handle: ReplicaHandle | None, executor: Executor | None
 ) -> ReplicaStatus:
-    """Add how a replica ended, or for a restarted one that is running, how its earlier start ended."""
+    """Add how a replica ended, or for a restarted replica that runs, how its earlier start ended."""
     if executor is None or (handle is None and replica.status != "failed"):
         return replica
     if handle is None:
@@ -142,7 +142,7 @@ def _add_outcome(
 
 
 def read_bucket_status(store: ObjectStore, notice: LaunchNotice) -> LaunchStatus:
-    """Return the state of a launch as the bucket shows it, for machines without its launch file."""
+    """Return the state of a launch from the bucket alone, for machines without its launch file."""
     progress, trouble, timing = _read_rounds(store, notice)
     ranks = range(notice.replicas)
     replicas = [ReplicaStatus(rank, UNREACHABLE, 0, _round_state(rank, progress), "") for rank in ranks]
@@ -152,7 +152,7 @@ def read_bucket_status(store: ObjectStore, notice: LaunchNotice) -> LaunchStatus
 def _query_replica(
     file: LaunchFile, launch: Launch, start: Start, executor: Executor | None
 ) -> tuple[ReplicaHandle | None, str]:
-    """Return the handle and the status of a start. If the handle was lost, look for the replica by its name."""
+    """Return the handle and status of a start's replica. If the handle was lost, find the replica by its name."""
     if executor is None:
         return start.handle, UNREACHABLE
     if start.handle is not None:
@@ -160,7 +160,7 @@ def _query_replica(
         return start.handle, status or UNREACHABLE
     if file.is_starting():
         return None, "pending"
-    # Decide this before looking: a replica that appears in between is then found.
+    # Decide this before searching, so that a replica that appears in between is found.
     may_come = not is_settled(file, start, executor)
     handles = executor.ask_for(launch.id, start.rank, start.attempt)
     if handles is None:  # the executor did not answer
@@ -174,9 +174,9 @@ def _query_replica(
 def _read_rounds(
     store: ObjectStore, launch: LaunchNotice
 ) -> tuple[RunProgress | None, str | None, _RoundTiming | None]:
-    """Return progress and timing of the rounds, or why they cannot be read.
+    """Return the progress and timing of the rounds, or the reason why they cannot be read.
 
-    It does not raise: with a corrupt bucket, the replicas still have to be shown and stopped.
+    No error is raised, because the replicas have to be shown and stopped even if the bucket is corrupt.
     """
     try:
         if isinstance(launch, Launch):
@@ -201,7 +201,7 @@ def _read_timing(
 ) -> _RoundTiming | None:
     """Return the timing of the rounds from the times at which their outcomes were written.
 
-    These times are in the store, so a watch that starts during a stall recognizes it.
+    These times are in the store, so that `watch` recognizes a stall that began before it was started.
     """
     last = progress.step - 1
     if not isinstance(store, DatedStore) or last < 0 or (commit := read_commit(patient, layout, last)) is None:
@@ -224,16 +224,16 @@ def _round_state(rank: int, progress: RunProgress | None) -> str:
     return "offered" if rank in progress.offered else "training"
 
 
-# ---- Starting and canceling
+# Starting and canceling replicas.
 
-# Options that only the environment may set. They decide where a token is sent, so they are not stored in a file.
+# These options decide where a token is sent, so they are only read from the environment and never stored in a file.
 _ENVIRONMENT_ONLY_OPTIONS = {"endpoint": "HF_ENDPOINT", "token": "HF_TOKEN"}
 _CANCEL_ATTEMPTS, _PAUSE_S, _MAX_WAIT_FOR_STARTER_S = 3, 1.0, 30.0
 _MAX_LISTING_FACTOR = 5  # times an executor's `listed_s`
 
 
 class _Unended(NamedTuple):
-    """A start whose replica may still be running, and why it could not be stopped."""
+    """A start whose replica may still be running, and the reason why it could not be stopped."""
 
     rank: int
     attempt: int
@@ -259,7 +259,7 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
 def start_replicas(
     file: LaunchFile, executor: Executor, on_message: Callable[[str], None] = lambda _text: None
 ) -> None:
-    """Start all replicas. If one cannot be started, or on an interruption, cancel those that were."""
+    """Start all replicas. If one cannot be started, or on an interruption, cancel those that were started."""
     launch, num_started, error, outcome = file.read().launch, 0, None, ""
     try:
         while error is None and num_started < launch.replicas:
@@ -278,7 +278,8 @@ def start_replicas(
 
 @dataclass(frozen=True)
 class _StartAttempt:
-    """A context for the request to start a replica. If it fails, its end is noted in the launch file."""
+    """A context manager for the request to start a replica. If the request fails, its end is recorded in the launch
+    file."""
 
     file: LaunchFile
     executor: Executor
@@ -291,7 +292,7 @@ class _StartAttempt:
     def __exit__(self, _kind: object, error: BaseException | None, _trace: object) -> None:
         if error is None:
             return
-        # If the note cannot be written, the start counts as one whose process was killed.
+        # If this cannot be recorded, the start is treated as one whose requesting process was killed.
         with contextlib.suppress(OSError, ComposerError):
             if self.executor.was_refused(error):
                 self.file.withdraw(self.rank, self.attempt)
@@ -302,7 +303,7 @@ class _StartAttempt:
 def start_replica(
     file: LaunchFile, launch: Launch, executor: Executor, rank: int, attempt: int, **settings: Any
 ) -> ReplicaHandle:
-    """Start or restart one replica, with notes in the launch file before and after the request."""
+    """Start or restart a replica. The launch file records the start before the request, and the handle after it."""
     args = launch.entrypoint_args(**settings)
     job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s, launch=launch.id)
     with file.starting():
@@ -318,11 +319,12 @@ def start_replica(
 
 
 def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> bool:
-    """Return whether a start that the executor does not list has no replica: enough time has passed to be sure.
+    """Return whether enough time has passed to be sure that a start without a listed replica has none.
 
-    New replicas appear in an executor's listing after up to `listed_s`. An executor that was slow to answer the request
-    gets as long again. If the requesting process was killed, the request ended at the latest when somebody first looks,
-    or `start_s` after it began. That first look is noted in the launch file, if there is one.
+    New replicas appear in an executor's list after up to `listed_s`, or after as long as the executor took to answer
+    the request if that is longer. If the requesting process was killed, the end of its request is unknown: then it is
+    the time of the first call of this function, which the launch file records, or at the latest `start_s` after the
+    request.
     """
     if not executor.listed_s:
         return True
@@ -337,12 +339,12 @@ def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> boo
 
 
 def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -> list[_Unended]:
-    """Stop every replica of a launch. Returns those that may still be running, with the reason."""
+    """Stop all replicas of a launch, and return those that may still be running."""
     try:
         launch = file.mark_cancelled().launch
     except OSError:  # the disk is full; machines have to be stopped nevertheless
         launch = file.read().launch
-    # Another process may be starting a replica right now: wait for its handle.
+    # Another process may be starting a replica now, so wait for its handle.
     deadline = time.monotonic() + _MAX_WAIT_FOR_STARTER_S
     while (is_starting := file.is_starting()) and time.monotonic() < deadline:
         time.sleep(pause_s)
@@ -364,13 +366,13 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     if is_starting:
         reasons |= dict.fromkeys(lost, "another process is starting it now")
     if not reasons:
-        with contextlib.suppress(OSError):  # without the note, the executor is asked again the next time
+        with contextlib.suppress(OSError):  # if this is not recorded, the executor is queried again the next time
             file.mark_ended()
     return [_Unended(*key, why) for key, why in reasons.items()]
 
 
 def describe_cancellation(unended: Sequence[_Unended], launch: Launch, executor: Executor) -> str:
-    """Return whether all replicas of a canceled launch were stopped, and which ones the user has to check by hand."""
+    """Describe whether all replicas of a canceled launch were stopped, or which ones the user has to check."""
     if not unended:
         return "All replicas that had been started were canceled."
     replicas = "; ".join(f"rank {start.rank} (start {start.attempt}): {start.why}" for start in unended)

@@ -4,11 +4,11 @@ In the bucket:
 
     launch/000003/launch.json        the notice; creating it reserves the number, which is the generation of the rounds
     launch/000003/input/...          files of the run
-    launch/000003/output/001/...     what rank 1 has produced
+    launch/000003/output/001/...     the result of rank 1
 
-Anybody with write access to the bucket can change any of this. So nothing in it decides whom to pay, which process to
-signal, where to send a token or what to run, and everything is validated before it is shown. `watch`, `cancel` and
-`collect` act on the launch file instead (`LaunchFile`).
+Anybody with write access to the bucket can change these objects. So they never decide which service is paid, which
+process is signaled, where a token is sent or what is run, and they are validated before they are shown. `watch`,
+`cancel` and `collect` rely on the launch file instead (`LaunchFile`).
 """
 
 from __future__ import annotations
@@ -72,23 +72,23 @@ def launch_key(number: int, *parts: str) -> str:
 class Launch(LaunchNotice):
     """A launch with everything that is needed to start its replicas. The field names are those of the launch file."""
 
-    bucket: str  # the replicas' address of it
-    place: str  # this machine's address of it, see `canonical_bucket`
-    options: Mapping[str, Any]  # of the executor; secrets by name, without their values
+    bucket: str  # its address for the replicas
+    place: str  # its address on this machine, see `canonical_bucket`
+    options: Mapping[str, Any]  # of the executor; with the names of secrets, but not their values
     entrypoint: str
     args: Mapping[str, Any]
     gpu: str | None = None
     timeout_s: float | None = None
 
     def entrypoint_args(self, **settings: Any) -> dict[str, Any]:
-        """Return the arguments of the replicas. The number of the launch is the generation of their rounds."""
+        """Return the arguments of the entrypoint. The number of the launch is the generation of its rounds."""
         trainer_kwargs = {**self.args["trainer_kwargs"], "launch": self.number}
         manager_settings = {**self.args["settings"], **settings, "generation": self.number}
         return {**self.args, "trainer_kwargs": trainer_kwargs, "settings": manager_settings}
 
 
 def canonical_bucket(bucket: str) -> str:
-    """Return a unique address of a bucket, without accessing it: "s3://b/x/" -> "s3://b/x", "run" -> "file:///..."."""
+    """Return the canonical address of a bucket, without a request: "s3://b/x/" -> "s3://b/x", "run" -> "file:///..."."""
     if scheme_of(bucket) != "file":
         return bucket.rstrip("/")
     path = Path(unquote(urlsplit(bucket).path) if "://" in bucket else bucket)
@@ -106,10 +106,10 @@ def next_number(store: ObjectStore, *, above: int = -1) -> int:
 
 
 def create_launch(store: ObjectStore, *, above: int = -1, **settings: Any) -> Launch:
-    """Reserve the next number and create the notice.
+    """Reserve the next number by creating the notice of a launch, and return the launch.
 
-    Creating an object that exists fails, so several launches at once get different numbers. `above` is the last number
-    of this bucket that this machine knows: in a bucket that was emptied, numbers are not reused.
+    Only one of several concurrent launches can create a notice, so they get different numbers. `above` is the last
+    number that this machine has used in this bucket, so that numbers are not reused even if the bucket was emptied.
     """
     number = next_number(store, above=above)
     while number <= _MAX_NUMBER:
@@ -163,13 +163,13 @@ def _is_int_between(value: object, least: int, most: int) -> bool:
     return isinstance(value, int) and not isinstance(value, bool) and least <= value <= most
 
 
-# ---- The launch file: what was requested, which replicas were started, and their handles
+# The launch file: what was requested, which replicas were started, and their handles.
 #
 #     ~/.local/state/composer-replication/launches/BUCKET/000003.json       or below $XDG_STATE_HOME
 #
-# Every start is noted before the executor is asked for it, and its handle as soon as there is one. A process that is
-# killed in between leaves a file with which every replica can still be found and stopped. The file contains no secret,
-# only its owner can read it (0600), and it is written atomically.
+# Every start is recorded before it is requested, and its handle as soon as it is known. So every replica can be found
+# and stopped even if the process is killed in between. The file contains no secret, only its owner can read it (0600),
+# and it is written atomically.
 
 FORMAT = 1
 _MAX_BYTES = 16 << 20
@@ -178,7 +178,7 @@ _LOCK_TIMEOUT_S, _POLL_S = 30.0, 0.05
 
 @dataclass(frozen=True)
 class Start:
-    """One start of one replica. Without a handle, it is unknown whether the executor has started it."""
+    """A start of a replica. Without a handle, it is unknown whether the executor has started it."""
 
     rank: int
     attempt: int
@@ -193,8 +193,8 @@ class Record:
 
     launch: Launch
     starts: tuple[Start, ...] = ()
-    cancelled: float | None = None  # time of the cancel; nothing is started after it
-    ended: float | None = None  # when a cancel had stopped every replica
+    cancelled: float | None = None  # the time of a cancel, after which nothing is started
+    ended: float | None = None  # the time at which a cancel had stopped all replicas
 
     @property
     def latest_starts(self) -> dict[int, Start]:
@@ -235,25 +235,25 @@ class LaunchFile:
             raise RunError(explain(str(self.path), got=f"{error}", expected="the file of a launch")) from error
 
     def begin(self, rank: int, attempt: int) -> None:
-        """Note a start that is about to be requested.
+        """Record a start that is about to be requested.
 
         Raises RunError if the launch was canceled, or if another process has started this rank meanwhile.
         """
 
         def add_start(record: Record) -> Record:
             if record.cancelled is not None:
-                raise RunError(explain(f"rank {rank}", got="a launch that was cancelled", expected="an active one"))
+                raise RunError(explain(f"rank {rank}", got="a canceled launch", expected="an active one"))
             last = record.latest_starts.get(rank)
             if attempt != (0 if last is None else last.attempt + 1):
                 got = f"start {attempt} of a rank whose last is {'none' if last is None else last.attempt}"
-                fix = "Another process is tending this launch: leave it to that one."
+                fix = "Another process is watching this launch: leave the restarts to it."
                 raise RunError(explain(f"rank {rank}", got=got, expected="the next one", fix=fix))
             return replace(record, starts=(*record.starts, Start(rank, attempt, time.time())))
 
         self._change(add_start)
 
     def note(self, handle: ReplicaHandle) -> Record:
-        """Store the handle of a start."""
+        """Record the handle of a start."""
 
         def add_handle(record: Record) -> Record:
             key = (handle.rank, handle.attempt)
@@ -266,7 +266,7 @@ class LaunchFile:
         return self._change(add_handle)
 
     def end_asking(self, rank: int, attempt: int, when: float) -> Record:
-        """Note when the request for a start ended without a handle. An earlier note is kept."""
+        """Record when the request for a start ended without a handle. An earlier time is kept."""
 
         def set_asked_until(record: Record) -> Record:
             starts = [
@@ -280,7 +280,7 @@ class LaunchFile:
         return self._change(set_asked_until)
 
     def withdraw(self, rank: int, attempt: int) -> Record:
-        """Remove a start that the executor has refused, so that no machine exists for it."""
+        """Remove a start that the executor has refused, so that it has no replica."""
 
         def remove_start(record: Record) -> Record:
             remaining_starts = [start for start in record.starts if (start.rank, start.attempt) != (rank, attempt)]
@@ -292,12 +292,12 @@ class LaunchFile:
         return self._change(lambda record: replace(record, cancelled=record.cancelled or time.time()))
 
     def mark_ended(self) -> Record:
-        """Note that a cancel has stopped every replica, so that the executor need not be asked about them again."""
+        """Record that a cancel has stopped all replicas, so that the executor need not be queried again."""
         return self._change(lambda record: replace(record, ended=record.ended or time.time()))
 
     @contextlib.contextmanager
     def starting(self) -> Generator[None]:
-        """Hold a lock from the note of a start until that of its handle. A killed process releases it."""
+        """Hold a lock while a replica is started and its handle recorded. The lock is released if the process dies."""
         with self._locked("start"):
             yield
 
@@ -305,7 +305,7 @@ class LaunchFile:
         """Return whether another process holds the lock of `starting`."""
         try:
             descriptor = os.open(self._lock_path("start"), os.O_RDWR)
-        except FileNotFoundError:  # nothing was ever started; do not create the lock file only to look
+        except FileNotFoundError:  # nothing was ever started, and this must not create the lock file
             return False
         try:
             return not try_lock(descriptor)
@@ -347,7 +347,7 @@ class LaunchFile:
             os.close(descriptor)
 
     def _check_owner(self, status: os.stat_result) -> None:
-        """Raise InputError unless only this user can write the file, which decides what is run and paid for."""
+        """Raise InputError unless only this user can write the file, because it decides what is run and paid for."""
         if not hasattr(os, "getuid"):  # Windows has no numeric owners
             return
         is_open = bool(status.st_mode & 0o022)
@@ -372,10 +372,10 @@ def _parse_record(content: dict[str, Any]) -> Record:
 
 
 def _launch_folder(bucket_address: str) -> Path:
-    """Return the folder of the launch files of a bucket."""
+    """Return the folder with the launch files of a bucket."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
-    # The readable part is for people; the hash keeps buckets apart whose names end alike.
+    # The hash distinguishes buckets whose readable parts are equal.
     readable = re.sub(r"[^A-Za-z0-9]+", "-", bucket_address)[-40:].strip("-")
     return (
         base
@@ -386,7 +386,7 @@ def _launch_folder(bucket_address: str) -> Path:
 
 
 def local_launch_numbers(bucket_address: str) -> list[int]:
-    """Return the numbers of the launches of a bucket that have a launch file on this machine."""
+    """Return the numbers of a bucket's launches that have a launch file on this machine."""
     names = [path.stem for path in _launch_folder(bucket_address).glob("*.json")]
     return sorted(int(name) for name in names if name.isdigit())
 
@@ -404,7 +404,8 @@ def launch_path(bucket_address: str, number: int) -> Path:
 def find_launch_file(bucket: str, number: int | None, path: Path | None) -> LaunchFile | None:
     """Return the launch file at `path`, or this machine's file for launch `number` (default: the last) of a bucket.
 
-    Returns None if this machine has none. Raises InputError if the file at `path` is about another bucket or launch.
+    Returns None if this machine has no such file. Raises InputError if the file at `path` belongs to another bucket or
+    launch.
     """
     address = canonical_bucket(bucket)
     if path is None:
@@ -421,7 +422,7 @@ def find_launch_file(bucket: str, number: int | None, path: Path | None) -> Laun
 
 
 def missing_file_error(bucket: str, number: int | None) -> RunError:
-    """Return the error for a verb that needs a launch file and has none."""
+    """Return the error for a command that needs a launch file and cannot find it."""
     which = "" if number is None else f" {number}"
     fix = (
         "The bucket cannot be trusted to identify the replicas, because others may write to it. Copy the file that "

@@ -1,6 +1,7 @@
-"""The checks of `crf diloco launch` before anything is uploaded or started. `--dry-run` makes the same ones.
+"""The checks of `crf diloco launch` and its `--dry-run`, before anything is uploaded or started.
 
-Most of them are about earlier launches at the same bucket: a second launch would cost money, and is usually a mistake.
+Most of them look for an earlier launch in the same bucket that still runs: a second one costs money, and is usually a
+mistake.
 """
 
 from __future__ import annotations
@@ -32,13 +33,13 @@ from composer_replication.diloco.store import ObjectStore
 from composer_replication.errors import ComposerError, RunError, explain
 
 MAX_CHECK_S = 30.0  # for all requests about earlier launches together
-_LOOKUP_OPTIONS = ("namespace", "app_name", "address")  # executor options with which a lost start is looked for
+_LOOKUP_OPTIONS = ("namespace", "app_name", "address")  # executor options that must be equal to find a lost start
 
 
 def check_launch(
     store: ObjectStore, request: LaunchRequest, executor: Executor, path: Path | None, *, beside: bool
 ) -> list[str]:
-    """Raise for a request that cannot be launched. Returns warnings about one that can. Writes nothing."""
+    """Raise an error for a request that cannot be launched; otherwise return warnings. Writes nothing."""
     executor.secret_values()
     refuse_secret_values(request)
     executor.job(request.entrypoint, request.entrypoint_args, gpu=request.gpu, timeout_s=request.timeout_s)
@@ -64,7 +65,7 @@ def check_launch(
 
 
 class _RunningLaunch(NamedTuple):
-    """A running launch, and its running ranks."""
+    """The number of a running launch, and its running ranks."""
 
     number: int
     ranks: list[int]
@@ -73,15 +74,15 @@ class _RunningLaunch(NamedTuple):
 class _EarlierLaunches:
     """Finds out which launches from this machine are running.
 
-    Only the executor of the new launch is asked. Creating another one could have side effects: Ray starts a cluster if
-    it finds none.
+    Only the executor of the new launch is queried. Creating another executor could have side effects: Ray starts a
+    cluster if it finds none.
     """
 
     def __init__(self, request: LaunchRequest, executor: Executor, keys: Collection[str], deadline: float) -> None:
         self._request, self._executor, self._keys, self._deadline = request, executor, keys, deadline
 
     def find_newest_running(self, bucket_uri: str) -> tuple[_RunningLaunch | None, list[str]]:
-        """Return the newest running launch, if any, and a line for each reason why newer ones may be running, too."""
+        """Return the newest launch that is known to run, and warnings about newer launches that may run, too."""
         unknown = dict[str, list[int]]()
         running = None
         for number in reversed(local_launch_numbers(bucket_uri)):
@@ -100,7 +101,7 @@ class _EarlierLaunches:
         ]
 
     def _running_ranks(self, file: LaunchFile) -> list[int]:
-        """Return the ranks that the executor reports as running. Raises if none is, but one might be."""
+        """Return the ranks that the executor reports as running. Raises an error if there are none, but not certainly."""
         record = file.read()
         unended = list(self._unended(record))
         if any(start.handle is None for start in unended) and file.is_starting():
@@ -121,7 +122,7 @@ class _EarlierLaunches:
         return ranks
 
     def _unended(self, record: Record) -> Iterator[Start]:
-        """Yield the starts without a result in the bucket, unless a cancel has stopped the whole launch."""
+        """Yield the starts without a result in the bucket, or none if a cancel has stopped the launch."""
         for start in record.latest_starts.values() if record.ended is None else ():
             if record.launch.key("output", f"{start.rank:03d}", DONE) not in self._keys:
                 yield start
@@ -136,13 +137,13 @@ class _EarlierLaunches:
 
     def _is_running(self, what: str, launch: Launch, start: Start) -> bool:
         handles, executor = [start.handle] if start.handle else [], self._executor
-        if start.handle is None:  # the process that requested it was killed, or the answer was lost
+        if start.handle is None:  # the requesting process was killed, or the answer was lost
             if changed_options := [
                 option for option in _LOOKUP_OPTIONS if launch.options.get(option) != self._request.options.get(option)
             ]:
                 got = f"a start without an answer, with another {', '.join(changed_options)}"
                 raise RunError(explain(what, got=got, expected="the options of this launch"))
-            # Decide this before looking: a replica that appears in between is then found.
+            # Decide this before searching, so that a replica that appears in between is found.
             may_come = not is_settled(None, start, executor)
             handles = executor.find(launch.id, start.rank, start.attempt)
             if not handles and may_come:
@@ -155,7 +156,7 @@ class _EarlierLaunches:
 
 
 def _warn_of_unknown_launch(store: ObjectStore, bucket_uri: str, keys: Collection[str]) -> list[str]:
-    """Return a warning about the newest launch from another machine, if not all of its replicas have finished."""
+    """Return a warning about the newest launch from another machine, unless all of its replicas have finished."""
     foreign_numbers = set(list_launch_numbers(store)) - set(local_launch_numbers(bucket_uri))
     if not foreign_numbers:
         return []

@@ -1,6 +1,6 @@
 """`crf train` as one of several replicas, on its share of a run's sessions.
 
-A replica's process calls it through the entry point:
+A replica's process calls `train` through the entrypoint:
 
 replica_entrypoint.main(URI, WORLD_SIZE, "composer_replication.cli.replicas.replica_training", trainer_kwargs={
     "config": "train.toml", "overrides": ["train.run=RUN"], "outer": {"sync_every": 50}})
@@ -59,15 +59,15 @@ def train(
 
 
 def _train_replica(config: CrfConfig, replica: Any, *, progress: TrainingCallbacks | None = None) -> TrainingResult:
-    """Run the training of one replica, a `trainer.replica.Replica`."""
+    """Run the training of a replica, which is a `trainer.replica.Replica`."""
     replica.check_steps(config.train.optimiser.steps)
     return train_step(_replica_config(config, replica.rank), replica=replica, progress=progress)
 
 
 def _replica_config(config: CrfConfig, rank: int) -> CrfConfig:
-    """Return the config of a replica: its own folder, no warm-up, no checkpoints.
+    """Return the config of a replica: with its own folder, and without warm-up and checkpoints.
 
-    A replica begins with the run's weights whenever it is started.
+    Whenever a replica starts, it takes its weights from the run.
     """
     train = config.train
     if train.warmup.mode in ("steps", "until"):

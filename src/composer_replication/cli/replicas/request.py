@@ -1,9 +1,9 @@
-"""The request for a launch: what replicas train, with which settings, and the files that they get.
+"""The request for a launch: what the replicas train, with which settings, and the files that they get.
 
-training_request  `crf train` on a run's sessions, as fields of a LaunchRequest
-prepare_launch    reserve a number, create the launch file, upload the run's files
+training_request  returns `crf train` on a run's sessions as fields of a LaunchRequest
+prepare_launch    reserves a number, creates the launch file, and uploads the run's files
 ROUND_KEYS        the settings of `--round NAME=VALUE`
-upload, download  files to the bucket and back, in parts, checked by their hashes
+upload, download  copy files to the bucket and back, in parts, and verify their hashes
 """
 
 from __future__ import annotations
@@ -42,12 +42,12 @@ ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
 TRAINER = "composer_replication.cli.replicas.supervision"
 TRAINING = "composer_replication.cli.replicas.replica_training"
 _SECRET_OPTIONS = ("secrets", "modal_secrets")
-_EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # their machines may share this one's folders
+_EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # their machines may share folders with this machine
 
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """What a launch is asked to do: which trainer, with which arguments and files, on which executor."""
+    """Describes a launch: the trainer, its arguments and files, and the executor."""
 
     bucket: str
     executor: str
@@ -78,7 +78,7 @@ class LaunchRequest:
 
     @cached_property
     def entrypoint_args(self) -> dict[str, Any]:
-        """The arguments of the entry point, except for the launch's number, which is not known yet."""
+        """The arguments of the entrypoint, without the number of the launch, which is not known yet."""
         trainer = {
             "bucket": self.bucket,
             "module": self.module,
@@ -101,7 +101,7 @@ class LaunchRequest:
 
 
 def bucket_for_replicas(bucket: str, executor: str) -> str:
-    """Return the bucket's address for replicas. Raises InputError for a folder that they cannot reach."""
+    """Return the bucket's address for the replicas. Raises InputError for a folder that they cannot reach."""
     if scheme_of(bucket) != "file":
         return bucket
     if executor not in _EXECUTORS_ON_LOCAL_FILES:
@@ -150,9 +150,9 @@ def training_request(
 
 
 def refuse_secret_values(request: LaunchRequest) -> None:
-    """Raise InputError if an option or argument contains a secret's value.
+    """Raise InputError if an option or argument contains the value of a secret.
 
-    Options and arguments are stored in the launch file and shown by executors, so secrets must be passed by name.
+    Options and arguments are stored in the launch file and shown by executors, so secrets are passed only by name.
     """
     options = {key: value for key, value in request.options.items() if key not in _SECRET_OPTIONS}
     public_values = {"options": options, "arguments": dict(request.arguments), "settings": dict(request.settings)}
@@ -164,7 +164,7 @@ def refuse_secret_values(request: LaunchRequest) -> None:
 
 
 def prepare_launch(store: ObjectStore, request: LaunchRequest, path: Path | None = None) -> LaunchFile:
-    """Reserve a number, create the launch file, and upload the run's files. The caller starts the replicas."""
+    """Reserve a number, create the launch file, upload the run's files, and return the launch file."""
     refuse_secret_values(request)
     if path is not None:
         refuse_existing_file(path)
@@ -186,7 +186,7 @@ def prepare_launch(store: ObjectStore, request: LaunchRequest, path: Path | None
     return file
 
 
-# ---- The settings of `--round NAME=VALUE`
+# The settings of `--round NAME=VALUE`.
 # The table repeats defaults of the outer loop and of the round manager, so that `--help` does not load torch. A test
 # compares it with both.
 
@@ -198,7 +198,7 @@ class _RoundKey(NamedTuple):
 
     name: str
     kind: str
-    default: Any  # None if `text` says how it is derived
+    default: Any  # None if it depends on other settings, as described in `text`
     text: str
     least: float = -math.inf
 
@@ -230,7 +230,7 @@ ROUND_KEYS = {key.name: key for key in (*OUTER_KEYS, *MANAGER_KEYS)}
 
 
 def split_round_settings(pairs: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the outer loop and those of the rounds. Raises InputError for unknown or bad ones."""
+    """Return the settings of the outer loop, and those of the rounds. Raises InputError for invalid settings."""
     if unknown := sorted({name for name, _ in pairs} - ROUND_KEYS.keys()):
         raise InputError(explain("--round", got=", ".join(unknown), expected=f"some of {', '.join(ROUND_KEYS)}"))
     for name, value in pairs:
@@ -255,10 +255,10 @@ def _check(key: _RoundKey, value: Any) -> None:
         raise InputError(explain(f"--round {key.name}", got=repr(value), expected=f"{key.kind}{bound}"))
 
 
-# ---- Files in the bucket
+# Files in the bucket.
 #
-#     conversations.jsonl              a file of at most PART_BYTES is one object
-#     model.safetensors.parts/000000   a larger one is split, because every object is held in memory while it is sent
+#     conversations.jsonl              a file of up to PART_BYTES is a single object
+#     model.safetensors.parts/000000   a larger file is split, because objects are held in memory while they are sent
 
 MARKER, CONFIG = "run.json", "config.toml"
 _TRAINING_ARTEFACTS = ("conversations", "tools", "split", "sites", "pairs")
@@ -272,7 +272,7 @@ _JSONL, _PARTS_INFIX = ".jsonl", ".parts/"
 
 
 def _run_files(run: RunDir) -> dict[str, Path]:
-    """Return the files of a run that a training reads, by name."""
+    """Return the files of a run that are needed for training, by name."""
     names = [
         name
         for artefact in _TRAINING_ARTEFACTS
@@ -282,7 +282,7 @@ def _run_files(run: RunDir) -> dict[str, Path]:
 
 
 def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, allowed: Iterable[str]) -> None:
-    """Raise if a row of the files to upload contains what looks like a secret."""
+    """Raise an error if a row of the files to upload contains what looks like a secret."""
     gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     finds: dict[bytes, Find] = {}
     for name, path in files.items():
@@ -311,7 +311,7 @@ def hash_files(files: Mapping[str, Path | bytes]) -> dict[str, str]:
 
 
 def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -> None:
-    """Upload files below `prefix`, and delete parts that an earlier upload has left under their names."""
+    """Upload files under `prefix`, and delete outdated parts of these files from earlier uploads."""
     written = set[str]()
     for name, file in files.items():
         key = f"{prefix}/{name}"
@@ -342,11 +342,11 @@ def _part_key(key: str, number: int) -> str:
 
 
 def _objects(store: ObjectStore, key: str) -> dict[str, int]:
-    """Return the objects that a file consists of, in order, with their sizes. Raises if one is missing."""
+    """Return the objects of a file in order, with their sizes. Raises ArtefactCorruptError if one is missing."""
     if (size := store.size(key)) is not None:
         return {key: size}
     listed = len(store.keys(f"{key}{_PARTS_INFIX}"))
-    # The expected names, not the listed ones: an object with another name among them makes the file invalid.
+    # The expected names, not the listed ones, so that an unexpected object makes the file invalid.
     names = [_part_key(key, number) for number in range(listed)]
     sizes = {part: store.size(part) for part in names} if listed <= _MAX_FILE_BYTES // PART_BYTES else {}
     if not sizes or None in sizes.values():
@@ -357,7 +357,7 @@ def _objects(store: ObjectStore, key: str) -> dict[str, int]:
 
 def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder: Path) -> None:
     """Download the files with these hashes. Raises ArtefactCorruptError if one is missing, too large or different."""
-    refuse_odd_names(store, prefix, digests)
+    refuse_unsafe_names(store, prefix, digests)
     folder.mkdir(parents=True, exist_ok=True)
     objects = {name: _objects(store, f"{prefix}/{name}") for name in digests}
     num_bytes = sum(size for sizes in objects.values() for size in sizes.values())
@@ -368,7 +368,7 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
         with staged(folder / name) as stage:
             digest = hashlib.sha256()
             for key, size in objects[name].items():
-                # Not more than the size that was checked against the free space, even if the object has grown.
+                # Read at most the size that was compared with the free space, even if the object has grown.
                 data = store.get(key, most_bytes=min(size, PART_BYTES))
                 digest.update(data)
                 stage.file.write(data)
@@ -381,10 +381,10 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
             stage.commit()
 
 
-def refuse_odd_names(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
+def refuse_unsafe_names(store: ObjectStore, prefix: str, names: Iterable[str]) -> None:
     """Raise ArtefactCorruptError for a name that is not a plain file name with an allowed suffix.
 
-    The names come from the bucket and become paths on this machine.
+    The names come from the bucket, which is not trusted, and become paths on this machine.
     """
     listed = list(names)
     odd = [

@@ -1,4 +1,4 @@
-"""Watch a launch and restart failed replicas (`tend`), collect its results (`collect`), run one replica (`train`)."""
+"""Watch a launch and restart failed replicas (`tend`), download results (`collect`), and run a replica (`train`)."""
 
 from __future__ import annotations
 
@@ -28,7 +28,7 @@ from composer_replication.cli.replicas.request import (
     CONFIG,
     download,
     hash_files,
-    refuse_odd_names,
+    refuse_unsafe_names,
     trained_files,
     upload,
 )
@@ -52,10 +52,10 @@ def tend(
     on_message: Callable[[str], None] = lambda _text: None,
     every_s: float = 2.0,
 ) -> LaunchStatus:
-    """Watch until all replicas have ended. A failed one is restarted, at most `relaunches` times.
+    """Watch until all replicas have ended. A failed replica is restarted, at most `relaunches` times.
 
-    It is not restarted if the run has ended or it has already uploaded its result, because it would train alone; nor if
-    it was refused, because it would be refused again; nor while the bucket, which tells all this, cannot be read.
+    It is not restarted if the run has ended or its result is in the bucket, because it would train alone; if it was
+    refused, because it would be refused again; or while the bucket cannot be read.
     """
     explained, troubled_since, next_late = set[tuple[int, int, str]](), time.monotonic(), 0.0
     while True:
@@ -83,7 +83,7 @@ def tend(
 
 
 def describe_failure(replica: ReplicaStatus) -> str:
-    """Return a line that says how a replica failed and where its log is."""
+    """Describe in one line how a replica failed, and where its log is."""
     log = f" (log: {replica.log})" if replica.log else ""
     return f"rank {replica.rank}: {replica.error or 'failed'}{log}"
 
@@ -91,9 +91,9 @@ def describe_failure(replica: ReplicaStatus) -> str:
 def _reason_not_to_restart(
     store: ObjectStore, file: LaunchFile, launch_status: LaunchStatus, replica: ReplicaStatus, relaunches: int
 ) -> str | None:
-    """Return why a failed replica is not restarted, or None if it is."""
+    """Return the reason not to restart a failed replica, or None if it should be restarted."""
     if file.read().cancelled is not None:
-        return "the launch was cancelled"
+        return "the launch was canceled"
     if launch_status.end is not None:
         return f"the run has ended ({launch_status.end})"
     if replica.exit_code == REFUSED:
@@ -111,18 +111,18 @@ def _reason_not_to_restart(
 
 def _restart(file: LaunchFile, executor: Executor, replica: ReplicaStatus, relaunches: int) -> str:
     """Restart a replica and return a line about it."""
-    # `takeover`: this process has seen the replica end, so the new one need not wait for its lease to expire.
+    # With `takeover` the new replica need not wait for the lease to expire, because the old one is known to have ended.
     launch, attempt = file.read().launch, replica.attempt + 1
     _, error = tried(lambda: start_replica(file, launch, executor, replica.rank, attempt, takeover=True))
     if isinstance(error, InputError):
         raise error
-    if error is not None:  # the start may have worked nevertheless: `read_launch_status` looks for it by its name
+    if error is not None:  # it may run nevertheless: `read_launch_status` searches for it by its name
         return f"{describe_failure(replica)}; could not be restarted: {in_brief(error)}"
     return f"{describe_failure(replica)}; restarted ({attempt} of {relaunches})"
 
 
 def _cancel_late_starts(file: LaunchFile, executor: Executor) -> list[str]:
-    """Cancel machines of starts that were given up before they appeared. Returns a line for each."""
+    """Cancel machines that appeared after their start had been given up. Returns a message for each."""
     record, lines = file.read(), []
     for start in record.starts:
         if start.handle is not None or start == record.latest_starts[start.rank]:
@@ -132,13 +132,13 @@ def _cancel_late_starts(file: LaunchFile, executor: Executor) -> list[str]:
         for handle in handles or ():
             _, error = tried(lambda handle=handle: executor.cancel(handle))
             if error is None:
-                file.note(handle)  # only now: a start without a handle is looked for again
+                file.note(handle)  # only now, because starts with a handle are not searched for again
             outcome = "; it was canceled" if error is None else f" and could NOT be canceled: {in_brief(error)}"
             lines.append(what + outcome)
     return lines
 
 
-# ---- Collecting the results: the weights, which are the same at every replica, and the logs
+# Collecting the results: the weights, which are the same at every replica, and the logs.
 
 _MAX_BYTES = 1 << 20
 # a SHA-256 in hex: "9f86d081884c7d659a2feaa0c55ad015a3bf4f1b2b0b822cd15d6c15b0f00a08"
@@ -151,7 +151,7 @@ class Collected:
     """The downloaded results of a launch."""
 
     folder: Path
-    weights: Path | None  # None if no replica has uploaded any
+    weights: Path | None  # None if no replica has uploaded weights
     files: int
     from_rank: int | None
     outcomes: list[dict[str, Any]]
@@ -172,7 +172,7 @@ def collect(
     timeout_s: float | None = None,
     on_message: Callable[[str], None] = lambda _text: None,
 ) -> Collected:
-    """Download weights and logs. Waits up to `timeout_s` for the replicas to end; by default without a limit."""
+    """Download weights and logs, after waiting up to `timeout_s` (default: forever) for the replicas to end."""
     record = file.read()
     refuse_other_launch(store, record.launch)
     folder.mkdir(parents=True, exist_ok=True)
@@ -183,11 +183,11 @@ def collect(
             f"waiting{limit} for rank {ranks}. Ctrl-C stops waiting, not the replicas; --timeout 0 does not wait"
         )
     deadline = None if timeout_s is None else time.monotonic() + timeout_s
-    outcomes = [_outcome(executor, start, deadline, folder / "logs") for start in record.latest_starts.values()]
+    outcomes = [_fetch_outcome(executor, start, deadline, folder / "logs") for start in record.latest_starts.values()]
     done = _read_outputs(store, record.launch)
     answers = {str(rank): output["answer"] for rank, output in done.items()}
     written = {"launch": record.launch.number, "outcomes": outcomes, "answers": answers}
-    # Answers come from the bucket. As ASCII, they contain no control characters when somebody prints the file.
+    # Answers come from the bucket. ASCII output escapes control characters, so the file is safe to print.
     atomic_write_text(folder / "outcomes.json", json.dumps(written, indent=2, ensure_ascii=True) + "\n")
     digests_by_rank = {rank: output["files"] for rank, output in done.items() if output["files"]}
     if not digests_by_rank:
@@ -205,8 +205,8 @@ def _ranks_still_running(executor: Executor | None, starts: Iterable[Start]) -> 
     return [handle.rank for handle in handles if tried(partial(executor.poll, handle))[0] in ("pending", "running")]
 
 
-def _outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:
-    """Return how a replica ended, and store its log. A replica that cannot be reached has the status "unknown"."""
+def _fetch_outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:
+    """Store the log of a replica, and return how it ended. The status is "unknown" if it cannot be reached."""
     unknown = {"rank": start.rank, "status": UNREACHABLE, "exit_code": None}
     if executor is None or start.handle is None or not executor.reaches(start.handle):
         return {**unknown, "error": "it cannot be reached from here"}
@@ -228,7 +228,8 @@ def _outcome(executor: Executor | None, start: Start, deadline: float | None, lo
 
 
 def _read_outputs(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
-    """Return the done.json of each replica that has one, by rank. Raises ArtefactCorruptError if one is invalid."""
+    """Return the content of each replica's done.json by rank, where it exists. Raises ArtefactCorruptError if a file is
+    invalid."""
     done = {}
     for rank in range(launch.replicas):
         key = launch.key("output", f"{rank:03d}", DONE)
@@ -243,13 +244,13 @@ def _read_outputs(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any
             fix = "Somebody wrote to the bucket: check who has access."
             where = f"{key} at {store.uri}"
             raise ArtefactCorruptError(explain(where, got=in_brief(error), expected="files", fix=fix)) from None
-        refuse_odd_names(store, key, files)
+        refuse_unsafe_names(store, key, files)
         done[rank] = {"files": files, "answer": answer}
     return done
 
 
 def _check_equal(store: ObjectStore, digests_by_rank: dict[int, dict[str, str]]) -> None:
-    """Raise ArtefactCorruptError unless all replicas have the same weights, bit for bit."""
+    """Raise ArtefactCorruptError unless all replicas have bit-identical weights."""
     weights = {
         rank: {name: digest for name, digest in digests.items() if name.endswith(".safetensors")}
         for rank, digests in digests_by_rank.items()
@@ -261,7 +262,7 @@ def _check_equal(store: ObjectStore, digests_by_rank: dict[int, dict[str, str]])
         raise ArtefactCorruptError(explain(f"weights at {store.uri}", got=got, expected="the same", fix=fix))
 
 
-# ---- What every replica runs: download the run's files, train, upload the result
+# The program of every replica: download the run's files, train, and upload the result.
 
 DONE = "done.json"
 FOLDER_VARIABLE = "CRF_REPLICA_FOLDER"
@@ -279,15 +280,15 @@ def train(
     arguments: Mapping[str, Any],
     files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Call the trainer and upload the folder that its answer names as `saved`. Returns the rest of the answer."""
+    """Call the trainer, upload the folder `saved` in its answer, and return the rest of the answer."""
     store = open_store(bucket)
     trainer_arguments = dict(arguments)
     with tempfile.TemporaryDirectory(prefix=f"crf-replica-{rank}-") as folder:
-        os.environ[FOLDER_VARIABLE] = folder  # a trainer may use it for temporary files
+        os.environ[FOLDER_VARIABLE] = folder  # trainers may use it for temporary files
         if files:
             download(store, launch_key(launch, "input"), files, Path(folder))
             trainer_arguments |= {"config": str(Path(folder) / CONFIG), "overrides": _overrides(folder)}
-        value = _trainer(module, function, trainer_arguments)(
+        value = _find_trainer(module, function, trainer_arguments)(
             **trainer_arguments, manager=manager, rank=rank, world_size=world_size
         )
         answer = dict(value) if isinstance(value, Mapping) else {"value": value}
@@ -295,21 +296,21 @@ def train(
         prefix = launch_key(launch, "output", f"{rank:03d}")
         weights = trained_files(Path(saved)) if saved else {}
         upload(store, prefix, weights)
-        # Last: whoever sees done.json can rely on the other files.
+        # Written last, so that done.json shows that the other files are complete.
         store.put(
             f"{prefix}/{DONE}", encode({"files": hash_files(weights), "answer": answer}, where="a replica's answer")
         )
         return answer
 
 
-def _trainer(module: str, function: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
+def _find_trainer(module: str, function: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
     """Return the trainer. Raises InputError if it does not exist or does not accept the arguments.
 
-    For a replica, an InputError means that it is not restarted: another start would fail in the same way.
+    A replica that fails with an InputError is not restarted, because it would fail again.
     """
     trainer = load_function(module, function, what="--trainer-fn")
     try:
-        # Its own signature, not that of a function it wraps: a decorator may supply arguments.
+        # The signature of the function itself, not of one that it wraps, because a decorator may supply arguments.
         inspect.signature(trainer, follow_wrapped=False).bind(**arguments, manager=None, rank=0, world_size=1)
     except ValueError:  # a built-in has no signature; the call itself will fail then
         return trainer
@@ -323,7 +324,7 @@ def _trainer(module: str, function: str, arguments: Mapping[str, Any]) -> Callab
 
 
 def _overrides(folder: str) -> list[str]:
-    """Return the overrides with this machine's paths of the run and of the embedded student."""
+    """Return config overrides with the paths of the run and of the embedded student on this machine."""
     from composer_replication.batch.model_folder import STUDENT, resolve_model
     from composer_replication.config.presets import load_with_preset
 

@@ -11,11 +11,12 @@ import math
 import os
 import re
 import secrets
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
 from functools import cache, partial
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlsplit
 
 from composer_replication.diloco.store.objects import (
     MissingObject,
@@ -28,19 +29,17 @@ from composer_replication.diloco.store.objects import (
     StoreFull,
     StoreUnavailable,
     TryAgain,
+    bucket_name,
     checked_folder,
     checked_key,
-    credentials_unavailable,
+    credential_status,
     denied,
-    is_bucket_answer,
     is_key,
     missing,
-    refused_settings,
     retry_until_deadline,
     too_large,
-    wrong_region,
 )
-from composer_replication.errors import MissingExtraError
+from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.optional import require
 
 CLASSES = {"s3": "S3Store", "gs": "GCSStore", "az": "AzureStore"}
@@ -58,6 +57,34 @@ _STATUS = re.compile(r"status code: (\d{3})")
 # "<Code>SlowDown</Code>" -> "SlowDown"; the bound keeps messages short
 _CODE = re.compile(r"<Code>(\w{1,60})</Code>")
 _FULL_CODES = {"QuotaExceeded", "InsufficientStorage", "XMinioStorageFull"}
+
+# "Error performing GET http://127.0.0.1:9000/bucket/key in 2.1s" -> "http://127.0.0.1:9000/bucket/key". This
+# text and the next are obstore's.
+_ADDRESS_IN_ERROR = re.compile(r"Error performing [A-Z]+ (\w+://\S+) in ")
+_LISTING_ERROR = "Error performing list request:"
+# A mark in obstore's error text, and the got, expected and fix of our message. The text itself may contain the value of
+# an option, so it is not shown.
+_SETTINGS_ERRORS = (
+    ("MissingAccount", "no storage account", "its name", "Set AZURE_STORAGE_ACCOUNT_NAME."),
+    (
+        "InvalidAccessKey",
+        "an account key that is not base64",
+        "the key as Azure shows it",
+        "Correct AZURE_STORAGE_ACCOUNT_KEY.",
+    ),
+    (
+        "OpenCredentials",
+        "a file of credentials that cannot be opened",
+        "the key file of a service account",
+        "Correct GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
+    ),
+    (
+        "DecodeCredentials",
+        "a file that does not hold credentials",
+        "the key file of a service account",
+        "Correct GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
+    ),
+)
 
 Answer = TypeVar("Answer")
 Direction = Literal["in", "out", "out by parts"]
@@ -100,7 +127,7 @@ class BucketStore:
         try:
             opened("out", pace.request_s, 0)
         except (self._obstore.exceptions.BaseError, ValueError, TypeError) as error:
-            raise refused_settings(scheme, str(error), uri=self.uri, options=config) from None
+            raise _refused_settings(scheme, str(error), uri=self.uri, options=config) from None
         if probes:
             self._refuse_without_create()
 
@@ -277,7 +304,7 @@ class BucketStore:
             return missing(self.uri, key, cause_kind="404")
         # obstore's text for a redirect to another region, which it does not follow.
         if "incorrectly configured region" in text:
-            return wrong_region(uri=self.uri, key=key)
+            return _wrong_region(uri=self.uri, key=key)
         status = _status(error)
         self._pace.has_answered = self._pace.has_answered or bool(status)
         code = match[1] if (match := _CODE.search(text)) else ""
@@ -285,8 +312,8 @@ class BucketStore:
         if status == "507" or code in _FULL_CODES:
             return StoreFull(f"no space left ({kind})", uri=self.uri, key=key, cause_kind=kind)
         is_transient = not status or status in ("408", "429") or status.startswith("5")
-        if isinstance(error, errors.GenericError) and not is_transient and not is_bucket_answer(text, self.uri):
-            return credentials_unavailable(self._scheme, uri=self.uri, key=key, kind=kind)
+        if isinstance(error, errors.GenericError) and not is_transient and not _is_bucket_answer(text, self.uri):
+            return _credentials_unavailable(self._scheme, uri=self.uri, key=key, kind=kind)
         # Listing a prefix without objects gives an empty list, so it is the bucket that is missing.
         if operation == "list" and status == "404":
             return self._no_such_bucket()
@@ -300,6 +327,51 @@ class BucketStore:
 
 def _status(error: Exception) -> str:
     return match[1] if (match := _STATUS.search(str(error))) else ""
+
+
+def _is_bucket_answer(text: str, uri: str) -> bool:
+    """Return whether an error of obstore's generic class came from the bucket, judging by its text.
+
+    If the machine itself has credentials, obstore first requests them from a service (instance metadata, container
+    credentials, STS), and reports its errors in the same class and format.
+    """
+    if _LISTING_ERROR in text or "<Code>NoSuchBucket</Code>" in text:
+        return True
+    address = urlsplit(match[1]) if (match := _ADDRESS_IN_ERROR.search(text)) else None
+    bucket = bucket_name(uri)
+    return address is not None and (bucket in address.path.split("/") or address.netloc.startswith(f"{bucket}."))
+
+
+def _credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> StoreUnavailable:
+    """Return the error for an answer from a credential service instead of the bucket, which may be temporary."""
+    what = (
+        f"an address that is not the bucket's answered {kind}, as a service that gives credentials does (instance "
+        f"metadata, STS): the bucket was not asked. Check the credentials ({credential_status(scheme)})"
+    )
+    return StoreUnavailable(what, uri=uri, key=key, cause_kind=f"credentials {kind}")
+
+
+def _wrong_region(*, uri: str, key: str) -> StoreDenied:
+    """Return the error for an S3 bucket in another region."""
+    now = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
+    what = (
+        f"bucket {bucket_name(uri)} is in another region than {now or 'us-east-1, the default'}. "
+        "Set AWS_REGION to the bucket's region, or the option region"
+    )
+    return StoreDenied(what, uri=uri, key=key, cause_kind="region")
+
+
+def _refused_settings(scheme: str, text: str, *, uri: str, options: Collection[str]) -> InputError:
+    """Return the error for settings that obstore rejects with the message `text`, which is not shown."""
+    what = f"settings of {uri}"
+    if "UnknownConfigurationKey" in text:
+        return InputError(explain(what, got=f"options {sorted(options)}", expected="options of obstore"))
+    for mark, got, expected, fix in _SETTINGS_ERRORS:
+        if mark in text:
+            return InputError(explain(what, got=got, expected=expected, fix=fix))
+    got = f"an invalid name or value in options {sorted(options)} or in the environment"
+    fix = f"Check the options and the variables ({credential_status(scheme)})."
+    return InputError(explain(what, got=got, expected="settings that obstore accepts", fix=fix))
 
 
 def _client() -> Any:

@@ -18,10 +18,9 @@ import re
 import secrets
 import threading
 import time
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Literal, NamedTuple, Protocol, TypeVar, runtime_checkable
-from urllib.parse import urlsplit
 
 from composer_replication.errors import ComposerError, InputError, MissingExtraError, explain
 
@@ -145,10 +144,6 @@ def too_large(uri: str, key: str, *, size: int, most_bytes: int) -> ObjectTooLar
 # Errors for refused requests name the bucket, the operation, and what to check. They say which credential variables are
 # set, but never contain their values.
 
-# "Error performing GET http://127.0.0.1:9000/bucket/key in 2.1s" -> "http://127.0.0.1:9000/bucket/key". This text
-# and the next are obstore's.
-_ADDRESS = re.compile(r"Error performing [A-Z]+ (\w+://\S+) in ")
-_OF_A_LISTING = "Error performing list request:"
 Operation = Literal["get", "put", "list", "delete", "conditional create"]
 
 
@@ -178,34 +173,12 @@ _PROVIDERS: Mapping[str, _Provider] = {
 def denied(scheme: str, operation: Operation, *, uri: str, key: str, kind: str) -> StoreDenied:
     """Return the error for a refused operation; `kind` is the HTTP status and the provider's error code."""
     provider = _PROVIDERS[scheme]
-    where = f"bucket {_bucket_of(uri)}" if scheme != "hf" else "the repository"
+    where = f"bucket {bucket_name(uri)}" if scheme != "hf" else "the repository"
     what = (
-        f"{where} refused {operation} ({kind}). Check the credentials ({_credential_status(provider)}) and their "
+        f"{where} refused {operation} ({kind}). Check the credentials ({credential_status(scheme)}) and their "
         f"permissions: get, put, list, delete and conditional create are needed ({provider.permissions})"
     )
     return StoreDenied(what, uri=uri, key=key, cause_kind=kind)
-
-
-def is_bucket_answer(text: str, uri: str) -> bool:
-    """Return whether an error of obstore's generic class came from the bucket, judging by its text.
-
-    If the machine itself has credentials, obstore first requests them from a service (instance metadata, container
-    credentials, STS), and reports its errors in the same class and format.
-    """
-    if _OF_A_LISTING in text or "<Code>NoSuchBucket</Code>" in text:
-        return True
-    address = urlsplit(match[1]) if (match := _ADDRESS.search(text)) else None
-    bucket = _bucket_of(uri)
-    return address is not None and (bucket in address.path.split("/") or address.netloc.startswith(f"{bucket}."))
-
-
-def credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> StoreUnavailable:
-    """Return the error for an answer from a credential service instead of the bucket, which may be temporary."""
-    what = (
-        f"an address that is not the bucket's answered {kind}, as a service that gives credentials does (instance "
-        f"metadata, STS): the bucket was not asked. Check the credentials ({_credential_status(_PROVIDERS[scheme])})"
-    )
-    return StoreUnavailable(what, uri=uri, key=key, cause_kind=f"credentials {kind}")
 
 
 def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -> StoreUnavailable:
@@ -216,65 +189,19 @@ def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -
     """
     what = (
         f"nothing answered within {seconds:.1f} s ({tries} {'try' if tries == 1 else 'tries'}; the last: {kind}). "
-        f"Check the network, the endpoint and the credentials ({_credential_status(_PROVIDERS[uri.partition('://')[0]])})"
+        f"Check the network, the endpoint and the credentials ({credential_status(uri.partition('://')[0])})"
     )
     return StoreUnavailable(what, uri=uri, key=key, cause_kind=kind)
 
 
-def wrong_region(*, uri: str, key: str) -> StoreDenied:
-    """Return the error for an S3 bucket in another region."""
-    now = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
-    what = (
-        f"bucket {_bucket_of(uri)} is in another region than {now or 'us-east-1, the default'}. "
-        "Set AWS_REGION to the bucket's region, or the option region"
-    )
-    return StoreDenied(what, uri=uri, key=key, cause_kind="region")
-
-
-# A mark in obstore's error text, and the got, expected and fix of our message. The text itself may contain the value of
-# an option, so it is not shown.
-_SETTINGS = (
-    ("MissingAccount", "no storage account", "its name", "Set AZURE_STORAGE_ACCOUNT_NAME."),
-    (
-        "InvalidAccessKey",
-        "an account key that is not base64",
-        "the key as Azure shows it",
-        "Correct AZURE_STORAGE_ACCOUNT_KEY.",
-    ),
-    (
-        "OpenCredentials",
-        "a file of credentials that cannot be opened",
-        "the key file of a service account",
-        "Correct GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
-    ),
-    (
-        "DecodeCredentials",
-        "a file that does not hold credentials",
-        "the key file of a service account",
-        "Correct GOOGLE_APPLICATION_CREDENTIALS or GOOGLE_SERVICE_ACCOUNT.",
-    ),
-)
-
-
-def refused_settings(scheme: str, text: str, *, uri: str, options: Collection[str]) -> InputError:
-    """Return the error for settings that obstore rejects with the message `text`, which is not shown."""
-    what = f"settings of {uri}"
-    if "UnknownConfigurationKey" in text:
-        return InputError(explain(what, got=f"options {sorted(options)}", expected="options of obstore"))
-    for mark, got, expected, fix in _SETTINGS:
-        if mark in text:
-            return InputError(explain(what, got=got, expected=expected, fix=fix))
-    got = f"an invalid name or value in options {sorted(options)} or in the environment"
-    fix = f"Check the options and the variables ({_credential_status(_PROVIDERS[scheme])})."
-    return InputError(explain(what, got=got, expected="settings that obstore accepts", fix=fix))
-
-
-def _bucket_of(uri: str) -> str:
+def bucket_name(uri: str) -> str:
+    """Return the bucket, or the first part of the path, in a URI."""
     return uri.partition("://")[2].partition("/")[0]
 
 
-def _credential_status(provider: _Provider) -> str:
+def credential_status(scheme: str) -> str:
     """Describe which credential variables of a provider are set on this machine, and which are not."""
+    provider = _PROVIDERS[scheme]
     set_here = [name for name in provider.variables if os.environ.get(name)]
     unset = [name for name in provider.variables if not os.environ.get(name)]
     both = ("set here", set_here), ("not set here", unset)
