@@ -101,7 +101,7 @@ class _EarlierLaunches:
         ]
 
     def _running_ranks(self, file: LaunchFile) -> list[int]:
-        """Return the ranks that the executor reports as running. Raises an error if there are none, but not certainly."""
+        """Return the ranks that the executor reports as running. Raises an error if it cannot tell whether any run."""
         record = file.read()
         unended = list(self._unended(record))
         if any(start.handle is None for start in unended) and file.is_starting():
