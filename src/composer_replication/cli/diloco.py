@@ -50,7 +50,7 @@ _COLLECT = "download the trained weights and the replicas' logs; exit status 3 w
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "`crf diloco VERB -h` shows the options of each"
     verbs = parser.add_subparsers(dest="what", required=True, metavar="{launch,watch,cancel,collect}", help=text)
-    launch = _verb(verbs, "launch", _LAUNCH)
+    launch = _add_verb(verbs, "launch", _LAUNCH)
     launch.add_argument("--replicas", type=int, required=True, metavar="N", help="number of replicas")
     kinds = ("local", "modal", "hf_jobs", "ray")
     launch.add_argument(
@@ -64,18 +64,18 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     launch.add_argument("--env", action="append", default=[], type=_parse_variable, metavar="NAME=VALUE", help=text)
     launch.add_argument("--gpu", metavar="KIND", help="the executor's name of the GPU")
     launch.add_argument("--timeout", type=float, metavar="S", help="seconds until a replica is stopped; default: none")
-    _add_training(launch)
+    _add_training_options(launch)
     launch.add_argument("--detach", action="store_true", help="start them and do not wait")
     text = "check the request, and print what would be uploaded and started"
     launch.add_argument("--dry-run", action="store_true", help=text)
     text = "start it although another launch of this bucket is running; the two do not share rounds"
     launch.add_argument("--beside", action="store_true", help=text)
-    _add_relaunch(launch, 3)
-    watch = _verb(verbs, "watch", _WATCH)
+    _add_relaunch_option(launch, 3)
+    watch = _add_verb(verbs, "watch", _WATCH)
     watch.add_argument("--once", action="store_true", help="print the state once and exit")
-    _add_relaunch(watch, 0)
-    _verb(verbs, "cancel", _CANCEL)
-    collect = _verb(verbs, "collect", _COLLECT)
+    _add_relaunch_option(watch, 0)
+    _add_verb(verbs, "cancel", _CANCEL)
+    collect = _add_verb(verbs, "collect", _COLLECT)
     collect.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="where to write")
     collect.add_argument(
         "--timeout", type=float, metavar="S", help="seconds to wait for replicas; default: until they end"
@@ -85,7 +85,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         verbs.choices[verb].add_argument("--launch", type=int, metavar="N", dest="number", help=text)
 
 
-def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
+def _add_verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
     parser = verbs.add_parser(name, help=about, description=about, allow_abbrev=False)
     parser.add_argument("bucket", metavar="BUCKET", help="s3://, gs://, az://, hf://, file:// or a folder")
     text = "the launch file, which identifies the replicas; default: the one in this user's state folder"
@@ -94,7 +94,7 @@ def _verb(verbs: Any, name: str, about: str) -> argparse.ArgumentParser:
     return parser
 
 
-def _add_training(parser: argparse.ArgumentParser) -> None:
+def _add_training_options(parser: argparse.ArgumentParser) -> None:
     from composer_replication.cli.replicas.request import ROUND_KEYS
 
     add_config_arguments(parser, "train", "loss", "render", "split")
@@ -107,7 +107,7 @@ def _add_training(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--round", action="append", default=[], type=_parse_option, metavar="NAME=VALUE", help=text)
 
 
-def _add_relaunch(parser: argparse.ArgumentParser, default: int) -> None:
+def _add_relaunch_option(parser: argparse.ArgumentParser, default: int) -> None:
     text = f"how often a failed replica is restarted; default {default}"
     parser.add_argument("--relaunch", type=int, default=default, metavar="K", help=text)
 
@@ -307,7 +307,14 @@ def _launch_table(launch_status: LaunchStatus) -> Table:
 
     caption = escape(plain(_round_line(launch_status)))
     rows = [
-        (replica.rank, replica.status, _exit(replica.exit_code), replica.in_round, replica.attempt, replica.where)
+        (
+            replica.rank,
+            replica.status,
+            _format_exit_code(replica.exit_code),
+            replica.in_round,
+            replica.attempt,
+            replica.where,
+        )
         for replica in launch_status.replicas
     ]
     columns = ("rank", "status", "exit", "in the open round", "started again", "known as")
@@ -326,11 +333,13 @@ def _round_line(launch_status: LaunchStatus) -> str:
     if progress.rounds:
         last = progress.rounds[-1]
         seconds = duration(min(max(0.0, last.seconds), _MAX_SHOWN_S))
-        parts += [f"last: rank {_ranks(launch_status, last.members)} in {seconds}, {_size(last.num_bytes)}"]
+        parts += [
+            f"last: rank {_format_ranks(launch_status, last.members)} in {seconds}, {_format_size(last.num_bytes)}"
+        ]
         if last.healed:
-            parts.append(f"healed: {_ranks(launch_status, last.healed)}")
+            parts.append(f"healed: {_format_ranks(launch_status, last.healed)}")
     if progress.stragglers:
-        parts.append(f"waiting for rank {_ranks(launch_status, progress.stragglers)}")
+        parts.append(f"waiting for rank {_format_ranks(launch_status, progress.stragglers)}")
     if launch_status.stalled_s is not None and launch_status.timing is not None:
         usual_s = launch_status.timing.usual_s
         usual = "below a second" if usual_s < 1 else f"about {duration(min(usual_s, _MAX_SHOWN_S))}"
@@ -393,7 +402,7 @@ def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: 
         print_json({"launch": number, "weights": weights, "still_running": running, "outcomes": outcomes})
         return
     rows = [
-        (outcome["rank"], outcome["status"], _exit(outcome["exit_code"]), outcome["error"] or "")
+        (outcome["rank"], outcome["status"], _format_exit_code(outcome["exit_code"]), outcome["error"] or "")
         for outcome in outcomes
     ]
     show(table(f"Launch {number}", ("rank", "status", "exit", "error"), rows, shrinks="error"))
@@ -408,18 +417,18 @@ def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: 
         )
 
 
-def _exit(code: int | None) -> str:
+def _format_exit_code(code: int | None) -> str:
     return "" if code is None else str(code)
 
 
-def _ranks(launch_status: LaunchStatus, ranks: Sequence[int]) -> str:
+def _format_ranks(launch_status: LaunchStatus, ranks: Sequence[int]) -> str:
     """Return up to `_MAX_RANKS_SHOWN` ranks as text, without ranks that the launch does not have."""
     valid_ranks = [rank for rank in ranks if rank in range(launch_status.launch.replicas)]
     more = f" and {len(valid_ranks) - _MAX_RANKS_SHOWN} more" if len(valid_ranks) > _MAX_RANKS_SHOWN else ""
     return ", ".join(map(str, valid_ranks[:_MAX_RANKS_SHOWN])) + more
 
 
-def _size(number: int) -> str:
+def _format_size(number: int) -> str:
     for unit in ("B", "kB", "MB"):
         if number < 1000:
             return f"{number:.3g} {unit}"

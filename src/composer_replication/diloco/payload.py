@@ -104,8 +104,8 @@ _SHOWN = 60
 
 def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]) -> bytes:
     """Return a 1-D fp32 vector as a safetensors file. Its header holds `about`, and readers must pass the same."""
-    checked = _checked(vector)
-    data = [_bytes_of(tensor) for tensor in _to_tensors(checked, kind)]
+    checked = _checked_vector(vector)
+    data = [_as_bytes(tensor) for tensor in _to_tensors(checked, kind)]
     checksum = hashlib.sha256()
     for piece in data:
         checksum.update(piece)
@@ -115,22 +115,22 @@ def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]
 def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_bytes: int | None = None) -> Tensor:
     """Return the vector of a payload in fp32. Raises PayloadError if `encode_vector` did not write it for `about`."""
     if most_bytes is not None and len(data) > most_bytes:
-        raise _refused("too_large", got=f"{len(data):,} bytes", expected=f"at most {most_bytes:,}")
+        raise _payload_error("too_large", got=f"{len(data):,} bytes", expected=f"at most {most_bytes:,}")
     # The size rules out most kinds before anything is hashed.
     kinds: list[PayloadKind] = [kind for kind in KINDS if payload_bytes(elements, kind) == len(data)]
     checksum = hashlib.sha256(memoryview(data)[HEADER_BYTES:]).hexdigest() if kinds else ""
     for kind in kinds:
         if data.startswith(_build_header(kind, elements, about, checksum)):
-            return _finite(_read(data, kind, elements))
+            return _checked_finite(_parse_tensors(data, kind, elements))
     raise _explain_refusal(data, elements, about)
 
 
 def _rounded(vector: Tensor, kind: PayloadKind) -> Tensor:
     """Return the vector as a reader of a payload of this kind will see it."""
-    return _to_vector(_to_tensors(_checked(vector), kind), kind, vector.numel())
+    return _to_vector(_to_tensors(_checked_vector(vector), kind), kind, vector.numel())
 
 
-def _checked(vector: Tensor) -> Tensor:
+def _checked_vector(vector: Tensor) -> Tensor:
     if vector.dim() != 1 or vector.dtype != torch.float32:
         got = f"{vector.dtype} of shape {tuple(vector.shape)}"
         raise ShapeError(explain("vector of a payload", got=got, expected="one dimension of torch.float32"))
@@ -158,7 +158,7 @@ def _to_vector(tensors: tuple[Tensor, ...], kind: PayloadKind, elements: int) ->
     return _dequantize(scales, values if kind == "int8" else _unpack_int4(values, elements))
 
 
-def _read(data: bytes, kind: PayloadKind, elements: int) -> Tensor:
+def _parse_tensors(data: bytes, kind: PayloadKind, elements: int) -> Tensor:
     tensors: list[Tensor] = []
     start = HEADER_BYTES
     for part in _payload_parts(kind, elements):
@@ -168,7 +168,7 @@ def _read(data: bytes, kind: PayloadKind, elements: int) -> Tensor:
     return _to_vector(tuple(tensors), kind, elements)
 
 
-def _bytes_of(tensor: Tensor) -> memoryview:
+def _as_bytes(tensor: Tensor) -> memoryview:
     return tensor.contiguous().view(torch.uint8).numpy().data
 
 
@@ -178,9 +178,9 @@ def _is_finite(vector: Tensor) -> bool:
     return not vector.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(vector))
 
 
-def _finite(vector: Tensor) -> Tensor:
+def _checked_finite(vector: Tensor) -> Tensor:
     if not _is_finite(vector):
-        raise _refused("not_finite", got="NaN or infinity", expected="finite numbers")
+        raise _payload_error("not_finite", got="NaN or infinity", expected="finite numbers")
     return vector
 
 
@@ -190,18 +190,20 @@ def _explain_refusal(data: bytes, elements: int, about: Mapping[str, str]) -> Pa
         header = decode_object(data[8:HEADER_BYTES])
     except ValueError:
         short = len(data) < HEADER_BYTES
-        return _refused("truncated" if short else "not_a_payload", got=f"{len(data):,} bytes", expected=FORMAT)
+        return _payload_error("truncated" if short else "not_a_payload", got=f"{len(data):,} bytes", expected=FORMAT)
     metadata = header.get("__metadata__")
     stated: dict[str, object] = metadata if isinstance(metadata, dict) else {}
     if stated.get("format") != FORMAT:
-        return _refused("not_a_payload", got=repr(stated.get("format"))[:_SHOWN], expected=FORMAT)
+        return _payload_error("not_a_payload", got=repr(stated.get("format"))[:_SHOWN], expected=FORMAT)
     if stated.get("elements") != str(elements):
-        return _refused("elements", got=repr(stated.get("elements"))[:_SHOWN], expected=f"{elements}")
+        return _payload_error("elements", got=repr(stated.get("elements"))[:_SHOWN], expected=f"{elements}")
     expected = {f"about.{key}": value for key, value in about.items()}
     got = {key: value for key, value in stated.items() if key.startswith("about.")}
     if got != expected:
         key = min(key for key in got.keys() | expected.keys() if got.get(key) != expected.get(key))
-        return _refused("about", got=f"{key[:_SHOWN]} {got.get(key)!r}"[: 2 * _SHOWN], expected=repr(expected.get(key)))
+        return _payload_error(
+            "about", got=f"{key[:_SHOWN]} {got.get(key)!r}"[: 2 * _SHOWN], expected=repr(expected.get(key))
+        )
     return _explain_refused_bytes(data, elements, about, stated)
 
 
@@ -210,17 +212,17 @@ def _explain_refused_bytes(
 ) -> PayloadError:
     kind, checksum = stated.get("kind"), stated.get("sha256")
     if kind not in KINDS or not isinstance(checksum, str) or len(checksum) != hashlib.sha256().digest_size * 2:
-        return _refused("header", got=repr(kind)[:_SHOWN], expected=f"one of {', '.join(KINDS)}, and a sha256")
+        return _payload_error("header", got=repr(kind)[:_SHOWN], expected=f"one of {', '.join(KINDS)}, and a sha256")
     if not data.startswith(_build_header(kind, elements, about, checksum)):
-        return _refused("header", got="other types, shapes or offsets", expected=f"those of {kind}")
+        return _payload_error("header", got="other types, shapes or offsets", expected=f"those of {kind}")
     size = payload_bytes(elements, kind)
     if len(data) != size:
         reason: Reason = "truncated" if len(data) < size else "too_large"
-        return _refused(reason, got=f"{len(data):,} bytes", expected=f"{size:,}")
-    return _refused("checksum", got="bytes of another checksum", expected=checksum)
+        return _payload_error(reason, got=f"{len(data):,} bytes", expected=f"{size:,}")
+    return _payload_error("checksum", got="bytes of another checksum", expected=checksum)
 
 
-def _refused(reason: Reason, *, got: str, expected: str) -> PayloadError:
+def _payload_error(reason: Reason, *, got: str, expected: str) -> PayloadError:
     return PayloadError(reason, explain(f"payload refused ({reason})", got=got, expected=expected))
 
 

@@ -233,7 +233,7 @@ def test_whatever_a_header_says_a_chunk_is_read_or_unreadable(dtype, shape, offs
 @given(st.lists(NUMBERS, max_size=70), st.sampled_from([*TYPES, "torch.float32", "torch.bool", "torch.complex64"]))
 def test_whatever_a_record_says_of_a_tensor_it_is_a_tensor_or_unreadable(shape, dtype):
     try:
-        size = states._bytes_of([shape, dtype])
+        size = states._tensor_bytes([shape, dtype])
     except ValueError:
         return
     assert torch.Size(shape).numel() * states._DTYPES[dtype].itemsize == size

@@ -220,10 +220,10 @@ class ObjectStoreManager:
             return RoundResult("over")
         # What was trained from other weights than the global ones must not be averaged.
         weight = 0.0 if membership.healing else weight
-        vector, feedback = membership.make_vector(tensors), self._feedback_of(membership.position.step)
+        vector, feedback = membership.make_vector(tensors), self._get_feedback(membership.position.step)
         return membership.run_round(membership.new_round(membership.store, vector, weight=weight, feedback=feedback))
 
-    def _feedback_of(self, step: int) -> ErrorFeedback | None:
+    def _get_feedback(self, step: int) -> ErrorFeedback | None:
         """Return the error feedback for the fragment of this step; None if payloads are not rounded."""
         if self._settings.payload == "fp32":
             return None
@@ -254,7 +254,7 @@ class _Round:
         self._error: Exception | None = None
 
     def start(self, run: Callable[[list[Tensor]], RoundResult]) -> None:
-        self.thread = threading.Thread(target=self._work, args=(run,), name="diloco-round", daemon=True)
+        self.thread = threading.Thread(target=self._run_and_store, args=(run,), name="diloco-round", daemon=True)
         self.thread.start()
 
     def result(self, run: Callable[[list[Tensor]], RoundResult]) -> RoundResult:
@@ -268,7 +268,7 @@ class _Round:
             raise RoundError("the thread of a round died; its traceback is printed above")
         return self._ended
 
-    def _work(self, run: Callable[[list[Tensor]], RoundResult]) -> None:
+    def _run_and_store(self, run: Callable[[list[Tensor]], RoundResult]) -> None:
         try:
             self._ended = run(self.tensors)
         except _RAISED_AGAIN as error:

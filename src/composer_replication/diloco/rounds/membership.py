@@ -380,7 +380,7 @@ class Membership:
 
     def _advance(self, outcome: RoundOutcome) -> None:
         position = self.position
-        base = _next_base(position.base, position.step, outcome) if self.functions else STATELESS
+        base = _next_history(position.base, position.step, outcome) if self.functions else STATELESS
         self.position = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
 
     def _on_replaced_weights(self, *, training: bool) -> None:
@@ -405,7 +405,7 @@ class Membership:
             raise RoundError(f"round {self.position.step}: every replica was healed and none may be averaged. {fix}")
 
 
-def _next_base(base: str, step: int, outcome: RoundOutcome) -> str:
+def _next_history(base: str, step: int, outcome: RoundOutcome) -> str:
     """Return the digest of the history after a commit. Two replicas share it exactly if they
     applied the same commits.
     """
@@ -441,7 +441,7 @@ class _Retention:
             store.delete([self._layout.key("states", name), *store.keys(self._layout.key("statedata", name))])
         kept_names = names[:_KEPT_STATES]
         if self._offers_from < 0:
-            self._offers_from = self._oldest(store)
+            self._offers_from = self._find_oldest_round(store)
             self._means_from = max(0, self._offers_from - 1)
         offers_until = step - self._keep_rounds
         means_until = min(offers_until, step_of(kept_names[-1])) if kept_names else offers_until - self._keep_rounds
@@ -452,7 +452,7 @@ class _Retention:
         self._offers_from = max(self._offers_from, offers_until)
         self._means_from = max(self._means_from, means_until)
 
-    def _oldest(self, store: PatientStore) -> int:
+    def _find_oldest_round(self, store: PatientStore) -> int:
         """Return the first round that still has shards; earlier first members may have deleted some."""
         keys = store.keys(self._layout.key("d"))
         match = _STEP.search(keys[0].removeprefix(self._layout.key("d"))) if keys else None

@@ -71,7 +71,7 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
     layout, world_size = run.layout, run.world_size
     step = _find_open_step(patient, layout)
     commits = [(at_step, read_commit(patient, layout, at_step)) for at_step in range(max(0, step - num_rounds), step)]
-    rounds = tuple(_summary(at_step, commit[1]) for at_step, commit in commits if commit is not None)
+    rounds = tuple(_summarize_round(at_step, commit[1]) for at_step, commit in commits if commit is not None)
     last = commits[-1][1] if commits else None
     view = RoundReader(patient, layout, step, world_size, last[1] if last else None).read()
     # A name is no proof of a state, so the newest state with a readable record counts.
@@ -112,7 +112,7 @@ def _find_open_step(store: PatientStore, layout: Layout) -> int:
     return below
 
 
-def _summary(step: int, outcome: RoundOutcome) -> RoundSummary:
+def _summarize_round(step: int, outcome: RoundOutcome) -> RoundSummary:
     ranks = tuple(member.id.rank for member in outcome.members)
     healed = tuple(member.id.rank for member in outcome.members if not member.weight)
     return RoundSummary(step, ranks, healed, outcome.seconds, outcome.num_bytes)

@@ -151,7 +151,7 @@ class RoundReader:
         if self._seal is not None and self._seal[0] == attempt:
             self._list_means(names, attempt, self._seal[1])
         return RoundView(
-            expected=self._expected(names),
+            expected=self._read_expected_ranks(names),
             offers=frozenset(self._to_offer(offer_id) for offer_id in self.manifests),
             ended=tuple(self._ended),
             seal=seal,
@@ -167,7 +167,9 @@ class RoundReader:
         """Return whether a replica has offered to the next round, which proves that this one was committed."""
         prefix = self.layout.round(self.step + 1, "offer")
         offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
-        return any(offer is not None and self._manifest(self.step + 1, offer) is not None for offer in offers)
+        return any(
+            offer is not None and self._read_valid_manifest(self.step + 1, offer) is not None for offer in offers
+        )
 
     def departures(self) -> _Departures:
         """Return who has left, from the last read. Waits for a read that is under way."""
@@ -240,10 +242,10 @@ class RoundReader:
 
     def _read_manifest(self, offer: OfferId) -> None:
         # An unreadable manifest counts as missing: its owner will notice, and offer again.
-        if (manifest := self._manifest(self.step, offer)) is not None:
+        if (manifest := self._read_valid_manifest(self.step, offer)) is not None:
             self.manifests[offer] = digest(asdict(manifest)), manifest
 
-    def _manifest(self, step: int, offer: OfferId) -> Manifest | None:
+    def _read_valid_manifest(self, step: int, offer: OfferId) -> Manifest | None:
         def checked(at: str, data: bytes) -> Manifest:
             manifest = unpack_manifest(at, data)
             if manifest.id != offer:
@@ -283,12 +285,15 @@ class RoundReader:
             else:
                 self.store.traffic.add(foreign=1)
 
-    def _expected(self, names: set[str]) -> frozenset[int]:
+    def _read_expected_ranks(self, names: set[str]) -> frozenset[int]:
         """Return the ranks to wait for. Each "here" record is read only once."""
         names_here = {name.removeprefix("here/") for name in names if name.startswith("here/")}
         ranks = {int(name) for name in names_here if name.isdigit()} & set(range(self.world_size))
         for rank in ranks - self._here:
-            if read_record(self.store, self.layout, self.layout.here(self.step, rank), _no_fields("here")) is not None:
+            if (
+                read_record(self.store, self.layout, self.layout.here(self.step, rank), _unpack_empty("here"))
+                is not None
+            ):
                 self._here.add(rank)
         return _expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
 
@@ -355,7 +360,7 @@ def _expected_ranks(
     return frozenset({*before, *here} - set(departed))
 
 
-def _no_fields(kind: str) -> Callable[[str, bytes], bool]:
+def _unpack_empty(kind: str) -> Callable[[str, bytes], bool]:
     """Return an unpacking function for records without fields."""
     return lambda at, data: unpack_fields(kind, at, data) == {}
 

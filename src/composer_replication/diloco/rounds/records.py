@@ -157,7 +157,7 @@ class Layout:
         return f"{self.run}:{key}"
 
     def about(self, copy: int) -> str:
-        return self.key(_slotted("about", copy))
+        return self.key(_slot_name("about", copy))
 
     def key(self, *parts: str) -> str:
         return "/".join((f"{self.family}{self.generation:06d}", *parts))
@@ -178,10 +178,10 @@ class Layout:
         return self.round(step, "seal", str(attempt))
 
     def outcome(self, step: int, attempt: int, slot: int = 0) -> str:
-        return self.round(step, "out", _slotted(str(attempt), slot))
+        return self.round(step, "out", _slot_name(str(attempt), slot))
 
     def genesis(self, slot: int = 0) -> str:
-        return self.key(_slotted("genesis", slot))
+        return self.key(_slot_name("genesis", slot))
 
     def mean(self, step: int, attempt: int, shard: int, sha256: str, mean_of: str) -> str:
         return self.round(step, "mean", str(attempt), _mean_name(shard, sha256, mean_of))
@@ -222,7 +222,7 @@ def _mean_name(shard: int, sha256: str, mean_of: str) -> str:
     return f"{shard:05d}-{sha256}-{mark}"
 
 
-def _slotted(name: str, slot: int) -> str:
+def _slot_name(name: str, slot: int) -> str:
     """Return the name of a slot of a record. Later slots are used when the earlier ones are unreadable."""
     return f"{name}.{slot}" if slot else name
 

@@ -308,12 +308,12 @@ class ShardIO:
         return data, _payload_digest(data)
 
     def _read_offer(self, member: Member, shard: int) -> Tensor:
-        manifest = self._manifest(member)
+        manifest = self._find_manifest(member)
         if manifest is None or shard >= len(manifest.shards):
             raise UnreadableOffer(member.id)
         if self._rounded is not None and self._is_mine(member):
             return self._rounded.read(shard)
-        values = self._read(
+        values = self._read_payload(
             self._layout.shard(self._position.step, member.id, shard),
             manifest.shards[shard].sha256,
             shard,
@@ -331,7 +331,7 @@ class ShardIO:
         is_own = member.id[:2] == (position.rank, position.claim) and member.id.trial >= position.first_trial
         return is_own and self._rounded is not None
 
-    def _manifest(self, member: Member) -> Manifest | None:
+    def _find_manifest(self, member: Member) -> Manifest | None:
         entry = self._manifests.get(member.id)
         return entry[1] if entry is not None and entry[0] == member.manifest else None
 
@@ -351,12 +351,12 @@ class ShardIO:
             return decode_vector(data, elements=self._vector.size(shard), about=about)
 
     def _read_mean(self, key: str, sha256: str, shard: int, members: Sequence[Member]) -> Tensor:
-        return self._read(key, sha256, shard, self._mean_metadata(members, shard), members[0].id)
+        return self._read_payload(key, sha256, shard, self._mean_metadata(members, shard), members[0].id)
 
     def _mean_key(self, attempt: int, members: Sequence[Member], shard: int, sha256: str) -> str:
         return self._layout.mean(self._position.step, attempt, shard, sha256, digest(members))
 
-    def _read(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
+    def _read_payload(self, key: str, sha256: str, shard: int, about: dict[str, str], offer: OfferId) -> Tensor:
         elements = self._vector.size(shard)
         # Not simply fp32: a very short vector is larger as int8, because every block has a scale.
         most_bytes = max(payload_bytes(elements, kind) for kind in self._settings.payload_kinds)

@@ -302,7 +302,7 @@ def _publish_state(store: PatientStore, layout: Layout, flat: _FlatState, state:
     for index, chunk in enumerate(_chunks(flat)):
         store.put_verified(_chunk_key(layout, state.name, index), chunk)
     key = layout.key("states", state.name)
-    store.put_verified(key, pack("state", layout.address(key), _content(state)))
+    store.put_verified(key, pack("state", layout.address(key), _record_fields(state)))
 
 
 def read_state(store: PatientStore, layout: Layout, name: str) -> _PublishedState | None:
@@ -313,7 +313,7 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> _PublishedStat
         with as_record_error("state"):
             if content["step"] != step_of(name):
                 raise ValueError(f"step {str(content['step'])[:40]} in the record of {name}")
-            sizes = [_bytes_of(spec) for spec in checked_list(content["spec"], MAX_TENSORS)]
+            sizes = [_tensor_bytes(spec) for spec in checked_list(content["spec"], MAX_TENSORS)]
             checked_text(content["base"])
             _check_chunks(content["chunks"], sizes)
             tensor_numbers = sorted(_tensors_in(content["structure"]))
@@ -352,7 +352,7 @@ class _Filling:
 
     def add(self, chunk: bytes) -> None:
         """Copy the pieces of the next chunk. Raises RecordError if a piece is missing or out of order."""
-        pieces = _pieces(chunk)
+        pieces = _parse_chunk(chunk)
         named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
         if len(named_matches) != len(pieces):
             raise RecordError("a chunk of a state has invalid piece names")
@@ -381,7 +381,7 @@ class _Filling:
             self._number, self._start = self._number + 1, 0
 
 
-def _pieces(chunk: bytes) -> dict[str, Tensor]:
+def _parse_chunk(chunk: bytes) -> dict[str, Tensor]:
     """Return the tensors of a chunk, by name.
 
     A malicious header may have types that torch does not know, or dimensions that it cannot represent. So the entries
@@ -442,7 +442,7 @@ def _chunks(flat: _FlatState) -> Iterator[bytes]:
         yield safetensors.torch.save(pieces)
 
 
-def _bytes_of(spec: Any) -> int:
+def _tensor_bytes(spec: Any) -> int:
     shape, dtype = checked_list(spec, 2)
     if not isinstance(dtype, str) or dtype not in _DTYPES:
         raise ValueError(f"unknown dtype {str(dtype)[:40]!r}")
@@ -478,7 +478,7 @@ def _chunk_key(layout: Layout, name: str, index: int) -> str:
     return layout.key("statedata", name, f"{index:05d}")
 
 
-def _content(state: _PublishedState) -> dict[str, Any]:
+def _record_fields(state: _PublishedState) -> dict[str, Any]:
     fields = {"step": state.step, "base": state.base, "structure": state.structure}
     return {**fields, "spec": state.spec, "chunks": state.chunks}
 
@@ -518,7 +518,7 @@ class _Outline:
 def _flatten(state: Any) -> _FlatState:
     """Split a state into its structure and its tensors. Raises InputError for an object that is neither."""
     tensors: list[Tensor] = []
-    return _FlatState(_structure(state, tensors), tuple(tensors))
+    return _FlatState(_to_structure(state, tensors), tuple(tensors))
 
 
 def _unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
@@ -537,23 +537,23 @@ def _unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
     return content
 
 
-def _structure(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
+def _to_structure(value: Any, tensors: list[Tensor]) -> dict[str, Any]:
     if isinstance(value, Tensor):
         tensors.append(value.detach())
         return {"tensor": len(tensors) - 1}
     if isinstance(value, Mapping):
         items = cast("Mapping[object, object]", value).items()
-        return {"dict": [[_key(key), _structure(inner, tensors)] for key, inner in items]}
+        return {"dict": [[_checked_dict_key(key), _to_structure(inner, tensors)] for key, inner in items]}
     if isinstance(value, list | tuple):
         tag = "list" if isinstance(value, list) else "tuple"
-        return {tag: [_structure(inner, tensors) for inner in cast("Sequence[object]", value)]}
+        return {tag: [_to_structure(inner, tensors) for inner in cast("Sequence[object]", value)]}
     if value is None or isinstance(value, bool | int | float | str):
         return {"value": value}
     expected = "tensors, dicts, lists and plain values"
     raise InputError(explain("state of a registered function", got=type(value).__name__, expected=expected))
 
 
-def _key(key: object) -> int | str:
+def _checked_dict_key(key: object) -> int | str:
     if isinstance(key, int | str) and not isinstance(key, bool):
         return key
     raise InputError(explain("key of a state", got=repr(key), expected="text or an integer"))
@@ -568,7 +568,7 @@ def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
         yield checked_int(content, below=MAX_TENSORS)
     elif tag == "dict":
         for key, inner in (checked_list(pair, 2) for pair in checked_list(content, MAX_TENSORS)):
-            _key(key)
+            _checked_dict_key(key)
             yield from _tensors_in(inner, depth - 1)
     elif tag in ("list", "tuple"):
         for inner in checked_list(content, MAX_TENSORS):

@@ -221,7 +221,7 @@ class Executor(ABC):
             if pause <= 0:
                 break
             time.sleep(pause)
-        return [self._outcome(handle) for handle in handles]
+        return [self._collect_outcome(handle) for handle in handles]
 
     def shown(self, text: str, n_lines: int) -> str:
         """Return the last lines of a log, with the secrets of this machine masked and without control characters."""
@@ -234,7 +234,7 @@ class Executor(ABC):
         """Return whether this process can poll a replica that another process has launched."""
         return handle.backend_name == self.backend_name
 
-    def _outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
+    def _collect_outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
         status = self.poll(handle)
         code = self.exit_code(handle) if status in ENDED else None
         return {"rank": handle.rank, "status": status, "exit_code": code, "error": self._error(handle, status, code)}
@@ -250,7 +250,7 @@ class Executor(ABC):
         """Return how a replica ended, as `collect` does. The answer is cached, because it cannot change."""
         key = self._key(handle)
         if key not in self._ends:
-            self._ends[key] = self._outcome(handle)
+            self._ends[key] = self._collect_outcome(handle)
         return self._ends[key]
 
     def log_place(self, handle: ReplicaHandle) -> str:

@@ -198,9 +198,9 @@ class LocalProcessExecutor(Executor):
         is_here = handle.metadata.get("host") == socket.gethostname()
         return super().reaches(handle) and is_here and _folder_of(handle).is_dir()
 
-    def _outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
+    def _collect_outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
         value = _read_json(_folder_of(handle) / RESULT_FILE)
-        return {**super()._outcome(handle), "result": None if value is None else value["result"]}
+        return {**super()._collect_outcome(handle), "result": None if value is None else value["result"]}
 
     def _is_alive(self, handle: ReplicaHandle) -> bool:
         self._check_own(handle)
