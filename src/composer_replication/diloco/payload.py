@@ -174,7 +174,8 @@ def _as_bytes(tensor: Tensor) -> memoryview:
 
 def _is_finite(vector: Tensor) -> bool:
     """Return whether all numbers are finite. aminmax needs no mask as long as the vector, and returns NaN if there is
-    one."""
+    one.
+    """
     return not vector.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(vector))
 
 

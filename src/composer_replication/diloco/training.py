@@ -367,7 +367,8 @@ def _check_optimizer(*, lr: float, momentum: float, nesterov: bool) -> None:
 
 def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.optim.Optimizer) -> None:
     """Raise InputError unless every weight that the inner optimizer updates is in exactly one fragment, in full
-    precision."""
+    precision.
+    """
     owners: dict[tuple[Any, ...], str] = {}
     for number, fragment in enumerate(fragments):
         if not any(True for _ in fragment.parameters()):
@@ -418,7 +419,8 @@ def _check_buckets(fragments: Sequence[_Fragment]) -> None:
 
 def _check_manager(manager: Any) -> None:
     """Raise InputError for an asynchronous quorum, and ConfigError if peers of torchft's manager cannot resolve this
-    host."""
+    host.
+    """
     if manager._use_async_quorum:
         fix = "Create it with use_async_quorum=False: the members must be known before weights are sent."
         raise InputError(explain("manager", got="an asynchronous quorum", expected="a synchronous one", fix=fix))

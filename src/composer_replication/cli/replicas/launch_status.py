@@ -279,7 +279,8 @@ def start_replicas(
 @dataclass(frozen=True)
 class _StartAttempt:
     """A context manager for the request to start a replica. If the request fails, its end is recorded in the launch
-    file."""
+    file.
+    """
 
     file: LaunchFile
     executor: Executor

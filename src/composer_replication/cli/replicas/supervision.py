@@ -229,7 +229,8 @@ def _fetch_outcome(executor: Executor | None, start: Start, deadline: float | No
 
 def _read_outputs(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
     """Return the content of each replica's done.json by rank, where it exists. Raises ArtefactCorruptError if a file is
-    invalid."""
+    invalid.
+    """
     done = {}
     for rank in range(launch.replicas):
         key = launch.key("output", f"{rank:03d}", DONE)

@@ -94,7 +94,8 @@ def _is_real_claim(store: PatientStore, layout: Layout, rank: int, number: int) 
 
 def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
     """Raise Replaced if another process has claimed the rank since, which happens if this process was paused for longer
-    than a lease."""
+    than a lease.
+    """
     newest = newest_claim(store, layout, rank, after=claim)
     if newest is not None:
         fix = "This process was paused for longer than its lease and has been replaced. End it."
@@ -226,7 +227,8 @@ def find_run(store: PatientStore, layout: Layout) -> _RunIdentity | None:
 
 def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any]) -> _RunIdentity | None:
     """Return the run of a generation; begin it with these settings if there is none yet. Returns None if no copy of its
-    identity can be read back."""
+    identity can be read back.
+    """
     run = find_run(store, layout)
     about = {**settings, "run": uuid.uuid4().hex} if run is None else run.settings
     # Copies are created one after the other, so that replicas that start at the same time agree on the first copy.

@@ -84,7 +84,8 @@ class Seal:
 @dataclass(frozen=True)
 class RoundOutcome:
     """Says how an attempt ended. Only the first replica to create it succeeds; a commit holds all that is needed to
-    apply it."""
+    apply it.
+    """
 
     result: Result
     base: str
@@ -410,7 +411,8 @@ def _parse_shard(value: Any) -> Shard:
 
 def _parse_members(value: object) -> tuple[Member, ...]:
     """Return the members. Raises ValueError unless they are sorted by rank, each rank once: otherwise an offer could be
-    counted twice."""
+    counted twice.
+    """
     members: list[Member] = []
     for offer_id, manifest, weight in (checked_list(entry, 3) for entry in checked_list(value, MAX_RANKS)):
         members.append(Member(_parse_offer_id(offer_id), checked_sha256(manifest), _checked_number(weight)))

@@ -110,7 +110,8 @@ class Round:
 
     def run(self) -> RoundResult:
         """Take part until the round is over for this replica. Raises RoundTimeout, which names the missing ranks, if
-        it does not end in time."""
+        it does not end in time.
+        """
         view = self._reader.read()
         while True:
             me = self._local_replica()
@@ -475,7 +476,8 @@ def _has_usable_offer(view: RoundView, me: LocalReplica) -> bool:
 
 def _used_trials(view: RoundView, me: LocalReplica) -> frozenset[int]:
     """Return the numbers of all offers of this replica in this wait, including unreadable ones and those of ended
-    attempts."""
+    attempts.
+    """
     known_ids = [*(offer.id for offer in view.offers), *view.spent]
     return me.tried | {offer_id.trial for offer_id in known_ids if _is_own_offer(offer_id, me)}
 

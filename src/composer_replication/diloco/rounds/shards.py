@@ -102,7 +102,8 @@ class RoundVector:
 
     def _pieces(self, shard: int) -> Iterator[tuple[Tensor, int, int, int]]:
         """Yield each flattened tensor that overlaps the shard, the bounds of the overlap in it, and its start in the
-        shard."""
+        shard.
+        """
         first = shard * self.shard_elements
         last = first + self.size(shard)
         start = 0

@@ -326,7 +326,8 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> _PublishedStat
 
 def _fetch_state(store: PatientStore, layout: Layout, state: _PublishedState, mine: _Outline) -> Any | None:
     """Return the content of a published state, or None if a chunk cannot be read. Raises ShapeError if it belongs to
-    another model."""
+    another model.
+    """
     _refuse_another_model(state, mine)
     filling = _Filling([torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec])
     try:
@@ -410,7 +411,8 @@ def _refuse_another_model(state: _PublishedState, mine: _Outline) -> None:
 
 def _has_tensors_of(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:
     """Return whether the state has all tensors of mine, with equal shapes and types. It may have more, because
-    optimizers create some in their first step."""
+    optimizers create some in their first step.
+    """
     if "tensor" in mine:
         return "tensor" in theirs and their_spec[theirs["tensor"]] == my_spec[mine["tensor"]]
     if "dict" in mine:

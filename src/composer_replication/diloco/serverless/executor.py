@@ -188,7 +188,8 @@ class Executor(ABC):
 
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
         """Return the status of a replica, or None without a usable answer. After `patience_s` without one, raise the
-        error."""
+        error.
+        """
         launch = handle.metadata.get("launch", "")
         return self._patiently(self._key(handle), handle.rank, launch, partial(self.poll, handle))
 
@@ -300,7 +301,8 @@ class Executor(ABC):
 
 def __getattr__(name: str) -> Any:
     """Return `LocalProcessExecutor`, which can also be imported from here. The import is lazy, because its module
-    imports this one."""
+    imports this one.
+    """
     if name != "LocalProcessExecutor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
     return import_module("composer_replication.diloco.serverless.local_process").LocalProcessExecutor
@@ -334,7 +336,8 @@ class ReplicaHandle:
 @runtime_checkable
 class ServerlessExecutor(Protocol):
     """The interface of an executor. `collect` returns rank, status, exit_code and error of each replica; for local
-    processes also the result."""
+    processes also the result.
+    """
 
     backend_name: str
     supports_inter_replica_network: bool

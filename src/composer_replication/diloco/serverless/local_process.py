@@ -225,7 +225,8 @@ def _find_process(handle: ReplicaHandle) -> _Process | None:
 
 def _is_held(path: Path) -> bool:
     """Return whether a keeper holds the lock on its file, so that it is alive. Process ids are reused, so an id would
-    not prove it."""
+    not prove it.
+    """
     try:
         descriptor = os.open(path, os.O_RDWR)
     except FileNotFoundError:

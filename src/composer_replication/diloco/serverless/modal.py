@@ -126,7 +126,8 @@ class ModalExecutor(Executor):
 
     def _was_terminated(self, handle: ReplicaHandle) -> bool:
         """Return whether the Sandbox was terminated. Exit status 137 alone may also mean that the replica was killed
-        inside its container."""
+        inside its container.
+        """
         try:
             within(_ANSWER_S, "the end of a Sandbox", self._sandbox(handle).wait)
         except self._modal.exception.SandboxTerminatedError:

@@ -106,7 +106,8 @@ class RayExecutor(Executor):
 
     def _ask(self, handle: ReplicaHandle, method: str, *args: Any) -> Any:
         """Call a method of the actor and return its answer; None if the actor is dead. Polling an actor without a node
-        returns "pending"."""
+        returns "pending".
+        """
         errors = self._ray.exceptions
         try:
             actor = self._actor(handle)

@@ -255,7 +255,8 @@ class RequestPace:
     @contextmanager
     def transfer_budget(self, num_bytes: int) -> Iterator[float]:
         """Count these bytes as under way inside the context, and yield the extra seconds for a request that transfers
-        them."""
+        them.
+        """
         with self._lock:
             self._under_way += num_bytes
             more_s = self._under_way / self._bytes_per_s if num_bytes else 0.0
