@@ -53,7 +53,7 @@ def test_erring_turns_are_in_the_trace_that_leaves_the_environment() -> None:
 def test_rollouts_read_them_as_signals() -> None:
     pytest.importorskip("torch")
     from composer_replication.recipes.prime_rl.hinted_turns import SITES
-    from composer_replication.trainer.rollouts.sites import Rollout, conversation_of, sampled_runs, signalled_sites
+    from composer_replication.trainer.rollouts.sites import Rollout, _signalled_sites, conversation_of, sampled_runs
 
     signals = played().info[SITES]
     spoken = [{"role": "assistant", "content": "", "tool_calls": []} for _ in SPOKEN]
@@ -66,7 +66,7 @@ def test_rollouts_read_them_as_signals() -> None:
         messages=spoken,
         signals=signals,
     )
-    sites = signalled_sites(rollout, conversation_of(rollout, sampled_runs(rollout)))
+    sites = _signalled_sites(rollout, conversation_of(rollout, sampled_runs(rollout)))
     assert [(site.turn_id, site.kind, site.is_kept) for site in sites] == [
         ("assistant-1", "tool_not_found", True),
         ("assistant-1", "input_validation", True),

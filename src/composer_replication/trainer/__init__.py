@@ -15,7 +15,7 @@ offline_checks    checks before and after an offline run, and the run's metrics
 warmup            training on channel 1 only at first, for a model that does not know the harness
 composer_trainer  GRPO with two more channels, on top of TRL
 grpo_step         what the composer trainer does in TRL's generation step and loss
-logged_batches    logged traces for channels 2 and 3 in a GRPO run, and its state in checkpoints
+logged_batches    logged traces for channels 2 and 3 in a GRPO run
 data_collator     collating traces into a batch for all three channels
 trace_rows        turning one trace into rows of token ids
 reference         an alias of `sessions.reference`

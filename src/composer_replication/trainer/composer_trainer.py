@@ -7,9 +7,11 @@ store of logged data. With both weights 0, TRL's step is unchanged.
 
 from __future__ import annotations
 
+import functools
 import inspect
 import json
 import logging
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import fields
 from pathlib import Path
@@ -19,7 +21,7 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.batch.model_folder import resolve_model
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.optional import available, require
 from composer_replication.trainer.grpo_step import (
     LOGGED_PAIRS,
@@ -28,27 +30,24 @@ from composer_replication.trainer.grpo_step import (
     ComposerChannels,
     GenerationStep,
     LossStep,
-    with_none_check,
 )
 from composer_replication.trainer.logged_batches import (
     REPLAY,
     SDPO,
     LoggedStore,
     digest_of,
-    load_run_state,
     prompts_of_traces,
-    run_geometry,
-    run_state,
     usable_channels,
     with_what_is_needed,
 )
 from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
 from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.distributed import has_adapter, is_sharded
-from composer_replication.trainer.objective.fingerprint import tokenizer_digest
+from composer_replication.trainer.objective.fingerprint import tokenizer_digest, weights_digest
 from composer_replication.trainer.objective.model_head import causal_lm_of
 from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.overrides import TaughtRollouts
+from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 from composer_replication.trainer.rollouts.hint_gate import HintComparison, HintGate
 from composer_replication.trainer.rollouts.sites import RolloutOptions
 from composer_replication.trainer.same_start import (
@@ -159,7 +158,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.settings = self.usable.settings
         options = rollouts or RolloutOptions()
         self._check_arguments(options)
-        self.reward_funcs = list(map(with_none_check, self.reward_func_names, self.reward_funcs))
+        self.reward_funcs = list(map(_with_none_check, self.reward_func_names, self.reward_funcs))
         self.teacher = teacher if isinstance(teacher, TeacherKeeper) else TeacherKeeper(teacher)
         contrast = sdpo_weighting is not None and sdpo_weighting.contrast is not None
         hint_gate = self._make_hint_gate(is_gated=heed_gate, has_contrast=contrast)
@@ -278,14 +277,22 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         super().log(logs, start_time)
 
     def resume_geometry(self) -> dict[str, Any]:
-        return {**super().resume_geometry(), **run_geometry(self)}
+        """Return the settings that a saved rollout buffer depends on, since the buffer contains error sites."""
+        logged = self.channels.logged
+        is_stream = not hasattr(self.train_dataset, "__len__")
+        return {
+            **super().resume_geometry(),
+            "sites": self.wants_sites,
+            "logged": None if logged is None else logged.digest,
+            "prompts": None if is_stream else digest_of(self.train_dataset),
+        }
 
     def extra_state(self) -> dict[str, Any]:
-        return {**super().extra_state(), "composer": run_state(self)}
+        return {**super().extra_state(), "composer": _run_state(self)}
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:
         super().load_extra_state(tree)
-        load_run_state(self, tree["composer"])
+        _load_run_state(self, tree["composer"])
 
     # ---- parts of the constructor
 
@@ -371,3 +378,112 @@ def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> Cha
 # The constructor's single knobs with their defaults, so that `_settings_of` can tell which knobs were set.
 _SIGNATURE = inspect.signature(ComposerReplicationTrainer.__init__).parameters
 _DEFAULTS = {name: parameter.default for name, parameter in _SIGNATURE.items() if name in _KNOBS}
+
+
+def _with_none_check(name: str, reward: Any) -> Any:
+    """Wrap a reward function to check that it does not return None; models and async functions are unchanged."""
+    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
+    if isinstance(reward, nn.Module) or is_async:
+        return reward
+
+    @functools.wraps(reward, updated=())
+    def checked_reward(*args: Any, **kwargs: Any) -> Any:
+        rewards = reward(*args, **kwargs)
+        if rewards is None:
+            fix = "Add a `return` statement. In the list, use None for a rollout that the function cannot judge."
+            expected = "a list with one number per rollout"
+            raise InputError(explain(f"reward function {name}", got="None", expected=expected, fix=fix))
+        return rewards
+
+    return checked_reward
+
+
+def _run_state(trainer: Any) -> dict[str, Any]:
+    """Return the state for an exact resume of a GRPO run, besides weights, optimizer and random number generators.
+
+    It consists of the buffered rollouts and the position in them, the channels' schedules and teacher, the states of
+    stateful environments, the collapse alarm, and sums that were not logged yet.
+    """
+    sampling, start = trainer.sampling, trainer.sampling.start_model
+    return {
+        "micro_step": trainer._step,
+        "rollouts": _encoded_turns(trainer._buffered_inputs),
+        "channels": trainer.channels.state(),
+        "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if trainer._entropy_bonus_enabled else None,
+        "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
+        "figures": trainer.channel_metrics.state(),
+        "site_counts": dict(sampling.site_counts),
+        "num_rollouts": sampling.num_rollouts,
+        "known_hints": dict(sampling.known_hints),
+        "alarm": trainer.alarm.state(),
+        "start_digest": None if start is None else weights_digest(start),
+        "environments": _environment_states(trainer),
+    }
+
+
+def _load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
+    """Restore the state that `_run_state` returned."""
+    sampling, start, buffer = trainer.sampling, trainer.sampling.start_model, tree["rollouts"]
+    trainer._step = tree["micro_step"]
+    device = trainer.accelerator.device
+    # TRL trains on slices of a generation, so a checkpoint may lie between two slices.
+    trainer._buffered_inputs = (
+        None if buffer is None else [_on_device(_decoded_turns(batch), device) for batch in buffer]
+    )
+    trainer.channels.load_state(tree["channels"], trainer.state.max_steps)
+    if tree["entropy"] is not None:
+        trainer.entropy_coef, trainer._last_world_entropy = tree["entropy"]
+    for mode, values in tree["metrics"].items():
+        trainer._metrics[mode].update({name: list(series) for name, series in values.items()})
+    trainer.channel_metrics.load_state(tree["figures"])
+    sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
+    # Checkpoints saved by earlier versions have no "known_hints".
+    sampling.known_hints = dict(tree.get("known_hints", {}))
+    trainer.alarm.load_state(tree["alarm"])
+    # Checkpoints from earlier versions have another key, for a digest of only some values, which cannot be compared.
+    if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):
+        fix = "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
+        raise StaleArtefactError(
+            explain("initial weights for k1", got="different weights", expected="the run's initial weights", fix=fix)
+        )
+    _load_environment_states(trainer, tree["environments"])
+
+
+def _environment_states(trainer: Any) -> list[list[Any]]:
+    """Return every environment's state, by pool: the result of its `_state()`, or None if it has no such method."""
+    pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
+    return [
+        [environment._state() if hasattr(environment, "_state") else None for environment in pool]
+        for pool in pools.values()
+    ]
+
+
+def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
+    """Create as many environments as were saved, and pass each its state (`_load_state`)."""
+    pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
+    for (name, pool), saved in zip(pools.items(), states, strict=True):
+        # The pool grows on demand, so a resumed process may have fewer environments than were saved.
+        pool.extend(trainer.environment_factories[name]() for _ in range(len(saved) - len(pool)))
+        for environment, state in zip(pool, saved, strict=False):
+            if state is not None:
+                environment._load_state(state)
+
+
+def _encoded_turns(buffer: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
+    """Return the buffered batches with erring turns as dicts, since a checkpoint has no type for them."""
+    if buffer is None:
+        return None
+    return [
+        batch | {SITES: [[turn._asdict() for turn in turns] for turns in batch[SITES]]} if SITES in batch else batch
+        for batch in buffer
+    ]
+
+
+def _decoded_turns(batch: dict[str, Any]) -> dict[str, Any]:
+    if SITES not in batch:
+        return batch
+    return batch | {SITES: [[ErringTurn(**turn) for turn in turns] for turns in batch[SITES]]}
+
+
+def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
+    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -10,8 +10,6 @@ this module. `original` is always TRL's own method.
 
 from __future__ import annotations
 
-import functools
-import inspect
 import math
 from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
@@ -340,24 +338,6 @@ def _drop_turns_where(rollouts: Sequence[ErringTurns], is_dropped: Tensor, reaso
         if drop and rollout.turns:
             rollout.counts[f"dropped:{reason}"] += len(rollout.turns)
             rollout.turns.clear()
-
-
-def with_none_check(name: str, reward: Any) -> Any:
-    """Wrap a reward function to check that it does not return None; models and async functions are unchanged."""
-    is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
-    if isinstance(reward, nn.Module) or is_async:
-        return reward
-
-    @functools.wraps(reward, updated=())
-    def checked_reward(*args: Any, **kwargs: Any) -> Any:
-        rewards = reward(*args, **kwargs)
-        if rewards is None:
-            fix = "Add a `return` statement. In the list, use None for a rollout that the function cannot judge."
-            expected = "a list with one number per rollout"
-            raise InputError(explain(f"reward function {name}", got="None", expected=expected, fix=fix))
-        return rewards
-
-    return checked_reward
 
 
 class ComposerChannels:

@@ -1,4 +1,4 @@
-"""Provide logged traces for channels 2 and 3 in a GRPO run: batches, reference log-probs, and the run's state.
+"""Provide logged traces for channels 2 and 3 in a GRPO run, as batches with reference log-probs.
 
 The order is reshuffled for every pass over the data. It depends only on the seed, so a resumed run continues with the
 next batch.
@@ -22,9 +22,8 @@ from composer_replication.batch.tree_batch import CHANNELS, TreeBatch, pack_batc
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.optional import require
 from composer_replication.trainer.objective.channels import ChannelSettings
-from composer_replication.trainer.objective.fingerprint import fingerprint_of, weights_digest
+from composer_replication.trainer.objective.fingerprint import fingerprint_of
 from composer_replication.trainer.presets import NO_PAIR
-from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
 
 if TYPE_CHECKING:
@@ -66,7 +65,7 @@ class LoggedStore:
             raise InputError(explain("logged_batch_size", got=batch_size, expected="1 or more"))
         self._traces, self._collator, self._sessions, self._batch_size = traces, collator, sessions, batch_size
         size = len(traces) if traces is not None else len(sessions or ())
-        self.sampler = CyclingSampler(size, seed=seed, process=process, num_processes=num_processes)
+        self.sampler = _CyclingSampler(size, seed=seed, process=process, num_processes=num_processes)
 
     @property
     def digest(self) -> str:
@@ -240,7 +239,7 @@ def digest_of(rows: Iterable[Any]) -> str:
     return digest.hexdigest()
 
 
-class CyclingSampler:
+class _CyclingSampler:
     """Draws the numbers 0 to size - 1 in endless passes, reshuffled for each pass.
 
     All processes compute the same order, and each takes a different part of every draw.
@@ -277,105 +276,3 @@ class CyclingSampler:
             fix = "Resume with the logged sessions that the run began with."
             raise StaleArtefactError(explain("logged items", got=got, expected=expected, fix=fix))
         self._drawn = tree["drawn"]
-
-
-def run_geometry(trainer: Any) -> dict[str, Any]:
-    """Return the settings that a saved rollout buffer depends on, since the buffer contains error sites."""
-    logged = trainer.channels.logged
-    is_stream = not hasattr(trainer.train_dataset, "__len__")
-    return {
-        "sites": trainer.wants_sites,
-        "logged": None if logged is None else logged.digest,
-        "prompts": None if is_stream else digest_of(trainer.train_dataset),
-    }
-
-
-def run_state(trainer: Any) -> dict[str, Any]:
-    """Return the state for an exact resume of a GRPO run, besides weights, optimizer and random number generators.
-
-    It consists of the buffered rollouts and the position in them, the channels' schedules and teacher, the states of
-    stateful environments, the collapse alarm, and sums that were not logged yet.
-    """
-    sampling, start = trainer.sampling, trainer.sampling.start_model
-    return {
-        "micro_step": trainer._step,
-        "rollouts": _encoded_turns(trainer._buffered_inputs),
-        "channels": trainer.channels.state(),
-        "entropy": [trainer.entropy_coef, trainer._last_world_entropy] if trainer._entropy_bonus_enabled else None,
-        "metrics": {mode: dict(values) for mode, values in trainer._metrics.items()},
-        "figures": trainer.channel_metrics.state(),
-        "site_counts": dict(sampling.site_counts),
-        "num_rollouts": sampling.num_rollouts,
-        "known_hints": dict(sampling.known_hints),
-        "alarm": trainer.alarm.state(),
-        "start_digest": None if start is None else weights_digest(start),
-        "environments": _environment_states(trainer),
-    }
-
-
-def load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
-    """Restore the state that `run_state` returned."""
-    sampling, start, buffer = trainer.sampling, trainer.sampling.start_model, tree["rollouts"]
-    trainer._step = tree["micro_step"]
-    device = trainer.accelerator.device
-    # TRL trains on slices of a generation, so a checkpoint may lie between two slices.
-    trainer._buffered_inputs = (
-        None if buffer is None else [_on_device(_decoded_turns(batch), device) for batch in buffer]
-    )
-    trainer.channels.load_state(tree["channels"], trainer.state.max_steps)
-    if tree["entropy"] is not None:
-        trainer.entropy_coef, trainer._last_world_entropy = tree["entropy"]
-    for mode, values in tree["metrics"].items():
-        trainer._metrics[mode].update({name: list(series) for name, series in values.items()})
-    trainer.channel_metrics.load_state(tree["figures"])
-    sampling.site_counts, sampling.num_rollouts = Counter(tree["site_counts"]), tree["num_rollouts"]
-    # Checkpoints saved by earlier versions have no "known_hints".
-    sampling.known_hints = dict(tree.get("known_hints", {}))
-    trainer.alarm.load_state(tree["alarm"])
-    # Checkpoints from earlier versions have another key, for a digest of only some values, which cannot be compared.
-    if start is not None and "start_digest" in tree and tree["start_digest"] != weights_digest(start):
-        fix = "Build the trainer with the model that the run began with; the checkpoint's weights are loaded into it."
-        raise StaleArtefactError(
-            explain("initial weights for k1", got="different weights", expected="the run's initial weights", fix=fix)
-        )
-    _load_environment_states(trainer, tree["environments"])
-
-
-def _environment_states(trainer: Any) -> list[list[Any]]:
-    """Return every environment's state, by pool: the result of its `_state()`, or None if it has no such method."""
-    pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
-    return [
-        [environment._state() if hasattr(environment, "_state") else None for environment in pool]
-        for pool in pools.values()
-    ]
-
-
-def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
-    """Create as many environments as were saved, and pass each its state (`_load_state`)."""
-    pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
-    for (name, pool), saved in zip(pools.items(), states, strict=True):
-        # The pool grows on demand, so a resumed process may have fewer environments than were saved.
-        pool.extend(trainer.environment_factories[name]() for _ in range(len(saved) - len(pool)))
-        for environment, state in zip(pool, saved, strict=False):
-            if state is not None:
-                environment._load_state(state)
-
-
-def _encoded_turns(buffer: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return the buffered batches with erring turns as dicts, since a checkpoint has no type for them."""
-    if buffer is None:
-        return None
-    return [
-        batch | {SITES: [[turn._asdict() for turn in turns] for turns in batch[SITES]]} if SITES in batch else batch
-        for batch in buffer
-    ]
-
-
-def _decoded_turns(batch: dict[str, Any]) -> dict[str, Any]:
-    if SITES not in batch:
-        return batch
-    return batch | {SITES: [[ErringTurn(**turn) for turn in turns] for turns in batch[SITES]]}
-
-
-def _on_device(batch: dict[str, Any], device: torch.device) -> dict[str, Any]:
-    return {name: value.to(device) if isinstance(value, Tensor) else value for name, value in batch.items()}

@@ -28,7 +28,7 @@ from composer_replication.evaluation.ablation.workspace import (  # noqa: E402
     distances,
     play_all,
 )
-from composer_replication.trainer.rollouts.effort import ErrorPenalty, errors_in  # noqa: E402
+from composer_replication.trainer.rollouts.effort import ErrorPenalty, _errors_in  # noqa: E402
 from composer_replication.trainer.rollouts.generation import talks as recorded_talks  # noqa: E402
 from composer_replication.trainer.rollouts.generation.row_cache import read_tokens  # noqa: E402
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking, Talking  # noqa: E402
@@ -154,7 +154,7 @@ def test_calls_that_the_workspace_failed_are_the_sites_of_a_rollout(episodes, st
     _, found = found_in(episodes, student)
     for episode, each in zip(episodes, found, strict=True):
         assert Counter(site.kind for site in each.sites) == episode.failures
-        assert errors_in(episode.messages) == episode.failures.total()
+        assert _errors_in(episode.messages) == episode.failures.total()
 
 
 def test_hints_of_another_kind_are_nobodys_own(episodes, student):

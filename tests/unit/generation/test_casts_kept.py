@@ -17,14 +17,14 @@ from composer_replication.trainer.rollouts.generation import generator as genera
 from composer_replication.trainer.rollouts.generation import row_cache
 from composer_replication.trainer.rollouts.generation import talks as recorded_talks
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
-from composer_replication.trainer.rollouts.generation.row_cache import Casts, NextTokens, _Recording, casts_kept
+from composer_replication.trainer.rollouts.generation.row_cache import NextTokens, _Casts, _Recording, keep_casts
 from composer_replication.trainer.rollouts.generation.talks import RecordedTalking
 from scripted_talk import Scripted
 
 ROWS = random_rows((18, 15, 11))
 
 
-class CountedCasts(Casts):
+class CountedCasts(_Casts):
     """How often copies are asked for."""
 
     asked = 0
@@ -63,7 +63,7 @@ def test_every_weight_is_cast_once_and_the_tokens_stay(sample: Any, monkeypatch:
         tokens = sample(model)
     assert kept.asked == a_pass.asked
     for module in (generator_module, recorded_talks):
-        monkeypatch.setattr(module, "casts_kept", lambda _model: torch.no_grad())
+        monkeypatch.setattr(module, "keep_casts", lambda _model: torch.no_grad())
     with CountedCasts(model) as made_again:
         assert sample(model) == tokens
     assert made_again.asked >= 10 * a_pass.asked, "the count could have failed"
@@ -165,7 +165,7 @@ def test_views_and_other_types_have_copies_of_their_own_and_a_models_own_are_its
 def test_an_autocast_around_it_stays_as_it_is(is_on: bool) -> None:
     model = small_model()
     with torch.autocast("cpu", torch.float16, enabled=is_on):
-        with casts_kept(model):
+        with keep_casts(model):
             assert torch.is_autocast_enabled("cpu") is is_on
             assert not is_on or torch.get_autocast_dtype("cpu") == torch.float16
         assert torch.is_autocast_enabled("cpu") is is_on

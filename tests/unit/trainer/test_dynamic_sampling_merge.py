@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 from trl.trainer.utils import split_pixel_values_by_grid, unsplit_pixel_values_by_grid
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.rollouts.resample import ImagesBySample, merge_groups
+from composer_replication.trainer.rollouts.resample import ImagesBySample, _merge_groups
 from refusals import refusal
 
 PAD = 99
@@ -87,7 +87,7 @@ def test_a_merged_batch_is_the_batch_of_the_merged_rollouts(seed: int, size: int
         chosen[place * size : (place + 1) * size] = new[number * size : (number + 1) * size]
     one, other = batch_of(old, ratios=ratios), batch_of(new, ratios=ratios)
     width = tuple(max(each[key].shape[1] for each in (one, other)) for key in ("prompt_ids", "completion_ids"))
-    merged = merge_groups(one, other, groups, size, pad_id=PAD)
+    merged = _merge_groups(one, other, groups, size, pad_id=PAD)
     assert_same(merged, batch_of(chosen, ratios=ratios, width=(width[0], width[1])))
 
 
@@ -98,7 +98,7 @@ def two_batches() -> tuple[dict[str, Any], dict[str, Any]]:
 
 def test_the_batches_that_are_merged_stay_as_they_were() -> None:
     (one, other), (one_again, other_again) = two_batches(), two_batches()
-    merge_groups(one, other, [(1, 0)], 2, pad_id=PAD)
+    _merge_groups(one, other, [(1, 0)], 2, pad_id=PAD)
     assert_same(one, one_again)
     assert_same(other, other_again)
 
@@ -106,7 +106,7 @@ def test_the_batches_that_are_merged_stay_as_they_were() -> None:
 def test_a_batch_without_a_tool_mask_is_all_the_models_own_tokens() -> None:
     one, other = two_batches()
     del other["tool_mask"]
-    merged = merge_groups(one, other, [(1, 0)], 2, pad_id=PAD)
+    merged = _merge_groups(one, other, [(1, 0)], 2, pad_id=PAD)
     assert merged["tool_mask"][2:].eq(1).all()
     counted = (merged["completion_mask"] * merged["tool_mask"]).sum()
     assert torch.equal(merged["num_items_in_batch"], counted)
@@ -116,15 +116,15 @@ def test_advantages_of_single_tokens_are_padded_and_those_of_rollouts_are_not() 
     one, other = two_batches()
     for batch in (one, other):
         batch["advantages"] = batch["advantages"][:, None] * batch["completion_mask"]
-    merged = merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)
+    merged = _merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)
     assert merged["advantages"].shape == merged["completion_ids"].shape
     assert torch.equal(merged["advantages"].sum(1)[:2], other["advantages"].sum(1))
 
 
 def test_the_count_of_a_batch_is_that_of_all_processes() -> None:
     one, other = two_batches()
-    alone = merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)["num_items_in_batch"]
-    both = merge_groups(one, other, [(0, 0)], 2, pad_id=PAD, total=lambda count: count + 5)["num_items_in_batch"]
+    alone = _merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)["num_items_in_batch"]
+    both = _merge_groups(one, other, [(0, 0)], 2, pad_id=PAD, total=lambda count: count + 5)["num_items_in_batch"]
     assert (both - alone).item() == 5
 
 
@@ -133,7 +133,7 @@ def test_types_of_prompt_and_completion_are_padded_on_their_own_sides() -> None:
     for batch in (one, other):
         both = [batch["prompt_mask"] * 2, batch["completion_mask"] * 3]
         batch["token_type_ids"] = torch.cat(both, dim=1)
-    merged = merge_groups(one, other, [(1, 0)], 2, pad_id=PAD)
+    merged = _merge_groups(one, other, [(1, 0)], 2, pad_id=PAD)
     expected = torch.cat([merged["prompt_mask"] * 2, merged["completion_mask"] * 3], dim=1)
     assert torch.equal(merged["token_type_ids"], expected)
 
@@ -146,7 +146,7 @@ def test_images_go_with_their_rollouts() -> None:
         batch |= {"pixel_values": first + torch.arange(count).float()[:, None].repeat(1, 3)}
         batch |= {"image_grid_thw": grids, "num_images": images}
     images = ImagesBySample(split_pixel_values_by_grid, unsplit_pixel_values_by_grid)
-    merged = merge_groups(one, other, [(0, 0)], 2, pad_id=PAD, images=images)
+    merged = _merge_groups(one, other, [(0, 0)], 2, pad_id=PAD, images=images)
     assert merged["num_images"] == [1, 2, 2, 1]
     # Images have 1, 2, 1, ... rows: the old ones of rows 2 and 3 begin at their row 1.
     assert merged["pixel_values"][:, 0].tolist() == [100, 101, 102, 103, 1, 2, 3, 4, 5]
@@ -156,8 +156,8 @@ def test_images_go_with_their_rollouts() -> None:
 def test_batches_of_other_keys_and_groups_that_are_not_there_are_refused() -> None:
     one, other = two_batches()
     with refusal(InputError, what="group", got="2") as refused:
-        merge_groups(one, other, [(2, 0)], 2, pad_id=PAD)
+        _merge_groups(one, other, [(2, 0)], 2, pad_id=PAD)
     assert re.findall(r"\d+", refused.value.expected) == ["0", "1"]
     del other["ref_per_token_logps"]
     with refusal(InputError, got="['ref_per_token_logps']"):
-        merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)
+        _merge_groups(one, other, [(0, 0)], 2, pad_id=PAD)

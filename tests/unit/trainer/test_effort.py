@@ -13,8 +13,8 @@ from hypothesis import strategies as st
 from composer_replication.errors import InputError
 from composer_replication.trainer.rollouts.effort import (
     EffortWeights,
-    RolloutEffort,
-    effort_cost,
+    _effort_cost,
+    _RolloutEffort,
     effort_penalty_reward,
 )
 from refusals import refusal
@@ -46,7 +46,7 @@ class Words:
     ],
 )
 def test_values_worked_by_hand(x: float, k: float, q: float, cost: float) -> None:
-    assert effort_cost(x, k=k, q=q) == pytest.approx(cost, rel=1e-14, abs=0)
+    assert _effort_cost(x, k=k, q=q) == pytest.approx(cost, rel=1e-14, abs=0)
 
 
 @pytest.mark.parametrize("away", [1e-15, 1e-12, 1e-9, 1e-6, 1e-3, -1e-12, -1e-6])
@@ -56,14 +56,14 @@ def test_near_q_1_it_is_exact_and_has_no_step(away: float) -> None:
         context.prec = 60
         power = Decimal(1) - Decimal(q)
         exact = float(((1 + Decimal(k) * Decimal(x)) ** power - 1) / (Decimal(k) * power))
-    assert effort_cost(x, k=k, q=q) == pytest.approx(exact, rel=1e-14, abs=0)
-    assert abs(effort_cost(x, k=k, q=q) - effort_cost(x, k=k, q=1.0)) <= 5 * abs(away)
+    assert _effort_cost(x, k=k, q=q) == pytest.approx(exact, rel=1e-14, abs=0)
+    assert abs(_effort_cost(x, k=k, q=q) - _effort_cost(x, k=k, q=1.0)) <= 5 * abs(away)
 
 
 @given(st.tuples(efforts, efforts), bends, powers)
 def test_more_effort_never_costs_less(both: tuple[float, float], k: float, q: float) -> None:
     less, more = sorted(both)
-    low, high = effort_cost(less, k=k, q=q), effort_cost(more, k=k, q=q)
+    low, high = _effort_cost(less, k=k, q=q), _effort_cost(more, k=k, q=q)
     assert 0 <= low <= high * (1 + ROUNDING)
     assert high <= more * (1 + ROUNDING)
 
@@ -71,8 +71,8 @@ def test_more_effort_never_costs_less(both: tuple[float, float], k: float, q: fl
 @given(st.tuples(efforts, efforts), st.floats(0, 1), bends, powers)
 def test_the_cost_is_concave(both: tuple[float, float], share: float, k: float, q: float) -> None:
     one, other = both
-    between = effort_cost(share * one + (1 - share) * other, k=k, q=q)
-    chord = share * effort_cost(one, k=k, q=q) + (1 - share) * effort_cost(other, k=k, q=q)
+    between = _effort_cost(share * one + (1 - share) * other, k=k, q=q)
+    chord = share * _effort_cost(one, k=k, q=q) + (1 - share) * _effort_cost(other, k=k, q=q)
     assert between >= chord - ROUNDING * max(1.0, chord)
 
 
@@ -87,7 +87,7 @@ def test_the_cost_is_concave(both: tuple[float, float], share: float, k: float, 
 )
 def test_what_is_no_effort_is_refused(x: float, k: float, q: float, name: str, got: str) -> None:
     with refusal(InputError, what=name, got=got):
-        effort_cost(x, k=k, q=q)
+        _effort_cost(x, k=k, q=q)
 
 
 def call(name: str, arguments: object) -> dict[str, Any]:
@@ -111,7 +111,7 @@ ROLLOUT = [
 def test_a_rollout_is_counted_by_what_its_messages_hold() -> None:
     penalty = effort_penalty_reward(Words())
     # Arguments that are no text are written as JSON: {"x": 1} has two words, with the name three.
-    assert penalty.effort(ROLLOUT, []) == RolloutEffort(
+    assert penalty.effort(ROLLOUT, []) == _RolloutEffort(
         thinking=3 + 4, calls_text=3 + 3 + 3, tool_output=4 + 1 + 1, final=2 + 3, calls=3, turns=3
     )
 
@@ -140,7 +140,7 @@ def test_the_penalty_is_the_cost_of_the_weighed_sum() -> None:
 )
 def test_a_completion_that_is_text_is_counted_by_its_ids(text: str, thinking: int) -> None:
     effort = effort_penalty_reward(Words()).effort(text, [7] * 10)
-    assert effort == RolloutEffort(thinking=thinking, final=10 - thinking, turns=1)
+    assert effort == _RolloutEffort(thinking=thinking, final=10 - thinking, turns=1)
 
 
 def test_trl_logs_it_under_a_name_of_its_own() -> None:

@@ -10,13 +10,13 @@ from typing import Any
 import pytest
 
 from composer_replication.trainer.rollouts.hint_gate import (
-    MIN_COMPARISONS,
+    _MIN_COMPARISONS,
     HintComparison,
     HintEffect,
-    HintEffectEstimator,
     HintGate,
+    _HintEffectEstimator,
 )
-from composer_replication.trainer.rollouts.unrelated_hints import paired_kinds
+from composer_replication.trainer.rollouts.unrelated_hints import _paired_kinds
 
 
 def compared(
@@ -36,7 +36,7 @@ def compared(
 
 
 def effect_of(comparisons: Iterable[HintComparison]) -> HintEffect:
-    estimator = HintEffectEstimator()
+    estimator = _HintEffectEstimator()
     estimator.add(comparisons)
     return estimator.estimate()
 
@@ -170,7 +170,7 @@ def test_standard_errors_hold_what_chance_does(shares: tuple[int, ...], luck: tu
     for seed in range(1000):
         draw = random.Random(seed)
         spread = dict(zip("abc", luck, strict=True))
-        estimator = HintEffectEstimator()
+        estimator = _HintEffectEstimator()
         for generation in range(8):
             kinds = draw.choices("abc", shares, k=12)
             paired = dict(zip(order := draw.sample("abc", 3), [order[1], order[0], order[0]], strict=True))
@@ -179,8 +179,8 @@ def test_standard_errors_hold_what_chance_does(shares: tuple[int, ...], luck: tu
                 for number, kind in enumerate(kinds)
             )
         effect = estimator.estimate()
-        num_decided += effect.num_comparisons >= MIN_COMPARISONS
-        num_passed += effect.num_comparisons >= MIN_COMPARISONS and effect.z_score >= 2
+        num_decided += effect.num_comparisons >= _MIN_COMPARISONS
+        num_passed += effect.num_comparisons >= _MIN_COMPARISONS and effect.z_score >= 2
     assert num_decided > 300
     assert num_passed <= 0.06 * num_decided
 
@@ -190,7 +190,7 @@ def test_one_kind_that_is_nearly_alone_says_little() -> None:
         HintComparison(number, *("ab" if number % 50 else "ba"), 0.3 + 0.01 * (number % 7), 0.0)
         for number in range(200)
     )
-    assert effect.num_comparisons < MIN_COMPARISONS, "four of the other kind are as good as sixteen in all"
+    assert effect.num_comparisons < _MIN_COMPARISONS, "four of the other kind are as good as sixteen in all"
     assert effect.is_significant is None
 
 
@@ -220,7 +220,7 @@ def simulated(effect: float, text: float, luck: float, seed: int) -> tuple[float
     does = {"a": 2 * text, "b": text, "c": text, "d": text}
     for generation in range(60):
         kinds = draw.choices("abcd", (4, 2, 1, 1), k=8)
-        partners = paired_kinds(sorted(set(kinds)), "abcd", draw)
+        partners = _paired_kinds(sorted(set(kinds)), "abcd", draw)
         gate.add(
             [
                 HintComparison(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.trainer.rollouts.sites import (
-    MALFORMED,
+    _MALFORMED,
     Rollout,
     _parse_error_text,
     conversation_of,
@@ -45,4 +45,4 @@ def test_plain_arguments_are_read_whether_text_or_parsed():
 
 @pytest.mark.parametrize("text", ["[" * 100_000, '{"name": "add", "arguments": NaN}'])
 def test_what_is_wrong_with_a_broken_call_can_be_said_of_any_text(text):
-    assert _parse_error_text(text).startswith(f"{MALFORMED}: ")
+    assert _parse_error_text(text).startswith(f"{_MALFORMED}: ")

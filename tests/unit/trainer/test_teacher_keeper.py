@@ -9,7 +9,7 @@ import torch
 from offline_pieces import tiny
 
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.trainer.logged_batches import CyclingSampler
+from composer_replication.trainer.logged_batches import _CyclingSampler
 from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from refusals import refusal
@@ -142,21 +142,21 @@ def test_a_linear_anneal_goes_from_the_weight_to_its_end():
 
 
 def test_a_sampler_gives_every_item_once_a_round_and_goes_on_after_a_restart():
-    one = CyclingSampler(5, seed=3)
+    one = _CyclingSampler(5, seed=3)
     rounds = [[one.draw(1)[0] for _ in range(5)] for _ in range(3)]
     assert all(sorted(each) == list(range(5)) for each in rounds)
     assert len({tuple(each) for each in rounds}) > 1
-    two = CyclingSampler(5, seed=3)
+    two = _CyclingSampler(5, seed=3)
     two.draw(7)
-    three = CyclingSampler(5, seed=3)
+    three = _CyclingSampler(5, seed=3)
     three.load_state(two.state())
     assert three.draw(4) == two.draw(4)
     with refusal(StaleArtefactError, got="6 items", expected="5 items"):
-        CyclingSampler(6, seed=3).load_state(two.state())
+        _CyclingSampler(6, seed=3).load_state(two.state())
 
 
 def test_processes_share_out_what_one_would_draw():
-    alone = CyclingSampler(5, seed=3)
-    both = [CyclingSampler(5, seed=3, process=rank, num_processes=2) for rank in (0, 1)]
+    alone = _CyclingSampler(5, seed=3)
+    both = [_CyclingSampler(5, seed=3, process=rank, num_processes=2) for rank in (0, 1)]
     for _ in range(4):
         assert [number for each in both for number in each.draw(2)] == alone.draw(4)

@@ -54,7 +54,7 @@ class EffortWeights:
                 raise InputError(explain(f"weight of {name}", got=value, expected="a finite number of 0 or more"))
 
 
-class RolloutEffort(NamedTuple):
+class _RolloutEffort(NamedTuple):
     """The effort of a rollout: its tokens of four kinds, its calls, and the turns of the model."""
 
     thinking: int = 0
@@ -69,7 +69,7 @@ class RolloutEffort(NamedTuple):
         return math.fsum(count * getattr(weights, name) for name, count in self._asdict().items())
 
 
-def effort_cost(x: float, *, k: float, q: float) -> float:
+def _effort_cost(x: float, *, k: float, q: float) -> float:
     """Return C(x), accurate even for q near 1 or k near 0."""
     # With L = log(1 + kx): C = L/k * expm1((1-q) L) / ((1-q) L), which avoids cancellation.
     for name, value in (("x", x), ("k", k), ("q", q)):
@@ -98,7 +98,7 @@ class _EffortPenalty:
     __name__ = "effort_penalty"  # TRL logs a reward function under this name
 
     def __init__(self, tokenizer: TextTokenizer, weights: EffortWeights, k: float, q: float) -> None:
-        effort_cost(0.0, k=k, q=q)  # raises for an invalid k or q before any rollout is generated
+        _effort_cost(0.0, k=k, q=q)  # raises for an invalid k or q before any rollout is generated
         self.tokenizer, self.weights, self.k, self.q = tokenizer, weights, k, q
 
     def __call__(
@@ -110,25 +110,25 @@ class _EffortPenalty:
         log_metric = kwargs.get("log_metric")
         if log_metric is not None and weighed:
             log_metric("effort/x", math.fsum(weighed) / len(weighed))
-        return [-effort_cost(x, k=self.k, q=self.q) for x in weighed]
+        return [-_effort_cost(x, k=self.k, q=self.q) for x in weighed]
 
-    def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> RolloutEffort:
+    def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> _RolloutEffort:
         """Return the effort of one rollout: plain text is counted by its ids, messages by their contents."""
         if isinstance(completion, str):
             thinking = self._count(_thoughts_and_rest(completion)[0])
-            return RolloutEffort(thinking=thinking, final=max(0, len(ids) - thinking), turns=1)
+            return _RolloutEffort(thinking=thinking, final=max(0, len(ids) - thinking), turns=1)
         parts = [self._of_message(message) for message in completion]
-        return RolloutEffort(*(sum(counts) for counts in zip(*parts, strict=True))) if parts else RolloutEffort()
+        return _RolloutEffort(*(sum(counts) for counts in zip(*parts, strict=True))) if parts else _RolloutEffort()
 
-    def _of_message(self, message: Mapping[str, Any]) -> RolloutEffort:
+    def _of_message(self, message: Mapping[str, Any]) -> _RolloutEffort:
         text = content_text(message.get("content"), separator="")
         if message.get("role") == "tool":
-            return RolloutEffort(tool_output=self._count(text))
+            return _RolloutEffort(tool_output=self._count(text))
         if message.get("role") != "assistant":
-            return RolloutEffort()
+            return _RolloutEffort()
         calls = written_calls(message)
         inline, final = _thoughts_and_rest(text)
-        return RolloutEffort(
+        return _RolloutEffort(
             thinking=self._count(
                 "".join(content_text(message.get(name), separator="") for name in _THOUGHT_FIELDS) + inline
             ),
@@ -171,14 +171,14 @@ class ErrorPenalty:
 
     def __call__(self, completions: Sequence[Any], messages: Sequence[Any] | None = None, **kwargs: Any) -> list[float]:
         """Return the rewards. TRL also passes data set columns and rollout fields as keyword arguments."""
-        counts = [errors_in(rollout) for rollout in (completions if messages is None else messages)]
+        counts = [_errors_in(rollout) for rollout in (completions if messages is None else messages)]
         log_metric = kwargs.get("log_metric")
         if log_metric is not None and counts:
             log_metric("errors/per_rollout", sum(counts) / len(counts))
         return [-self.price * count for count in counts]
 
 
-def errors_in(messages: str | Sequence[Message]) -> int:
+def _errors_in(messages: str | Sequence[Message]) -> int:
     """Return the number of failed calls in a rollout that are blamed on the model."""
     if isinstance(messages, str):
         return 0

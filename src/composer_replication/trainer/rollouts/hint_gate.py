@@ -43,9 +43,9 @@ from composer_replication.trainer.objective.row_weighting import Contrast, Teach
 # Every threshold is a pair: one value to open the gate and a lower value to keep it open. With a single threshold, a
 # model close to it would switch channel 2 on and off from step to step.
 
-MIN_COMPARISONS = 20
+_MIN_COMPARISONS = 20
 """With fewer comparisons the gate does not decide. A choice, not a measurement."""
-ENOUGH_COMPARISONS = 100
+_ENOUGH_COMPARISONS = 100
 """With this many comparisons, a missing effect closes the gate, and comparing every tenth step is enough."""
 _MIN_PER_DIRECTION = 3
 """A pair of kinds needs this many comparisons in each direction; with fewer, its variance cannot be estimated."""
@@ -57,9 +57,9 @@ _Z_TO_REJECT, _Z_TO_REJECT_WHEN_ENOUGH = 0.5, 1.0
 """Below this z-score the effect counts as absent; between the thresholds the data is inconclusive. A choice, not a
 measurement."""
 
-MIN_RATIO, _MIN_RATIO_TO_STAY_OPEN = 5.0, 3.0
+_MIN_RATIO, _MIN_RATIO_TO_STAY_OPEN = 5.0, 3.0
 """Minimum ratio of the right hint's effect to an unrelated hint's effect."""
-MIN_EFFECT_NATS, _MIN_EFFECT_NATS_TO_STAY_OPEN = 0.1, 0.05
+_MIN_EFFECT_NATS, _MIN_EFFECT_NATS_TO_STAY_OPEN = 0.1, 0.05
 """Minimum decrease in an erring turn's log-probability per token by the right hint. Measured in eleven runs
 (docs/decisions/0025): the embedded student, which learns from channel 2, has a ratio of at least 6.8 and 0.27 nats per
 token; Qwen2.5-Coder 0.5B and 1.5B, which got worse, at most 3.2 and 0.084. The bounds were set after those runs, and no
@@ -83,7 +83,7 @@ class HintGate:
         enabled: If false, channel 2 is always on and the gate only reports metrics.
         has_contrast: An unrelated hint's effect is subtracted from the teacher (`train.switches.contrast`). A
             significant difference between the hints is then enough. Without a contrast, the unspecific part of the
-            effect would be learned too, so the right hint's effect must also be large (`MIN_RATIO`, `MIN_EFFECT_NATS`).
+            effect would be learned too, so the right hint's effect must also be large (`HintEffect.is_large`).
         gather: Concatenates a list over all ranks, so that every rank makes the same decision.
     """
 
@@ -96,7 +96,7 @@ class HintGate:
     ) -> None:
         self.enabled = enabled
         self.has_contrast = has_contrast
-        self.estimator = HintEffectEstimator()
+        self.estimator = _HintEffectEstimator()
         self.is_open = not enabled
         self._gather = gather
         self._pending: list[HintComparison] = []
@@ -110,7 +110,7 @@ class HintGate:
             # The loss itself needs the unrelated hint.
             return True
         is_due = (
-            self.estimator.estimate().num_comparisons < ENOUGH_COMPARISONS
+            self.estimator.estimate().num_comparisons < _ENOUGH_COMPARISONS
             or step - self._last_compared_step >= _STEPS_BETWEEN_COMPARISONS
         )
         return is_training and is_due
@@ -156,7 +156,7 @@ class HintGate:
 
     def _decide(self, effect: HintEffect) -> bool | None:
         """Return whether to open the gate, or None to leave it as it is."""
-        if effect.num_comparisons < MIN_COMPARISONS:
+        if effect.num_comparisons < _MIN_COMPARISONS:
             return None
         is_significant = effect.is_still_significant if self.is_open else effect.is_significant
         is_large = True if self.has_contrast else effect.is_large
@@ -217,11 +217,11 @@ class HintEffect(NamedTuple):
     @property
     def is_significant(self) -> bool | None:
         """Whether a turn's own hint has a larger effect than an unrelated hint; None if the data is inconclusive."""
-        if self.num_comparisons < MIN_COMPARISONS:
+        if self.num_comparisons < _MIN_COMPARISONS:
             return None
         if self.z_score >= _Z_TO_OPEN:
             return True
-        z_to_reject = _Z_TO_REJECT_WHEN_ENOUGH if self.num_comparisons >= ENOUGH_COMPARISONS else _Z_TO_REJECT
+        z_to_reject = _Z_TO_REJECT_WHEN_ENOUGH if self.num_comparisons >= _ENOUGH_COMPARISONS else _Z_TO_REJECT
         return False if self.z_score < z_to_reject else None
 
     @property
@@ -236,7 +236,7 @@ class HintEffect(NamedTuple):
         """
         if self.own_hint_nats < max(_MIN_EFFECT_NATS_TO_STAY_OPEN, _MIN_RATIO_TO_STAY_OPEN * self.other_hint_nats):
             return False
-        return True if self.own_hint_nats >= max(MIN_EFFECT_NATS, MIN_RATIO * self.other_hint_nats) else None
+        return True if self.own_hint_nats >= max(_MIN_EFFECT_NATS, _MIN_RATIO * self.other_hint_nats) else None
 
     def __str__(self) -> str:
         return (
@@ -258,7 +258,7 @@ class HintComparison(NamedTuple):
     other_hint_nats: float
 
 
-class HintEffectEstimator:
+class _HintEffectEstimator:
     """Running sums over all comparisons in a run. Old comparisons are down-weighted, because the policy changes."""
 
     def __init__(self) -> None:
@@ -280,7 +280,7 @@ class HintEffectEstimator:
             other_nats = fmean(comparison.other_hint_nats for comparison in group)
             sums = self._sums.get((own_kind, other_kind), _Sums())
             self._sums[own_kind, other_kind] = sums.plus(own_nats, other_nats)
-        if self.estimate().num_comparisons > 2 * ENOUGH_COMPARISONS:
+        if self.estimate().num_comparisons > 2 * _ENOUGH_COMPARISONS:
             self._sums = {kinds: sums.halved() for kinds, sums in self._sums.items()}
 
     def estimate(self) -> HintEffect:
@@ -355,7 +355,7 @@ class _Sums(NamedTuple):
 
 def describe_requirement() -> str:
     """Describe, for messages, the effect that a model must show if there is no contrast."""
-    return f"{MIN_RATIO:g} times the effect of an unrelated hint, and at least {MIN_EFFECT_NATS:g} nats/token"
+    return f"{_MIN_RATIO:g} times the effect of an unrelated hint, and at least {_MIN_EFFECT_NATS:g} nats/token"
 
 
 @torch.no_grad()

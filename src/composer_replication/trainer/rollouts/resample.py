@@ -6,7 +6,7 @@ the rewards of all processes, so every process decides alike and samples the sam
 fewer samples other groups as well, and discards them.
 
 The old and the new batch were padded separately: prompts on the left, completions on the right, each to its own width.
-`merge_groups` pads rows to the wider of the two, with the same padding values as TRL.
+`_merge_groups` pads rows to the wider of the two, with the same padding values as TRL.
 """
 
 from __future__ import annotations
@@ -86,7 +86,7 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
     return ~is_judged_G | (highest_G - lowest_G <= _RELATIVE_TOLERANCE * scale_G)
 
 
-def groups_to_draw(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
+def _groups_to_draw(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
     """Return the local numbers of the groups that this process resamples: its equal ones, then others to fill up.
 
     Every process resamples as many groups as the process that needs most; none if no group has equal rewards.
@@ -139,11 +139,11 @@ def resample(
     before, drawn, rounds = int(equal_G.sum()), 0, 0
     while rounds < max_resamples and bool(equal_G.any()):
         # The groups of all processes, because every process merges the rewards of all of them.
-        plan = [groups_to_draw(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)]
+        plan = [_groups_to_draw(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)]
         new = draw(plan[rank])
         rounds, drawn = rounds + 1, drawn + sum(map(len, plan))
         slots = _replaceable_groups(equal_G, equal_reward_groups(new.rewards, num_generations), plan)
-        batch = merge_groups(batch, new.batch, slots[rank], num_generations, pad_id=pad_id, total=total, images=images)
+        batch = _merge_groups(batch, new.batch, slots[rank], num_generations, pad_id=pad_id, total=total, images=images)
         rewards = _merged_rewards(rewards, new.rewards, slots, num_generations)
         equal_G = equal_reward_groups(rewards, num_generations)
     report = _ResampleReport(
@@ -187,7 +187,7 @@ class ImagesBySample(NamedTuple):
     join: Callable[[Batch], Batch]
 
 
-def merge_groups(
+def _merge_groups(
     batch: Batch,
     replacement: Batch,
     groups: Sequence[tuple[int, int]],

@@ -98,8 +98,8 @@ class RolloutErrorFinder:
             conversation = self._with_malformed(conversation)
         sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
         sequence = self._rendered(rollout, runs)
-        judged = judged_by_schema(sites, conversation, rollout.tools)
-        all_sites = [*judged, *signalled_sites(rollout, conversation)]
+        judged = _judged_by_schema(sites, conversation, rollout.tools)
+        all_sites = [*judged, *_signalled_sites(rollout, conversation)]
         return RolloutErrors(conversation, sequence, all_sites, len(runs))
 
     def write_hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
@@ -226,8 +226,8 @@ def _parse_error_text(raw: str) -> str:
     try:
         json_value(text)
     except ValueError as error:
-        return f"{MALFORMED}: {error}"
-    return f"{MALFORMED} object with a name and arguments"
+        return f"{_MALFORMED}: {error}"
+    return f"{_MALFORMED} object with a name and arguments"
 
 
 def _name_in(raw: str) -> str:
@@ -236,7 +236,7 @@ def _name_in(raw: str) -> str:
     return after.partition('"')[0] if after else ""
 
 
-FORMAT = "rollout"
+_FORMAT = "rollout"
 _NOWHERE = Provenance(file="", lines=())
 
 
@@ -296,7 +296,7 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
     turns = [_plain_turn(number, message) for number, message in enumerate(rollout.prompt)]
     if not is_parsed(rollout, runs):
         bare = [_assistant_turn({}, number, _ids(rollout, run)) for number, run in enumerate(runs)]
-        return Conversation(id=rollout.rollout_id, format=FORMAT, turns=(*turns, *bare))
+        return Conversation(id=rollout.rollout_id, format=_FORMAT, turns=(*turns, *bare))
     open_calls: list[ToolCall] = []
     number = 0
     raised = iter(rollout.raised) if rollout.raised is not None else None
@@ -311,7 +311,7 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
         else:
             turn = _plain_turn(len(rollout.prompt) + index, message)
         turns.append(turn)
-    return Conversation(id=rollout.rollout_id, format=FORMAT, turns=tuple(turns))
+    return Conversation(id=rollout.rollout_id, format=_FORMAT, turns=tuple(turns))
 
 
 def is_parsed(rollout: Rollout, runs: Sequence[Run]) -> bool:
@@ -395,7 +395,7 @@ def _call(written: WrittenCall, identity: str) -> ToolCall:
     return tool_call(identity, str(written.name or ""), text)
 
 
-def signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:
+def _signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:
     """Return the errors that the environment reports; they need no rule, as it knows who is to blame."""
     turn_ids = {turn.id for turn in conversation.turns}
     sites: list[ErrorSite] = []
@@ -435,10 +435,10 @@ def _signal_of(site: ErrorSite, rollout: Rollout) -> Mapping[str, Any] | None:
     return rollout.signals[int(site.id.removeprefix(prefix))] if site.id.startswith(prefix) else None
 
 
-MALFORMED = "The tool call is not valid JSON"
+_MALFORMED = "The tool call is not valid JSON"
 """The beginning of the error message for a call that cannot be parsed."""
 # Failures of tools that are Python functions, in addition to the rules for logs. The model sees an exception's text
-# without its type; cases that the text does not settle are decided by the tool's schema (`judged_by_schema`).
+# without its type; cases that the text does not settle are decided by the tool's schema (`_judged_by_schema`).
 ROLLOUT_RULES: tuple[FailureRule, ...] = (
     # "Tool open_file not found." (TRL); not "Tool not found"
     rule("tool_not_found", r"^Tool \S.* not found\.?$", "not found", where="start", confidence=0.98),
@@ -469,7 +469,7 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
         confidence=0.85,
     ),
     # "The tool call is not valid JSON: Expecting value", from `_parse_error_text`
-    rule("input_validation", rf"^{MALFORMED}", MALFORMED.lower(), where="start", confidence=0.98),
+    rule("input_validation", rf"^{_MALFORMED}", _MALFORMED.lower(), where="start", confidence=0.98),
     # "main.read() argument after ** must be a mapping, not list": the arguments were not an object
     rule(
         "input_validation",
@@ -481,7 +481,7 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
 )
 
 
-def judged_by_schema(
+def _judged_by_schema(
     sites: Sequence[ErrorSite], conversation: Conversation, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ErrorSite]:
     """Return the sites, blaming the model for exceptions that only the arguments of the call explain.

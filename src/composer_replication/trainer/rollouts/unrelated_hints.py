@@ -51,7 +51,7 @@ def add_unrelated_hints(
         in_batch.setdefault(turn.about, []).append(turn.hint)
     hints |= in_batch
     rng = random.Random(seed)  # noqa: S311 (a choice, not a secret)
-    partners = paired_kinds(sorted(in_batch), sorted(hints), rng)
+    partners = _paired_kinds(sorted(in_batch), sorted(hints), rng)
     for rollout in rollouts:
         for number, turn in enumerate(rollout.turns):
             wrong = _unrelated_hint(turn, partners[turn.about], hints, rng)
@@ -63,7 +63,7 @@ def add_unrelated_hints(
             rollout.turns[number] = turn._replace(wrong_ids=ids, wrong_start=hinted.teacher_start, wrong_kind=wrong[0])
 
 
-def paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random) -> dict[str, str | None]:
+def _paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random) -> dict[str, str | None]:
     """Pair the kinds at random, and return the partner of each kind; if one is left over, it gets any other kind."""
     rng.shuffle(kinds)
     partners: dict[str, str | None] = {}

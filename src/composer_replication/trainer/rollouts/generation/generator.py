@@ -30,14 +30,11 @@ from composer_replication.trainer.objective.distributed import evaluating, rows_
 from composer_replication.trainer.rollouts.generation.row_cache import (
     KeyValueRows,
     NextTokens,
-    Origin,
     Tokens,
-    casts_kept,
-    origins,
+    keep_casts,
     read_tokens,
-    rows_without_padding,
     shared_by_all,
-    unequal_rows,
+    shared_length,
     why_not_kept,
 )
 
@@ -173,7 +170,7 @@ class RolloutGenerator:
             raise _Unsupported("the model computes the logits of every token it reads")
         if reason := _unsupported_setting(logits_processor, stopping_criteria, generation_config):
             raise _Unsupported(reason)
-        rows = rows_without_padding(input_ids, attention_mask)
+        rows = _rows_without_padding(input_ids, attention_mask)
         if rows is None:
             raise _Unsupported("prompts are not padded on the left")
         choice = _token_choice(logits_processor, stopping_criteria, generation_config, input_ids.device)
@@ -181,7 +178,7 @@ class RolloutGenerator:
             raise _Unsupported(reason)
         size = self.batch or len(rows)
         starts = range(0, len(rows), size)
-        with evaluating(model), own_masks_taken(model), casts_kept(model):
+        with evaluating(model), own_masks_taken(model), keep_casts(model):
             parts = [self._sample_rows(model, input_ids[at : at + size], rows[at : at + size], choice) for at in starts]
         width = max(part.shape[1] for part in parts)
         return torch.cat(
@@ -191,12 +188,12 @@ class RolloutGenerator:
     def _sample_rows(self, model: Any, input_ids: Tensor, rows: list[Tokens], choice: _TokenChoice) -> Tensor:
         rollout = self._rollout or _Rollout(None, is_kept=False)
         max_new = choice.max_length - input_ids.shape[1]
-        unequal, row_numbers = unequal_rows(rows)
+        unequal, row_numbers = _unequal_rows(rows)
         cached_rows, rollout.cached = rollout.cached, None
         sources = (
             [None] * len(unequal)
             if cached_rows is None
-            else origins(unequal, cached_rows.cache.tokens, cached_rows.prompts)
+            else _origins(unequal, cached_rows.cache.tokens, cached_rows.prompts)
         )
         prompts = [
             cached_rows.prompts[origin.row] if cached_rows and origin else len(row)
@@ -227,13 +224,13 @@ class RolloutGenerator:
         row_numbers: list[int],
         capacity: int,
         cached_rows: _CachedRows | None,
-        sources: Sequence[Origin | None],
+        sources: Sequence[_Origin | None],
     ) -> KeyValueRows:
         """Return a cache of the rows, kept from the last turn or read now; `row_numbers` repeats equal rows."""
         if cached_rows is None:
             cache = self._with_shared_prefix(model, rows, capacity)
         else:
-            begins = [source or Origin(0, 0) for source in sources]
+            begins = [source or _Origin(0, 0) for source in sources]
             shared = [min(begin.shared, len(row)) for begin, row in zip(begins, rows, strict=True)]
             cache = cached_rows.cache.copied([begin.row for begin in begins], shared, capacity, moved=True)
         self.counts["read_tokens"] += read_tokens(model, cache, rows)
@@ -423,3 +420,49 @@ class _Sampler:
         if self._is_sound is not None and not bool(self._is_sound):
             fix = "Check the weights for NaN; a lower learning rate or float32 may help."
             raise InputError(explain("probabilities of the next token", got="NaN", expected="finite numbers", fix=fix))
+
+
+class _Origin(NamedTuple):
+    """The cached row that a new row continues: its number, and the length of the common prefix."""
+
+    row: int
+    shared: int
+
+
+def _unequal_rows(rows: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
+    """Deduplicate rows: return the distinct rows, and the index of each of `rows` among them."""
+    numbers: dict[tuple[int, ...], int] = {}
+    row_numbers = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
+    return [list(row) for row in numbers], row_numbers
+
+
+def _rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tokens] | None:
+    """Return the real tokens of each row, or None if any padding is not on the left."""
+    rows: list[Tokens] = input_ids.tolist()
+    if attention_mask is None:
+        return rows
+    # With left padding, all tokens after the first real one are real.
+    real = attention_mask.bool()
+    if bool((real[:, 1:] < real[:, :-1]).any()) or not bool(real[:, -1].all()):
+        return None
+    return [row[len(row) - count :] for row, count in zip(rows, real.sum(1).tolist(), strict=True)]
+
+
+def _origins(rows: Sequence[Tokens], cached: Sequence[Tokens], prompts: Sequence[int]) -> list[_Origin | None]:
+    """Return for each row the cached row with the longest common prefix, or None if it starts with no cached prompt.
+
+    `prompts` has the length of the prompt in each cached row.
+    """
+    by_prompt: dict[tuple[int, ...], list[int]] = {}
+    for number, (tokens, length) in enumerate(zip(cached, prompts, strict=True)):
+        by_prompt.setdefault(tuple(tokens[:length]), []).append(number)
+    lengths = sorted({len(prompt) for prompt in by_prompt}, reverse=True)
+
+    def origin(row: Tokens) -> _Origin | None:
+        for length in lengths:
+            if candidates := by_prompt.get(tuple(row[:length])):
+                shared_lengths = (_Origin(candidate, shared_length(cached[candidate], row)) for candidate in candidates)
+                return max(shared_lengths, key=lambda origin: origin.shared)
+        return None
+
+    return [origin(row) for row in rows]

@@ -1,8 +1,8 @@
 """A key-value cache by rows, and the passes of a model over it: new tokens of some rows, or the next token of each row.
 
 Every row starts at slot 0. There is no left padding, and a row continues where it ended, so a token's slot is its
-position. Layers store their keys and values here when they compute attention (`RowMask.attend`), so the caches of
-transformers are not involved. Casts of weights are kept as well, instead of being made in every pass (`Casts`).
+position. Layers store their keys and values here when they compute attention (`_RowMask.attend`), so the caches of
+transformers are not involved. Casts of weights are kept as well, instead of being made in every pass (`_Casts`).
 
 On CUDA the pass for the next token is recorded as a graph, one for each length up to which the cache is read. Launching
 its thousand kernels one by one takes the host several times as long as the device needs to run them. A model whose pass
@@ -121,7 +121,7 @@ class KeyValueRows:
         return torch.tensor(rows, device=next((pair[0].device for pair in self._layers.values()), None))
 
 
-class RowMask(OwnMask):
+class _RowMask(OwnMask):
     """The mask of one pass: new tokens of some rows attend to their own row, up to and including themselves."""
 
     cache: KeyValueRows
@@ -138,7 +138,7 @@ class RowMask(OwnMask):
     _bias: dict[int, Tensor]
 
     @classmethod
-    def over(cls, cache: KeyValueRows, device: torch.device) -> RowMask:
+    def over(cls, cache: KeyValueRows, device: torch.device) -> _RowMask:
         """Return a mask to reuse for many passes with `aimed`; building one takes as long as a small layer."""
         mask = cls.of_length(cache.capacity + 1, device)
         mask.cache = cache
@@ -186,32 +186,6 @@ class RowMask(OwnMask):
         return self._bias[groups]
 
 
-class Origin(NamedTuple):
-    """The cached row that a new row continues: its number, and the length of the common prefix."""
-
-    row: int
-    shared: int
-
-
-def rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> list[Tokens] | None:
-    """Return the real tokens of each row, or None if any padding is not on the left."""
-    rows: list[Tokens] = input_ids.tolist()
-    if attention_mask is None:
-        return rows
-    # With left padding, all tokens after the first real one are real.
-    real = attention_mask.bool()
-    if bool((real[:, 1:] < real[:, :-1]).any()) or not bool(real[:, -1].all()):
-        return None
-    return [row[len(row) - count :] for row, count in zip(rows, real.sum(1).tolist(), strict=True)]
-
-
-def unequal_rows(rows: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
-    """Deduplicate rows: return the distinct rows, and the index of each of `rows` among them."""
-    numbers: dict[tuple[int, ...], int] = {}
-    row_numbers = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
-    return [list(row) for row in numbers], row_numbers
-
-
 def shared_length(first: Tokens, second: Tokens) -> int:
     """Return the length of the common prefix of two rows."""
     # Binary search with slices, which compare much faster than a Python loop over tokens.
@@ -229,27 +203,7 @@ def shared_by_all(rows: Sequence[Tokens]) -> int:
     return shared_length(min(rows), max(rows)) if rows else 0
 
 
-def origins(rows: Sequence[Tokens], cached: Sequence[Tokens], prompts: Sequence[int]) -> list[Origin | None]:
-    """Return for each row the cached row with the longest common prefix, or None if it starts with no cached prompt.
-
-    `prompts` has the length of the prompt in each cached row.
-    """
-    by_prompt: dict[tuple[int, ...], list[int]] = {}
-    for number, (tokens, length) in enumerate(zip(cached, prompts, strict=True)):
-        by_prompt.setdefault(tuple(tokens[:length]), []).append(number)
-    lengths = sorted({len(prompt) for prompt in by_prompt}, reverse=True)
-
-    def origin(row: Tokens) -> Origin | None:
-        for length in lengths:
-            if candidates := by_prompt.get(tuple(row[:length])):
-                shared_lengths = (Origin(candidate, shared_length(cached[candidate], row)) for candidate in candidates)
-                return max(shared_lengths, key=lambda origin: origin.shared)
-        return None
-
-    return [origin(row) for row in rows]
-
-
-class Casts(TorchDispatchMode):
+class _Casts(TorchDispatchMode):
     """A cache for the half-precision copies that autocast makes of weights.
 
     The weights must not change while it is in use. A CUDA graph contains the addresses of these copies. Autocast's own
@@ -285,7 +239,7 @@ class Casts(TorchDispatchMode):
 
 
 @contextmanager
-def casts_kept(model: Any) -> Iterator[None]:
+def keep_casts(model: Any) -> Iterator[None]:
     """Keep the half-precision copies of trained weights that autocast makes until the end of the block.
 
     A trainer with bf16 runs each pass under its own autocast, which frees the copies when it ends. Without this, the
@@ -304,7 +258,7 @@ def casts_kept(model: Any) -> Iterator[None]:
 def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]) -> int:
     """Read the tokens of each row that are not in the cache yet, and return their number without padding."""
     device = model.device
-    mask = RowMask.over(cache, device)
+    mask = _RowMask.over(cache, device)
     missing = [(row, len(tokens) - len(cache.tokens[row])) for row, tokens in enumerate(tokens_by_row)]
     todo = sorted(((row, count) for row, count in missing if count), key=lambda pair: -pair[1])
     total = sum(count for _, count in todo)
@@ -353,13 +307,13 @@ class NextTokens:
 
     def __init__(self, model: Any, cache: KeyValueRows, *, record: bool) -> None:
         self._model, self._cache = model, cache
-        self._mask = RowMask.over(cache, model.device)
+        self._mask = _RowMask.over(cache, model.device)
         self._rows = torch.arange(cache.num_rows, device=model.device)[:, None]
         self.is_recording = record and model not in _unrecordable
         self._recorded: dict[int, _Recording] = {}
         self._pool: Any = None
         self._capture_stream: torch.cuda.Stream | None = None
-        self._casts = Casts(model)
+        self._casts = _Casts(model)
 
     def logits(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
         """Return logits (B, V), valid until the next call. Every slot of a running row must be below `reach`."""
@@ -443,7 +397,7 @@ def _no_device_sync() -> Iterator[None]:
         torch.cuda.set_sync_debug_mode(before)
 
 
-def _pass(model: Any, ids_bn: Tensor, mask: RowMask) -> Tensor:
+def _pass(model: Any, ids_bn: Tensor, mask: _RowMask) -> Tensor:
     """Return the logits (b, V) after the last column; they are only valid for rows that reach it."""
     positions = mask.slots.clamp(max=mask.cache.capacity - 1)
     output = model(input_ids=ids_bn, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)

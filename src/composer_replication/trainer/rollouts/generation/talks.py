@@ -23,7 +23,7 @@ from composer_replication.trainer.rollouts.generation.row_cache import (
     KeyValueRows,
     NextTokens,
     Tokens,
-    casts_kept,
+    keep_casts,
     read_tokens,
     shared_by_all,
     shared_length,
@@ -253,7 +253,7 @@ class RecordedTalking:
     def _run(self, talks: Iterable[Talk]) -> None:
         coming = deque(_CacheRow(talk, room=self._room, most_new=self._most_new) for talk in talks)
         self._check([len(row.tokens) for row in coming])
-        with evaluating(self._model), own_masks_taken(self._model), casts_kept(self._model):
+        with evaluating(self._model), own_masks_taken(self._model), keep_casts(self._model):
             cache = self._with_shared_prefix([row.tokens for row in coming])
             step = NextTokens(self._model, cache, record=self._is_on_gpu)
             rows: list[_CacheRow | None] = [None] * cache.num_rows

@@ -130,10 +130,10 @@ class _OpenEnvSession:
         elif result.reward is not None:
             self._invalid_reward = result.reward
         self._is_over = self._is_over or bool(result.done)
-        return observation_text(result.observation)
+        return _observation_text(result.observation)
 
 
-def observation_text(observation: Any) -> str:
+def _observation_text(observation: Any) -> str:
     """Return an observation as the text that the model reads."""
     if isinstance(observation, Mapping) and isinstance(observation.get("text"), str):
         return observation["text"]
