@@ -161,7 +161,7 @@ def _launch(args: argparse.Namespace) -> int:
         arguments = f"{args.bucket} --launch {launch.number}"
         log(f"Watch them with `crf diloco watch {arguments}`, stop them with `crf diloco cancel {arguments}`")
         return _show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
-    return _tend(args, store, file, executor)
+    return _supervise(args, store, file, executor)
 
 
 def _build_request(args: argparse.Namespace) -> LaunchRequest:
@@ -192,11 +192,11 @@ def _build_request(args: argparse.Namespace) -> LaunchRequest:
     )
 
 
-def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Executor) -> int:
+def _supervise(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Executor) -> int:
     import contextlib
     import sys
 
-    from composer_replication.cli.replicas.supervision import tend
+    from composer_replication.cli.replicas.supervision import supervise
 
     with contextlib.ExitStack() as stack:
         stack.enter_context(contextlib.redirect_stdout(sys.stderr))  # Ray prints to stdout when an actor dies
@@ -219,7 +219,7 @@ def _tend(args: argparse.Namespace, store: Any, file: LaunchFile, executor: Exec
                 logged.add(event)
                 log(_round_line(status))
 
-        status = tend(store, file, executor, relaunches=args.relaunch, on_status=on_status, on_message=log)
+        status = supervise(store, file, executor, relaunches=args.relaunch, on_status=on_status, on_message=log)
     return _show_status(status, args.bucket, as_json=args.json, has_logged_failures=True)
 
 
@@ -245,7 +245,7 @@ def _watch(args: argparse.Namespace) -> int:
     executor = _make_executor(file, is_optional=not args.relaunch)
     if args.once or executor is None:
         return _show_status(read_launch_status(store, file, executor), args.bucket, as_json=args.json)
-    return _tend(args, store, file, executor)
+    return _supervise(args, store, file, executor)
 
 
 def _cancel(args: argparse.Namespace) -> int:

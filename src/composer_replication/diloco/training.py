@@ -338,7 +338,7 @@ def _split_points(middles: list[float], number: int) -> list[int]:
 def _check_schedule(num_fragments: int, *, sync_every: int, delay: int, alpha: float) -> None:
     """Raise InputError unless fragments are exchanged in turn, equally often, and never two at once."""
     if num_fragments < 1:
-        raise InputError(explain("model_fragments", got="none", expected="one module or more"))
+        raise InputError(explain("model_fragments", got="no modules", expected="one module or more"))
     if sync_every < num_fragments or sync_every % num_fragments:
         nearest = num_fragments * max(1, round(sync_every / num_fragments))
         expected = f"a multiple of the number of fragments, {num_fragments}"
@@ -374,7 +374,7 @@ def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.opti
         if not any(True for _ in fragment.parameters()):
             fix = "Leave it out, or unfreeze the weights to train."
             got = "no trainable parameter"
-            raise InputError(explain(f"model_fragments[{number}]", got=got, expected="one or more", fix=fix))
+            raise InputError(explain(f"model_fragments[{number}]", got=got, expected="trainable parameters", fix=fix))
         for name, weight in fragment.named_parameters():
             owner = f"{name} of fragment {number}"
             if weight.dtype in _HALF_PRECISION:
@@ -382,13 +382,17 @@ def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.opti
                 raise InputError(explain(owner, got=weight.dtype, expected="torch.float32", fix=fix))
             if (before := owners.setdefault(_memory_key(weight), owner)) != owner:
                 fix = "Put tied weights into one fragment; otherwise they are averaged and updated twice."
-                raise InputError(explain(owner, got=f"the same weights as {before}", expected="its own", fix=fix))
+                raise InputError(
+                    explain(owner, got=f"weights that {before} has, too", expected="weights of one fragment", fix=fix)
+                )
     moved = [weight for group in inner_optimizer.param_groups for weight in group["params"] if weight.requires_grad]
     missed = [tuple(weight.shape) for weight in moved if _memory_key(weight) not in owners]
     if missed:
         fix = "Pass the whole model (diloco.training.split_into_fragments): replicas would drift apart in the rest."
         got = f"{len(missed)} of the inner optimizer's {len(moved)} parameters in no fragment, the first {missed[0]}"
-        raise InputError(explain("model_fragments", got=got, expected="every parameter that it updates", fix=fix))
+        raise InputError(
+            explain("model_fragments", got=got, expected="every parameter that the optimizer updates", fix=fix)
+        )
 
 
 def _memory_key(parameter: torch.Tensor) -> tuple[Any, ...]:
@@ -423,7 +427,7 @@ def _check_manager(manager: Any) -> None:
     """
     if manager._use_async_quorum:
         fix = "Create it with use_async_quorum=False: the members must be known before weights are sent."
-        raise InputError(explain("manager", got="an asynchronous quorum", expected="a synchronous one", fix=fix))
+        raise InputError(explain("manager", got="an asynchronous quorum", expected="a synchronous quorum", fix=fix))
     if not isinstance(manager, require("torchft.manager", extra="diloco").Manager):
         return
     host = socket.gethostname()

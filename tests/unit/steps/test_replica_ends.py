@@ -24,7 +24,7 @@ from composer_replication.cli.replicas.launch_status import (
     start_replicas,
 )
 from composer_replication.cli.replicas.launches import LaunchNotice
-from composer_replication.cli.replicas.supervision import _find_trainer, tend
+from composer_replication.cli.replicas.supervision import _find_trainer, supervise
 from composer_replication.diloco.rounds.patience import RankTaken
 from composer_replication.diloco.rounds.progress import RunProgress
 from composer_replication.diloco.rounds.records import Layout
@@ -65,7 +65,7 @@ class Launched:
         events = list(then)
         on_status = lambda _sight: events.pop(0)() if events else None  # noqa: E731
         how = {"relaunches": relaunches, "on_status": on_status, "on_message": self.messages.append, "every_s": 0.01}
-        return tend(self.store, self.file, self.executor, **how)
+        return supervise(self.store, self.file, self.executor, **how)
 
 
 @pytest.fixture

@@ -19,7 +19,7 @@ from composer_replication.cli.replicas.launch_status import (
     start_replicas,
 )
 from composer_replication.cli.replicas.launches import LaunchNotice
-from composer_replication.cli.replicas.supervision import tend
+from composer_replication.cli.replicas.supervision import supervise
 from composer_replication.diloco.rounds.progress import RoundSummary, RunProgress
 from composer_replication.diloco.rounds.records import Layout, pack
 from composer_replication.diloco.store import open_store
@@ -56,7 +56,7 @@ class Launched:
                 events.pop(0)()
 
         how = {"relaunches": relaunches, "on_status": on_status, "on_message": self.messages.append, "every_s": 0.01}
-        return tend(self.store, self.file, self.executor, **how)
+        return supervise(self.store, self.file, self.executor, **how)
 
     def statuses(self, sight: LaunchStatus) -> list[tuple[str, int]]:
         return [(each.status, each.attempt) for each in sight.replicas]

@@ -247,7 +247,9 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
     if forbidden_options := [option for option in _ENVIRONMENT_ONLY_OPTIONS if option in options]:
         variables = ", ".join(_ENVIRONMENT_ONLY_OPTIONS[option] for option in forbidden_options)
         what = f"option {', '.join(forbidden_options)} of {name}"
-        raise InputError(explain(what, got="a value", expected=f"{variables} in this machine's environment"))
+        raise InputError(
+            explain(what, got="a value", expected=f"the value in {variables} of this machine's environment")
+        )
     module, _, kind = EXECUTORS[name].partition(".")
     home = import_module(f"composer_replication.diloco.serverless.{module}")
     try:
@@ -273,7 +275,7 @@ def start_replicas(
                 on_message(f"{what}: interrupted. {outcome}")
     if error is not None:
         why = str(error) if isinstance(error, ComposerError) else in_brief(error)
-        raise RunError(explain(what, got=why, expected="its start", fix=outcome)) from error
+        raise RunError(explain(what, got=why, expected="a started replica", fix=outcome)) from error
 
 
 @dataclass(frozen=True)
@@ -315,7 +317,7 @@ def start_replica(
     # A cancel in another process may have missed this replica, because its handle was not in the file yet.
     if record.cancelled is not None:
         executor.cancel(handle)
-        raise RunError(explain(f"rank {rank}", got="a cancel while it was started", expected="an active launch"))
+        raise RunError(explain(f"rank {rank}", got="a launch that was canceled meanwhile", expected="an active launch"))
     return handle
 
 

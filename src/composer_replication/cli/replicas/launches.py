@@ -242,12 +242,12 @@ class LaunchFile:
 
         def add_start(record: Record) -> Record:
             if record.cancelled is not None:
-                raise RunError(explain(f"rank {rank}", got="a canceled launch", expected="an active one"))
+                raise RunError(explain(f"rank {rank}", got="a canceled launch", expected="an active launch"))
             last = record.latest_starts.get(rank)
             if attempt != (0 if last is None else last.attempt + 1):
-                got = f"start {attempt} of a rank whose last is {'none' if last is None else last.attempt}"
+                got = f"start {attempt} after start {'none' if last is None else last.attempt}"
                 fix = "Another process is watching this launch: leave the restarts to it."
-                raise RunError(explain(f"rank {rank}", got=got, expected="the next one", fix=fix))
+                raise RunError(explain(f"rank {rank}", got=got, expected="the next start", fix=fix))
             return replace(record, starts=(*record.starts, Start(rank, attempt, time.time())))
 
         self._change(add_start)
@@ -394,7 +394,7 @@ def local_launch_numbers(bucket_address: str) -> list[int]:
 def refuse_existing_file(path: Path) -> None:
     if path.exists():
         fix = "Choose another name, or move that file, but keep it: replicas can only be stopped with it."
-        raise RunError(explain(str(path), got="an existing file", expected="a new one", fix=fix))
+        raise RunError(explain(str(path), got="an existing file", expected="a new file", fix=fix))
 
 
 def launch_path(bucket_address: str, number: int) -> Path:
@@ -415,7 +415,7 @@ def find_launch_file(bucket: str, number: int | None, path: Path | None) -> Laun
     file = LaunchFile(path)
     launch = file.read().launch
     if launch.place != address:
-        raise InputError(explain(str(path), got=f"a launch of {launch.place}", expected=f"one of {address}"))
+        raise InputError(explain(str(path), got=f"a launch of {launch.place}", expected=f"a launch of {address}"))
     if number is not None and launch.number != number:
         raise InputError(explain(str(path), got=f"launch {launch.number}", expected=f"launch {number}"))
     return file
@@ -428,5 +428,5 @@ def missing_file_error(bucket: str, number: int | None) -> RunError:
         "The bucket cannot be trusted to identify the replicas, because others may write to it. Copy the file that "
         "`crf diloco launch` wrote on the machine where it ran, and pass it with --launch-file FILE."
     )
-    got = f"no launch{which} of it in {_launch_folder(canonical_bucket(bucket))}"
+    got = f"no file of launch{which} in {_launch_folder(canonical_bucket(bucket))}"
     return RunError(explain(bucket, got=got, expected="the file of a launch from this machine", fix=fix))

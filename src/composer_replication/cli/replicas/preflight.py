@@ -55,12 +55,12 @@ def check_launch(
     number, ranks = running
     what = f"launch {number} at {store.uri}"
     if not beside:
-        got = f"one that runs (rank {', '.join(map(str, ranks))})"
+        got = f"a running launch (rank {', '.join(map(str, ranks))})"
         fix = (
             f"Watch it with `crf diloco watch {request.bucket} --launch {number}`, stop it with `crf diloco cancel "
             f"{request.bucket} --launch {number}`, or start another one in parallel with --beside."
         )
-        raise RunError(explain(what, got=got, expected="none that runs", fix=fix))
+        raise RunError(explain(what, got=got, expected="no running launch", fix=fix))
     return [*lines, f"{what} is running, too; add `--launch {number}` to watch, cancel or collect that one"]
 
 
@@ -111,7 +111,7 @@ class _EarlierLaunches:
                 f"{self._request.executor}, as here",
                 f"`crf diloco watch {self._request.bucket} --launch N` asks.",
             )
-            raise RunError(explain("its executor", got=record.launch.executor, expected=expected, fix=fix))
+            raise RunError(explain("executor of the launch", got=record.launch.executor, expected=expected, fix=fix))
         ranks, errors = list[int](), list[Exception]()
         for start in unended:
             is_running, error = tried(partial(self._is_running_in_time, record.launch, start))
@@ -131,7 +131,9 @@ class _EarlierLaunches:
         left_s = self._deadline - time.monotonic()
         if left_s <= 0:
             got = "no answer yet"
-            raise RunError(explain("earlier launches", got=got, expected=f"all of them within {MAX_CHECK_S:g} s"))
+            raise RunError(
+                explain("earlier launches", got=got, expected=f"the state of all of them within {MAX_CHECK_S:g} s")
+            )
         what = f"rank {start.rank}"
         return within(max(0.1, round(left_s, 1)), what, partial(self._is_running, what, launch, start))
 
@@ -148,10 +150,16 @@ class _EarlierLaunches:
             handles = executor.find(launch.id, start.rank, start.attempt)
             if not handles and may_come:
                 got = "a start without an answer, whose machine may still appear"
-                raise RunError(explain(what, got=got, expected="its machine"))
+                raise RunError(explain(what, got=got, expected="a replica in the service's list"))
         for handle in handles:
             if not executor.reaches(handle):
-                raise RunError(explain(what, got="a replica on another machine or cluster", expected="one on this"))
+                raise RunError(
+                    explain(
+                        what,
+                        got="a replica on another machine or cluster",
+                        expected="a replica that can be polled from here",
+                    )
+                )
         return any(executor.poll(handle) in ("running", "pending") for handle in handles)
 
 

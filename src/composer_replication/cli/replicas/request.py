@@ -160,7 +160,7 @@ def refuse_secret_values(request: LaunchRequest) -> None:
     # is_text=False: these are names and paths, to which rules for prose do not apply
     if (find := LastGate(os.environ).look(public_values, location, is_text=False)) is not None:
         fix = "Put it into an environment variable of this machine, and pass that with --secret NAME."
-        raise InputError(explain("launch", got=f"what looks like a secret ({find})", expected="none", fix=fix))
+        raise InputError(explain("launch", got=f"what looks like a secret ({find})", expected="no secrets", fix=fix))
 
 
 def prepare_launch(store: ObjectStore, request: LaunchRequest, path: Path | None = None) -> LaunchFile:
@@ -362,7 +362,7 @@ def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder
     objects = {name: _objects(store, f"{prefix}/{name}") for name in digests}
     num_bytes = sum(size for sizes in objects.values() for size in sizes.values())
     if num_bytes > (room := shutil.disk_usage(folder).free):
-        expected = f"at most {room:,}, which are free"
+        expected = f"at most {room:,} bytes, the free space"
         raise ArtefactCorruptError(explain(f"{prefix} at {store.uri}", got=f"{num_bytes:,} bytes", expected=expected))
     for name, expected in digests.items():
         with staged(folder / name) as stage:
@@ -394,7 +394,7 @@ def refuse_unsafe_names(store: ObjectStore, prefix: str, names: Iterable[str]) -
     ]
     if odd or len(listed) > _MAX_FILES:
         got = repr(odd[0][:80]) if odd else f"{len(listed)} files"
-        expected = f"a file's name with {', '.join(sorted(_ALLOWED_SUFFIXES))}; {_MAX_FILES} at most"
+        expected = f"up to {_MAX_FILES} files, with the suffixes {', '.join(sorted(_ALLOWED_SUFFIXES))}"
         raise ArtefactCorruptError(explain(f"{prefix} at {store.uri}", got=got, expected=expected))
 
 

@@ -1,4 +1,4 @@
-"""Watch a launch and restart failed replicas (`tend`), download results (`collect`), and run a replica (`train`)."""
+"""Watch a launch and restart failed replicas (`supervise`), download results (`collect`), run a replica (`train`)."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ _BUCKET_UNREADABLE = "the bucket cannot be read"
 _LATE_CHECK_S = 60.0  # interval between checks for machines that appeared after their rank was restarted
 
 
-def tend(
+def supervise(
     store: ObjectStore,
     file: LaunchFile,
     executor: Executor,
@@ -244,7 +244,9 @@ def _read_outputs(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any
         except (KeyError, ValueError) as error:
             fix = "Somebody wrote to the bucket: check who has access."
             where = f"{key} at {store.uri}"
-            raise ArtefactCorruptError(explain(where, got=in_brief(error), expected="files", fix=fix)) from None
+            raise ArtefactCorruptError(
+                explain(where, got=in_brief(error), expected="the result of a replica", fix=fix)
+            ) from None
         refuse_unsafe_names(store, key, files)
         done[rank] = {"files": files, "answer": answer}
     return done
@@ -260,7 +262,9 @@ def _check_equal(store: ObjectStore, digests_by_rank: dict[int, dict[str, str]])
     if different := [rank for rank, digests in weights.items() if digests != weights[first]]:
         got = f"other weights at rank {', '.join(map(str, different))} than at rank {first}"
         fix = "One of them has missed the last round: check its log, and launch again."
-        raise ArtefactCorruptError(explain(f"weights at {store.uri}", got=got, expected="the same", fix=fix))
+        raise ArtefactCorruptError(
+            explain(f"weights at {store.uri}", got=got, expected="equal weights at all replicas", fix=fix)
+        )
 
 
 # The program of every replica: download the run's files, train, and upload the result.

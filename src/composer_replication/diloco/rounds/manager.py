@@ -213,7 +213,9 @@ class ObjectStoreManager:
     def _run(self, tensors: list[Tensor]) -> RoundResult:
         weight = self.weight() if callable(self.weight) else self.weight
         if not 0 < weight <= MAX_WEIGHT:
-            raise InputError(explain("weight of a replica", got=weight, expected=f"above 0, at most {MAX_WEIGHT:g}"))
+            raise InputError(
+                explain("weight of a replica", got=weight, expected=f"a number above 0, and at most {MAX_WEIGHT:g}")
+            )
         membership = self._membership
         # If the run has ended during the training before this round, the tensors remain unchanged.
         if membership.is_over:
@@ -302,5 +304,7 @@ def _find_store(store: Any, rank: int | None, world_size: int | None) -> tuple[O
     rank = getattr(store, "rank", None) if rank is None else rank
     world_size = getattr(store, "world_size", None) if world_size is None else world_size
     if rank is None or world_size is None:
-        raise InputError(explain("manager", got=f"rank {rank}, world_size {world_size}", expected="both"))
+        raise InputError(
+            explain("manager", got=f"rank {rank}, world_size {world_size}", expected="a rank and a world size")
+        )
     return objects, rank, world_size

@@ -332,7 +332,7 @@ class Membership:
         assert run is not None
         self.layout = self._state.layout = run.layout
         if store.size(self.layout.key("closed")) is not None:
-            raise GenerationRefused(explain(where, got="a run that was closed", expected="an open one", fix=fix))
+            raise GenerationRefused(explain(where, got="a run that was closed", expected="an open run", fix=fix))
 
     def _catch_up(self, store: PatientStore, *, margin: int) -> bool:
         """Catch up until at most `margin` commits are missing. Returns whether weights were replaced."""

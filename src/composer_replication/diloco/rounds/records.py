@@ -150,7 +150,7 @@ class Layout:
     """Builds the keys of a run's objects."""
 
     generation: int
-    family: str = "g"  # the prefix of keys; all-reduces without a manager have another one
+    prefix: str = "g"  # all-reduces without a manager have another prefix
     run: str = ""  # the id of the run, chosen by its first replica
 
     def address(self, key: str) -> str:
@@ -161,7 +161,7 @@ class Layout:
         return self.key(_slot_name("about", copy))
 
     def key(self, *parts: str) -> str:
-        return "/".join((f"{self.family}{self.generation:06d}", *parts))
+        return "/".join((f"{self.prefix}{self.generation:06d}", *parts))
 
     def round(self, step: int, *parts: str) -> str:
         return self.key("r", f"{step:08d}", *parts)

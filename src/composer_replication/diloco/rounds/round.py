@@ -234,18 +234,20 @@ class Round:
         ranks = ", ".join(map(str, sorted(action.ranks))) or "none"
         if action.kind == "spec":
             fix = "Use the same model, fragments, payload and shard size at all replicas."
-            got, expected = f"other shapes at ranks {ranks}", "those of this replica"
+            got, expected = f"other shapes at ranks {ranks}", "the shapes of this replica"
             return ShapeError(explain(f"vectors of {where}", got=got, expected=expected, fix=fix))
         if action.kind == "offer":
             got = f"{len(self._trials)} offers of rank {ranks} that cannot be read back"
             fix = "Check the store: reads do not return what was written."
-            return OfferUnreadable(explain(where, got=got, expected="a readable one", fix=fix))
+            return OfferUnreadable(explain(where, got=got, expected="a readable offer", fix=fix))
         if action.kind == "left":
             return self._describe_lost_quorum(where, action, view)
         offered = sorted(offer.id.rank for offer in _candidates(view, self._local_replica()))
         got = f"offers of ranks {offered} after {self.settings.timeout_s:g} s, missing {ranks}"
         fix = "Restart the missing replicas, or lower min_replicas."
-        return RoundTimeout(explain(where, got=got, expected=f"at least {self.settings.min_replicas}", fix=fix))
+        return RoundTimeout(
+            explain(where, got=got, expected=f"offers of at least {self.settings.min_replicas} replicas", fix=fix)
+        )
 
     def _describe_lost_quorum(self, where: str, action: Fail, view: RoundView) -> QuorumLeft:
         steps = self._reader.departures().finished_at

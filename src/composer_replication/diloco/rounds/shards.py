@@ -57,7 +57,7 @@ class RoundVector:
         for index, tensor in enumerate(tensors):
             if not tensor.is_floating_point():
                 got = f"tensor {index} of {tensor.dtype}"
-                raise ShapeError(explain("all-reduce", got=got, expected="floating point"))
+                raise ShapeError(explain("all-reduce", got=got, expected="floating-point tensors"))
         self.tensors = [tensor.detach() for tensor in tensors]
         # Copies only tensors that are not contiguous.
         self._flat = [tensor.contiguous().view(-1) for tensor in self.tensors]

@@ -406,7 +406,7 @@ def _refuse_another_model(state: _PublishedState, mine: _Outline) -> None:
     if not fits or not _has_tensors_of(state.structure, state.spec, mine.structure, mine.spec):
         what = f"published state of step {state.step}"
         fix = "Use the same model and fragments at all replicas, and another generation for another model."
-        raise ShapeError(explain(what, got="other tensors", expected="those of this replica", fix=fix))
+        raise ShapeError(explain(what, got="other tensors", expected="the tensors of this replica", fix=fix))
 
 
 def _has_tensors_of(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:

@@ -50,7 +50,7 @@ class ObjectStoreAllReduce:
         self.round_id = round_id or 0
         self.timeout_s, self.poll_interval_s = timeout_s, poll_interval_s
         self.traffic = Traffic()
-        self._layout = Layout(0, family="a")
+        self._layout = Layout(0, prefix="a")
         self._claim: int | None = None
         self._gave_up = False
         self._pool: ThreadPoolExecutor | None = None
@@ -110,14 +110,16 @@ class ObjectStoreAllReduce:
                 goodbye_store.put(goodbye, pack_goodbye(self._layout.address(goodbye), Goodbye(True, self.round_id)))
             raise
         if ended.result != "commit":
-            raise RoundError(explain(self._where(), got="no readable mean", expected="the mean of all"))
+            raise RoundError(explain(self._where(), got="no readable mean", expected="the mean of all processes"))
         self._delete_last_round(store)
 
     def _find_run(self, store: PatientStore) -> Layout:
         run = agree_on_run(store, self._layout, {"world_size": self.world_size})
         if run is None or run.world_size != self.world_size:
-            got = "no readable world size" if run is None else f"a world of {run.world_size}"
-            raise StaleRound(explain(self._where(), got=got, expected=self.world_size, fix="Use an empty folder."))
+            got = "no readable world size" if run is None else f"a run of world size {run.world_size}"
+            raise StaleRound(
+                explain(self._where(), got=got, expected=f"world size {self.world_size}", fix="Use an empty folder.")
+            )
         return run.layout
 
     def _refuse_old_round(self, store: PatientStore) -> None:
@@ -128,7 +130,7 @@ class ObjectStoreAllReduce:
         if any(offer is not None and offer.rank == self.rank for offer in offers):
             fix = "Use an empty folder for a new run, or pass round_id to continue an old one."
             got = f"an offer of rank {self.rank} by another process"
-            raise StaleRound(explain(self._where(), got=got, expected="none", fix=fix))
+            raise StaleRound(explain(self._where(), got=got, expected="no earlier offer of this rank", fix=fix))
 
     def _delete_last_round(self, store: PatientStore) -> None:
         """Delete my objects of the previous round, which every process in this round has finished."""

@@ -170,8 +170,8 @@ class Executor(ABC):
             for replica in handles:
                 self.cancel(replica)
             if not handles and self.listed_s and not is_settled:
-                got = "none in the service's list, and a lost answer: it may still start"
-                raise RunError(explain(f"rank {rank}", got=got, expected="its machine"))
+                got = "a start without an answer, whose replica may still appear"
+                raise RunError(explain(f"rank {rank}", got=got, expected="a replica in the service's list"))
 
         return tried(end)[1]
 
@@ -211,7 +211,7 @@ class Executor(ABC):
             return None
         got = f"no usable answer for {self.patience_s:g} s ({in_brief(error)})"
         fix = f"The replica may still run. {self.by_hand_for(launch)}"
-        raise RunError(explain(f"rank {rank}", got=got, expected="its status", fix=fix)) from error
+        raise RunError(explain(f"status of rank {rank}", got=got, expected="an answer", fix=fix)) from error
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
         """Wait until all replicas have ended or the time is up, and return how each ended, or its status."""
@@ -295,7 +295,7 @@ class Executor(ABC):
 
     def _check_own(self, handle: ReplicaHandle) -> None:
         if handle.backend_name != self.backend_name:
-            got, expected = f"one of {handle.backend_name}", f"one of {self.backend_name}"
+            got, expected = f"a handle of {handle.backend_name}", f"a handle of {self.backend_name}"
             raise InputError(explain("handle", got=got, expected=expected))
 
 
@@ -387,7 +387,7 @@ def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
     try:
         answer, error = answers.get(timeout=seconds)
     except queue.Empty:
-        raise RunError(explain(what, got=f"no answer within {seconds:g} s", expected="one")) from None
+        raise RunError(explain(what, got=f"no answer within {seconds:g} s", expected="an answer")) from None
     if error is not None:
         raise error
     return answer  # pyright: ignore[reportReturnType] (None only if `ask` returns it)
@@ -500,7 +500,7 @@ class ReplicaJob:
                 raise InputError(explain(f"entrypoint_args[{name!r}]", got=got, expected="JSON", fix=fix)) from None
         if (size := len(self.as_json().encode())) > _MAX_JOB_BYTES:
             fix = "Put large values into the bucket, and pass their keys."
-            expected = f"{_MAX_JOB_BYTES:,} at most"
+            expected = f"at most {_MAX_JOB_BYTES:,} bytes"
             raise InputError(explain("entrypoint_args", got=f"{size:,} bytes", expected=expected, fix=fix))
 
 

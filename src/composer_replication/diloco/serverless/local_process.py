@@ -163,7 +163,7 @@ class LocalProcessExecutor(Executor):
             if time.monotonic() > deadline:  # the keeper does not respond
                 if is_killed:
                     got = f"process {handle.metadata['pid']}, which SIGKILL does not end"
-                    raise RunError(explain(f"rank {handle.rank}", got=got, expected="its end"))
+                    raise RunError(explain(f"rank {handle.rank}", got=got, expected="an ended process"))
                 self._signal(handle, signal.SIGKILL)
                 deadline, is_killed = time.monotonic() + _KILL_S, True
             time.sleep(self.poll_interval_s)
@@ -205,9 +205,11 @@ class LocalProcessExecutor(Executor):
     def _is_alive(self, handle: ReplicaHandle) -> bool:
         self._check_own(handle)
         if not self.reaches(handle):
-            got = f"a process of {handle.metadata.get('host')}, in {handle.metadata.get('folder')}"
-            fix = "Ask there."
-            raise RunError(explain(f"rank {handle.rank}", got=got, expected=f"one of {socket.gethostname()}", fix=fix))
+            got = f"a process on {handle.metadata.get('host')}, in {handle.metadata.get('folder')}"
+            fix = "Run the command on that machine."
+            raise RunError(
+                explain(f"rank {handle.rank}", got=got, expected=f"a process on {socket.gethostname()}", fix=fix)
+            )
         process = self._processes.get(handle.metadata.get("name", ""))
         if process is not None:
             return process.poll() is None
@@ -241,7 +243,9 @@ def _folder_of(handle: ReplicaHandle) -> Path:
     try:
         return Path(handle.metadata["folder"])
     except KeyError:
-        raise InputError(explain("handle", got="one without a folder", expected="one of a local replica")) from None
+        raise InputError(
+            explain("handle", got="a handle without a folder", expected="a handle of a local replica")
+        ) from None
 
 
 def _read_json(path: Path) -> dict[str, Any] | None:

@@ -65,7 +65,7 @@ class ModalExecutor(Executor):
         super().check(job)
         if job.timeout_s is not None and job.timeout_s > _MAX_SANDBOX_S:
             fix = "A relaunched replica continues from the global weights."
-            raise InputError(explain("timeout", got=job.timeout_s, expected=f"{_MAX_SANDBOX_S} s at most", fix=fix))
+            raise InputError(explain("timeout", got=job.timeout_s, expected=f"at most {_MAX_SANDBOX_S} s", fix=fix))
 
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         timeout = _MAX_SANDBOX_S if job.timeout_s is None else job.timeout_s

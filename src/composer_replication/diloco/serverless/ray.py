@@ -123,8 +123,10 @@ class RayExecutor(Executor):
         name = self._name(handle)
         # In another cluster the name would be missing although the replica runs.
         if not self.reaches(handle):
-            got, fix = f"an actor of {handle.metadata.get('cluster')}", "Set RAY_ADDRESS to its cluster."
-            raise RunError(explain(f"rank {handle.rank}", got=got, expected=f"one of {self._cluster()}", fix=fix))
+            got, fix = f"an actor on cluster {handle.metadata.get('cluster')}", "Set RAY_ADDRESS to its cluster."
+            raise RunError(
+                explain(f"rank {handle.rank}", got=got, expected=f"an actor on cluster {self._cluster()}", fix=fix)
+            )
         if name not in self._actors:
             self._actors[name] = self._ray.get_actor(name, namespace=handle.metadata["namespace"])
         return self._actors[name]

@@ -182,7 +182,7 @@ class HubStore:
             return False
 
         if not self._call("conditional create", "", attempt):
-            what = "a commit on a parent that is not the head was taken, so two replicas could create one object"
+            what = "the Hub accepted a commit on a parent that is not the head, so two replicas could create one object"
             raise StoreCannotCreate(what, uri=self.uri, cause_kind="not_atomic")
 
     def _call(self, operation: Operation, key: str, call: Callable[[], Answer], *, num_bytes: int = 0) -> Answer:

@@ -43,7 +43,7 @@ def open_store(
     pace = RequestPace(deadline_s, slowest_mb_s)
     if scheme == "file":
         if options:
-            raise InputError(explain("options of a folder", got=sorted(options), expected="none"))
+            raise InputError(explain("options of a folder", got=sorted(options), expected="no options"))
         return FileStore(Path(unquote(urlsplit(uri).path) if "://" in uri else uri).expanduser(), probes=probes)
     if scheme in CLASSES:
         parts = urlsplit(uri)
@@ -65,10 +65,10 @@ def scheme_of(uri: str) -> str:
         raise InputError(explain("location of a store", got=_shown(uri, scheme), expected=_EXPECTED))
     authority = rest.partition("/")[0]
     if scheme == "file" and authority not in ("", "localhost"):
-        fix = "Write an absolute path after file://, so with a third slash."
+        fix = "Write an absolute path after file://, which gives three slashes."
         raise InputError(explain("location of a store", got=_shown(uri, scheme), expected="file:///folder", fix=fix))
     if scheme != "file" and not authority:
-        expected = f"{scheme}://, and the bucket's name"
+        expected = f"{scheme}:// and the name of a bucket"
         raise InputError(explain("location of a store", got=_shown(uri, scheme), expected=expected))
     return scheme
 
