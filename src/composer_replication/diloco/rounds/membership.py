@@ -26,7 +26,7 @@ from composer_replication.diloco.rounds.patience import (
     StateUnreadable,
     Traffic,
 )
-from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye, read_commit, read_departures, step_of
+from composer_replication.diloco.rounds.reading import Goodbye, read_commit, read_departures, step_of
 from composer_replication.diloco.rounds.records import Layout, RoundOutcome, digest, pack
 from composer_replication.diloco.rounds.round import Round, RoundResult
 from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
@@ -236,7 +236,7 @@ class Membership:
 
     def _write_goodbye(self, store: PatientStore, goodbye: Goodbye) -> None:
         key = self.layout.goodbye(*self._process_id())
-        store.put(key, pack_goodbye(self.layout.address(key), goodbye))
+        store.put(key, pack("goodbye", self.layout.address(key), goodbye._asdict()))
 
     def _compare_if_due(self, store: PatientStore) -> None:
         """Resolve open comparisons, and compare weights if a state is published at this step."""

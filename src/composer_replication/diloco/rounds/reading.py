@@ -25,7 +25,6 @@ from composer_replication.diloco.rounds.records import (
     as_record_error,
     checked_int,
     digest,
-    pack,
     parse_mean,
     parse_offer,
     parse_outcome,
@@ -439,11 +438,6 @@ def read_departures(store: PatientStore, layout: Layout) -> _Departures:
 def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:
     """Return the goodbye of the process with this claim; None if it has not left."""
     return read_record(store, layout, layout.goodbye(rank, claim), _unpack_goodbye)
-
-
-def pack_goodbye(at: str, goodbye: Goodbye) -> bytes:
-    """Return the bytes of a goodbye for an address."""
-    return pack("goodbye", at, goodbye._asdict())
 
 
 def _parse_goodbye(name: str) -> OfferId | None:

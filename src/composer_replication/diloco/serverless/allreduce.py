@@ -10,8 +10,8 @@ from torch import Tensor
 from composer_replication.diloco.rounds.claims import agree_on_run, claim_rank, refuse_if_replaced
 from composer_replication.diloco.rounds.manager import ObjectStoreManager, RoundWork
 from composer_replication.diloco.rounds.patience import PatientStore, RoundError, StaleRound, Traffic
-from composer_replication.diloco.rounds.reading import Goodbye, pack_goodbye
-from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, Layout, OfferId, parse_offer
+from composer_replication.diloco.rounds.reading import Goodbye
+from composer_replication.diloco.rounds.records import MAX_MAGNITUDE, Layout, OfferId, pack, parse_offer
 from composer_replication.diloco.rounds.round import Round
 from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.diloco.rounds.shards import RoundVector, largest_magnitude
@@ -106,8 +106,9 @@ class ObjectStoreAllReduce:
             # So that a process that wakes up later does not wait for this one.
             self._gave_up = True
             goodbye_store = PatientStore(self.objects, self.traffic, patience_s=self.poll_interval_s)
+            record = pack("goodbye", self._layout.address(goodbye), Goodbye(True, self.round_id)._asdict())
             with contextlib.suppress(StoreError):
-                goodbye_store.put(goodbye, pack_goodbye(self._layout.address(goodbye), Goodbye(True, self.round_id)))
+                goodbye_store.put(goodbye, record)
             raise
         if ended.result != "commit":
             raise RoundError(explain(self._where(), got="no readable mean", expected="the mean of all processes"))
