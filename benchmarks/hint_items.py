@@ -17,10 +17,10 @@ from typing import Any, NamedTuple
 
 from composer_replication.batch.hint_placement import (
     Placement,
-    makes_tokens,
+    draw_unrelated_hints,
+    exclusion_reason,
+    has_tokens,
     teacher_context,
-    why_no_target,
-    wrong_hints,
 )
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, token_texts
@@ -116,7 +116,7 @@ def _choose(run: RunDir, named: Mapping[str, Mapping[str, str]], max_sites: int)
         group.sort(key=lambda each: _order(each.site.id))
     rounds = zip_longest(*(by_kind[kind] for kind in sorted(by_kind)))
     every = [each for one_of_each in rounds for each in one_of_each if each is not None][:max_sites]
-    others = wrong_hints([each.hints["template"] for each in every], [each.site.kind for each in every])
+    others = draw_unrelated_hints([each.hints["template"] for each in every], [each.site.kind for each in every])
     chosen: dict[str, list[_Chosen]] = defaultdict(list)
     for each, other in zip(every, others, strict=True):
         each.hints.update({} if other is None else {"other_kind": other})
@@ -183,7 +183,7 @@ def _item(
     """
     rendered, span, call, name_end = place
     end = min(call[1], name_end + _MAX_ARGUMENTS)
-    usable = {name: text for name, text in hints.items() if makes_tokens(renderer, text)}
+    usable = {name: text for name, text in hints.items() if has_tokens(renderer, text)}
     longest = max((len(renderer.encoder.encode([text])[0]) for text in usable.values()), default=0) + 32
     least = max(0, end + longest - max_tokens)
     first = next((each.header_start for each in rendered.spans if each.header_start >= least), None) if least else 0
@@ -234,7 +234,13 @@ class _Calls:
     def place(self, turn_id: str) -> _Place | None:
         turn = self._turns[self._number[turn_id]]
         rendered, span = self._spans.get(turn_id, (None, None))
-        if rendered is None or span is None or span.call_start is None or span.call_end is None or why_no_target(span):
+        if (
+            rendered is None
+            or span is None
+            or span.call_start is None
+            or span.call_end is None
+            or exclusion_reason(span)
+        ):
             return None
         texts = token_texts(self._renderer.tokenizer, rendered.ids[span.call_start : span.call_end])
         name_ends_at = "".join(texts).find(turn.calls[0].name) + len(turn.calls[0].name)

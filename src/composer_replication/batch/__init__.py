@@ -1,17 +1,17 @@
-"""Turn conversations into what a training step reads: token ids, the rows that predict them, and batches of both.
+"""Convert conversations to the input of a training step: token ids, the rows that predict them, and batches of both.
 
     model_folder     load a model's tokenizer, config and weights without running any of its code
-    trace_messages   read the messages of a trace as a conversation
+    trace_messages   convert the messages of a trace to a conversation
     render           render a conversation to token ids with exact spans
-    hint_placement   put a hint into the student's ids, which gives the hinted teacher's context
-    pair_tokens      tokenize two answers to one state: the same context, then the tokens of each answer
-    site_view        one error site as training reads it, for people to look at
+    hint_placement   insert a hint into the student's ids, which gives the hinted teacher's context
+    pair_tokens      tokenize two answers to the same state
+    site_view        show one error site the way training sees it
     tree             merge sequences that share prefixes into one tree of tokens
     alignment        the shift from tokens to the rows that predict them
-    tree_batch       what `compose_loss` reads: the rows of each channel, in a tree or in padded sequences
-    flat_batch       check the documented batch keys and read them into those rows
+    tree_batch       the input of `compose_loss`: the rows of each channel, in a tree or in padded sequences
+    flat_batch       check the documented batch keys and convert them to those rows
     windows          cut a long session into windows, and pack trees into batches
-    session_batch    a session of any length as tree batches
+    session_batch    convert a session of any length to tree batches
 
 `build_batch` needs a model for its reference log-probs, so it lives in `trainer.objective` and is a lazy alias here.
 """

@@ -1,8 +1,10 @@
 """Convert marked tokens to the rows that predict them, and check that student and teacher rows agree.
 
-A mask marks *tokens*; a loss needs the *rows that predict them*, one position earlier. That shift happens here and
-nowhere else. Index pairs (N, 2) of (sequence, position) name the predicting row directly. In a padded batch (B, T) a
-row is the number sequence * T + position, and `Sequences.next_tokens` returns the tokens that such rows predict.
+A mask marks *tokens*; a loss needs the *rows that predict them*, one position earlier. For padded batches that shift
+happens only here. Index pairs (N, 2) of (sequence, position) name the predicting row directly. In a padded batch
+(B, T), sequence * T + position is the index of a row, and `Sequences.next_tokens` returns the tokens that rows predict.
+
+Shape suffixes: B batch, T time, N rows.
 """
 
 from __future__ import annotations
@@ -35,15 +37,15 @@ class Sequences:
         return self.input_ids.flatten()[rows_N + 1]
 
     def longest(self) -> Tensor:
-        """Return the ids of the sequence with the most real tokens, without its padding."""
+        """Return the ids of the sequence with the most tokens, without its padding."""
         if self.attention_mask is None:
             return self.input_ids[0]
-        real = self.attention_mask.bool()
-        number = int(real.sum(1).argmax())
-        return self.input_ids[number][real[number]]
+        is_token = self.attention_mask.bool()
+        index = int(is_token.sum(1).argmax())
+        return self.input_ids[index][is_token[index]]
 
     def stack(self, below: Sequences) -> Sequences:
-        """Return both batches as one, padded to the longer one's width."""
+        """Concatenate two batches of sequences, right-padded to the larger width."""
         width = max(self.width, below.width)
         ids = torch.cat([pad_right(batch.input_ids, width) for batch in (self, below)])
         # Right padding comes after every real token, so causal attention needs no mask for it.
@@ -57,14 +59,14 @@ class Sequences:
 
 
 def pad_right(values_BT: Tensor, width: int) -> Tensor:
-    """Return the values with zeros (False) appended up to this width."""
+    """Pad the rows on the right with zeros (False) to `width`."""
     return torch.nn.functional.pad(values_BT, (0, width - values_BT.shape[1]))
 
 
 def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """Return a 0/1 or -100 mask as a boolean one: 1 (True) counts, 0 and -100 do not. Raises on any other value.
+    """Convert a mask to booleans: 1 and True count; 0, False and -100 do not. Raises InputError on any other value.
 
-    This is the only place where -100 becomes a boolean.
+    No other function interprets -100.
     """
     if mask.shape != shape:
         raise ShapeError(
@@ -81,7 +83,7 @@ def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
 
 
 def rows_predicting(counted_BT: Tensor, sequences: Sequences) -> Tensor:
-    """Return the rows that predict the marked tokens, in order."""
+    """Return the indices of the rows that predict the marked tokens, in order."""
     # No row predicts the first real token of a sequence, so a mark there selects nothing.
     targets = counted_BT[:, 1:]
     if sequences.attention_mask is not None:
@@ -97,7 +99,7 @@ def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences
         raise ShapeError(explain("sdpo index pairs", got=lengths, expected="equal lengths"))
     student_targets, teacher_targets = student.next_tokens(student_rows), teacher.next_tokens(teacher_rows)
     differs = (student_targets != teacher_targets).nonzero()[:, 0]
-    # A context shifted by one teaches the wrong token everywhere.
+    # With an off-by-one error in the indices, every row would be trained towards the wrong token.
     if differs.numel():
         n = int(differs[0])
         where = f"student {divmod(int(student_rows[n]), student.width)}"
@@ -108,7 +110,7 @@ def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences
                 f"index pair {n}: {where} predict different tokens ({ratio} pairs do)",
                 got=f"token ids {int(student_targets[n])} and {int(teacher_targets[n])}",
                 expected="the same token",
-                fix="Both indices name the row *before* the target token; give index pairs when the lengths differ.",
+                fix="Both indices name the row *before* the target token; pass index pairs when the lengths differ.",
             )
         )
 
@@ -122,8 +124,8 @@ def check_not_in_padding(counted: Tensor, sequences: Sequences, name: str) -> No
         )
 
 
-def read_index(index: Tensor, sequences: Sequences, name: str) -> Tensor:
-    """Return index pairs (N, 2) as row numbers (N,). Raises on pairs outside the batch and on rows next to padding."""
+def index_pairs_to_rows(index: Tensor, sequences: Sequences, name: str) -> Tensor:
+    """Convert index pairs (N, 2) to row indices (N,). Raises on pairs outside the batch or at padding."""
     if index.dim() != 2 or index.shape[1] != 2 or index.is_floating_point() or index.dtype == torch.bool:
         raise ShapeError(explain(name, got=f"{tuple(index.shape)} {index.dtype}", expected="(N, 2) integers"))
     sequence, position = index.long().unbind(1)
@@ -142,17 +144,17 @@ def read_index(index: Tensor, sequences: Sequences, name: str) -> Tensor:
 
 
 def positions_in_sites(*sides: Tensor) -> Tensor:
-    """Return the position of every row within its site: 0, 1, 2, ... from the site's first token on.
+    """Return each row's position within its site: 0, 1, 2, ... counted from the site's first token.
 
-    `sides` are the rows of the student and those of the teacher. A new site begins where the row numbers of either
-    side are not consecutive. That finds every site: two hints for one turn have two contexts, two turns have at least
-    a header between them, and the last row of a sequence predicts nothing.
+    `sides` are the row indices of the student and of the teacher. A new site begins where the indices of either side
+    are not consecutive. This separates all sites: two hints for one turn have two contexts, two turns have at least a
+    header between them, and the last row of a sequence predicts nothing.
     """
-    number_N = torch.arange(sides[0].numel(), device=sides[0].device)
-    is_consecutive = torch.ones_like(number_N[1:], dtype=torch.bool)
+    index_N = torch.arange(sides[0].numel(), device=sides[0].device)
+    is_consecutive = torch.ones_like(index_N[1:], dtype=torch.bool)
     for rows_N in sides:
         is_consecutive &= rows_N[1:] == rows_N[:-1] + 1
-    begin_N = number_N.clone()
-    begin_N[1:].masked_fill_(is_consecutive, 0)
-    # The running maximum carries each site's first number forward to all of its rows.
-    return number_N - begin_N.cummax(0).values if number_N.numel() else number_N
+    start_N = index_N.clone()
+    start_N[1:].masked_fill_(is_consecutive, 0)
+    # The running maximum carries the index of each site's first row forward to all of its rows.
+    return index_N - start_N.cummax(0).values if index_N.numel() else index_N

@@ -1,10 +1,12 @@
-"""Check the documented keys of a batch and read them into the rows that each channel's loss is computed on.
+"""Check the documented keys of a batch, and convert them to the rows that each channel's loss is computed on.
 
 The contrast with an unrelated hint (`RowWeighting.contrast`) has its own keys, read only if the contrast is on:
 
-    ctx_contrast_input_ids (B'', T'')   the contexts of the sites with a hint for another kind of error
+    ctx_contrast_input_ids (B'', T'')   the sites' contexts with an unrelated hint (for another kind of error)
     ctx_contrast_attention_mask         optional
     sdpo_contrast_index (N, 2)          for row n of channel 2, the row that predicts the same token; (-1, -1): no row
+
+Shape suffixes: N rows of channel 2, M of them with a contrast.
 """
 
 from __future__ import annotations
@@ -20,9 +22,9 @@ from composer_replication.batch.alignment import (
     Sequences,
     check_alignment,
     check_not_in_padding,
+    index_pairs_to_rows,
     pad_right,
     positions_in_sites,
-    read_index,
     rows_predicting,
     token_mask,
 )
@@ -60,7 +62,7 @@ PAIR_OPTIONAL = ("dpo_chosen_attention_mask", "dpo_rejected_attention_mask")
 def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -> Sequences:
     ids = inputs[ids_key]
     if ids.dim() != 2 or not ids.numel():
-        raise ShapeError(explain(f"{ids_key} shape", got=tuple(ids.shape), expected="(B, T), neither of them 0"))
+        raise ShapeError(explain(f"{ids_key} shape", got=tuple(ids.shape), expected="(B, T) with B and T above 0"))
     if ids.dtype not in (torch.int32, torch.int64):
         raise ShapeError(explain(f"{ids_key} dtype", got=ids.dtype, expected="int64 or int32"))
     mask = inputs.get(mask_key)
@@ -68,7 +70,7 @@ def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -
 
 
 class NeededChannels(NamedTuple):
-    """The channels with a weight above 0, whether pairs need reference log-probs, and whether the contrast is on."""
+    """What a step will use: channel 2, channel 3, reference log-probs for channel 3, and the contrast."""
 
     hints: bool = True
     pairs: bool = True
@@ -85,9 +87,9 @@ class _HintRows(NamedTuple):
 
 
 def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, needed: NeededChannels) -> FlatBatch:
-    """Return the batch with the rows of every needed channel.
+    """Read the inputs into a batch with the rows of every needed channel.
 
-    All checks happen here, before the first forward pass. A key whose value is None counts as absent.
+    All checks run here, before the first forward pass. A key whose value is None counts as absent.
     """
     inputs = check_inputs(inputs, num_embeddings)
     student, response_rows = _read_student(inputs)
@@ -101,7 +103,7 @@ def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, needed: N
         return FlatBatch(response, no_rows, no_rows, pairs, sequences=student, pair_sequences=pair_sequences)
     position_N = positions_in_sites(hint.student_rows, hint.teacher_rows)
     contrast_contexts, contrast = _read_contrast(inputs, student, hint) if needed.contrast else (None, None)
-    # A site is counted by its first row.
+    # Each site is counted once, by its first row.
     is_first_N = position_N == 0
     lacks_contrast_N = is_first_N if contrast is None else is_first_N.index_fill(0, contrast.numbers, False)
     return FlatBatch(
@@ -115,13 +117,13 @@ def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, needed: N
         sites_without_contrast=int(lacks_contrast_N.sum()) if needed.contrast else 0,
         sequences=student,
         contexts=hint.teacher,
-        wrong_contexts=contrast_contexts,
+        contrast_contexts=contrast_contexts,
         pair_sequences=pair_sequences,
     )
 
 
 def check_inputs(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str, Tensor]:
-    """Return the inputs that are not None. Raises on unknown keys and on token ids outside the vocabulary."""
+    """Drop inputs that are None. Raises on unknown keys and on token ids outside the vocabulary."""
     tensors = {key: value for key, value in inputs.items() if value is not None}  # pyright: ignore[reportUnnecessaryComparison]
     _check_keys(tensors)
     _check_ids_in_vocabulary(tensors, num_embeddings)
@@ -129,14 +131,14 @@ def check_inputs(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str,
 
 
 def _check_keys(inputs: Mapping[str, Tensor]) -> None:
-    """Raise on keys that look like ours but are not, and on values that are not tensors."""
+    """Raise on unknown keys that begin with one of our prefixes, and on values that are not tensors."""
     # A misspelled key with one of our prefixes would silently switch off its channel. Other keys are not ours to judge.
     known_keys = {*STUDENT_KEYS, *HINT_KEYS, *CONTRAST_KEYS, *PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL}
     for key, value in inputs.items():
         if key in known_keys and not isinstance(value, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ShapeError(explain(key, got=type(value).__name__, expected="a tensor"))
         if key == "position_ids":
-            fix = "Leave it out: positions are counted from the attention mask."
+            fix = "Remove it: positions are derived from the attention mask."
             raise BatchKeyError(explain("batch key", got=repr(key), expected="no such key", fix=fix))
         if key not in known_keys and key.startswith(("dpo_", "sdpo_", "ctx_teacher", "ctx_contrast")):
             close = difflib.get_close_matches(key, known_keys, n=1)
@@ -145,8 +147,8 @@ def _check_keys(inputs: Mapping[str, Tensor]) -> None:
 
 
 def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) -> None:
-    """Raise InputError if an id, padding included, has no embedding."""
-    # On CUDA an index out of range is a device-side assert, after which the process cannot use the GPU any more.
+    """Raise InputError if an id has no embedding; padding is checked too."""
+    # On CUDA an index out of range triggers a device-side assert, after which the process can no longer use the GPU.
     for key in ID_KEYS:
         ids = inputs.get(key)
         if ids is None or ids.is_floating_point():
@@ -159,7 +161,7 @@ def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) 
                     f"{key}{list(where)} out of range ({outside.shape[0]} such ids)",
                     got=int(ids[where]),
                     expected=f"0..{num_embeddings - 1}",
-                    fix="Pad with a real token id and say so in the attention mask.",
+                    fix="Pad with any valid token id, and set attention_mask to 0 there.",
                 )
             )
 
@@ -182,17 +184,17 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows |
         return None
     if "ctx_teacher_input_ids" not in present:
         raise BatchKeyError(_explain_missing_keys("channel 2 (SDPO)", present, "ctx_teacher_input_ids"))
-    # Index pairs say which rows belong together. Without them both sides must have one shape, and a mask is enough.
+    # Index pairs match student rows to teacher rows. Without them both sides must have the same shape and share a mask.
     teacher = _read_sequences(inputs, "ctx_teacher_input_ids", "ctx_teacher_attention_mask")
     index_keys = {"sdpo_student_index", "sdpo_teacher_index"}
     if present_keys := index_keys & set(inputs):
         if present_keys != index_keys:
             raise BatchKeyError(_explain_missing_keys("channel 2 (SDPO)", present, *sorted(index_keys - present_keys)))
-        student_rows = read_index(inputs["sdpo_student_index"], student, "sdpo_student_index")
-        teacher_rows = read_index(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
-        _check_mask_agrees(inputs, student, student_rows)
+        student_rows = index_pairs_to_rows(inputs["sdpo_student_index"], student, "sdpo_student_index")
+        teacher_rows = index_pairs_to_rows(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
+        _check_mask_matches_rows(inputs, student, student_rows)
     else:
-        student_rows = teacher_rows = _rows_of_equal_shapes(inputs, student, teacher)
+        student_rows = teacher_rows = _rows_without_index_pairs(inputs, student, teacher)
     check_alignment(student, student_rows, teacher, teacher_rows)
     return _HintRows(teacher, student_rows, teacher_rows) if len(student_rows) else None
 
@@ -200,7 +202,7 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows |
 def _read_contrast(
     inputs: Mapping[str, Tensor], student: Sequences, hint: _HintRows
 ) -> tuple[Sequences | None, ContrastRows | None]:
-    """Return the contexts with unrelated hints and their rows, checked like the hinted ones; None if there are none."""
+    """Return the contexts with unrelated hints and their rows, after the same checks as for the hinted contexts."""
     present = _present_keys(inputs, CONTRAST_KEYS)
     if not present:
         return None, None
@@ -212,16 +214,18 @@ def _read_contrast(
         expected = f"{(num_rows, 2)}, one pair for each row of channel 2"
         raise ShapeError(explain("sdpo_contrast_index", got=tuple(index.shape), expected=expected))
     # (-1, -1) marks rows of sites without an unrelated hint.
-    numbers_M = (index != -1).any(-1).nonzero()[:, 0]
-    rows = read_index(index[numbers_M], sequences, "sdpo_contrast_index, rows that are not -1")
-    check_alignment(student, hint.student_rows[numbers_M], sequences, rows)
-    return (sequences, ContrastRows(numbers_M, rows)) if len(rows) else (None, None)
+    positions_M = (index != -1).any(-1).nonzero()[:, 0]
+    rows = index_pairs_to_rows(index[positions_M], sequences, "sdpo_contrast_index, rows that are not -1")
+    check_alignment(student, hint.student_rows[positions_M], sequences, rows)
+    return (sequences, ContrastRows(positions_M, rows)) if len(rows) else (None, None)
 
 
 def read_pairs(
     inputs: Mapping[str, Tensor], *, needs_reference: bool
 ) -> tuple[Sequences, PairRows] | tuple[None, None]:
-    """Return the inputs of channel 3, chosen sequences first; None if all its keys are absent or empty."""
+    """Return the sequences of channel 3, the chosen ones first, and its rows; None if all its keys
+    are absent or empty.
+    """
     present = _present_keys(inputs, (*PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL))
     if not present:
         return None, None
@@ -235,11 +239,11 @@ def read_pairs(
         counts = (num_pairs, rejected.input_ids.shape[0])
         raise ShapeError(explain("dpo_chosen and dpo_rejected sequences", got=counts, expected="equal numbers"))
     # One batch of both sides needs one forward pass instead of two.
-    both = chosen.stack(rejected)
-    counted = torch.cat([pad_right(mask, both.width) for mask in (chosen_counted, rejected_counted)])
-    rows = rows_predicting(counted, both)
-    references = [_reference(inputs, side, num_pairs) if needs_reference else None for side in PAIR_SIDES]
-    return both, PairRows(rows, both.next_tokens(rows), rows // both.width, num_pairs, *references)
+    stacked = chosen.stack(rejected)
+    counted = torch.cat([pad_right(mask, stacked.width) for mask in (chosen_counted, rejected_counted)])
+    rows = rows_predicting(counted, stacked)
+    references = [_read_reference(inputs, side, num_pairs) if needs_reference else None for side in PAIR_SIDES]
+    return stacked, PairRows(rows, stacked.next_tokens(rows), rows // stacked.width, num_pairs, *references)
 
 
 def _present_keys(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[str]:
@@ -248,12 +252,12 @@ def _present_keys(inputs: Mapping[str, Tensor], keys: tuple[str, ...]) -> list[s
 
 
 def _explain_missing_keys(channel: str, present: list[str], *missing: str) -> str:
-    fix = "Give all of them, none of them, or weight 0."
-    return explain(f"{channel} has half its keys", got=present, expected=f"also {', '.join(missing)}", fix=fix)
+    fix = "Pass all of them or none, or set the weight of the channel to 0."
+    return explain(f"{channel} has only some of its keys", got=present, expected=f"also {', '.join(missing)}", fix=fix)
 
 
-def _check_mask_agrees(inputs: Mapping[str, Tensor], student: Sequences, rows: Tensor) -> None:
-    """Raise BatchKeyError if there are both index pairs and a mask, and the mask marks other tokens."""
+def _check_mask_matches_rows(inputs: Mapping[str, Tensor], student: Sequences, rows: Tensor) -> None:
+    """Raise BatchKeyError if there is a mask in addition to the index pairs and it marks other tokens."""
     if (mask := inputs.get("sdpo_loss_mask")) is None:
         return
     counted = token_mask(mask, student.input_ids.shape, "sdpo_loss_mask")
@@ -262,20 +266,22 @@ def _check_mask_agrees(inputs: Mapping[str, Tensor], student: Sequences, rows: T
     if not torch.equal(predicted[:, 1:], counted[:, 1:]):
         counts = f"{int(counted[:, 1:].sum())} marked tokens, {int(predicted.sum())} indexed ones"
         raise BatchKeyError(
-            explain("sdpo_loss_mask and sdpo_student_index", got=counts, expected="the same tokens", fix="Drop one.")
+            explain(
+                "sdpo_loss_mask and sdpo_student_index", got=counts, expected="the same tokens", fix="Pass only one."
+            )
         )
 
 
-def _rows_of_equal_shapes(inputs: Mapping[str, Tensor], student: Sequences, teacher: Sequences) -> Tensor:
-    """Return channel 2's rows for a batch without index pairs, where position t is the same token on both sides."""
+def _rows_without_index_pairs(inputs: Mapping[str, Tensor], student: Sequences, teacher: Sequences) -> Tensor:
+    """Return the rows of channel 2 without index pairs: position t holds the same token on both sides."""
     shape = student.input_ids.shape
     if teacher.input_ids.shape != shape:
         raise ShapeError(
             explain(
                 "ctx_teacher_input_ids without index pairs",
                 got=tuple(teacher.input_ids.shape),
-                expected=f"{tuple(shape)}, as input_ids",
-                fix="Give sdpo_student_index and sdpo_teacher_index when the hinted context is longer.",
+                expected=f"{tuple(shape)}, the shape of input_ids",
+                fix="Pass sdpo_student_index and sdpo_teacher_index if the hinted context is longer.",
             )
         )
     mask = inputs.get("sdpo_loss_mask")
@@ -291,7 +297,7 @@ def _rows_of_equal_shapes(inputs: Mapping[str, Tensor], student: Sequences, teac
 
 
 def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tensor]:
-    """Return the sequences of one side and the mask of their response tokens. Raises if a response is empty."""
+    """Return the chosen or rejected sequences and the mask of their response tokens. Raises if a response is empty."""
     sequences = _read_sequences(inputs, f"dpo_{side}_input_ids", f"dpo_{side}_attention_mask")
     name = f"dpo_{side}_response_mask"
     counted = token_mask(inputs[name], sequences.input_ids.shape, name)
@@ -303,7 +309,7 @@ def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tens
     return sequences, counted
 
 
-def _reference(inputs: Mapping[str, Tensor], side: str, num_pairs: int) -> Tensor:
+def _read_reference(inputs: Mapping[str, Tensor], side: str, num_pairs: int) -> Tensor:
     reference = inputs[f"dpo_{side}_ref_logprobs"].detach()
     if reference.shape != (num_pairs,):
         # Summed, not averaged: DPO compares log-probs of whole responses.

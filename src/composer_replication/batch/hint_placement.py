@@ -1,8 +1,8 @@
-"""Build the hinted teacher's context: the student's ids with a hint put in, so that both predict the same tokens.
+"""Build the hinted teacher's context by inserting a hint into the student's token ids.
 
-Every placement splices the hint's ids into the student's ids and changes none of those. A hint that is a message of its
-own is rendered by the chat template, with its header and end token. Where the template allows no message, the next
-placement that works is used, and the result says which one that was.
+Every placement only inserts ids and leaves the student's own ids unchanged, so student and teacher predict the same
+tokens. A hint in a separate message is rendered by the chat template, with header and end token. Where the template
+allows no message, another placement is used, and the result names it.
 """
 
 from __future__ import annotations
@@ -15,9 +15,9 @@ from composer_replication.batch.render.dialect import (
     PLAIN_ID,
     SHORT_ID,
     assistant,
-    calling,
-    example_arguments,
-    result,
+    probe_arguments,
+    probe_call,
+    probe_result,
     system,
     user,
 )
@@ -35,12 +35,12 @@ HINT_MAKES_NO_TOKENS = "hint_makes_no_tokens"
 NOTHING_BEFORE_IT = "nothing_before_it"
 T = TypeVar("T")
 _SEPARATOR = "\n\n"
-# Stands for a message's text, so that the text can be located in a rendering. No template contains it.
+# Replaces a message's text, so that the text can be located in a rendering. No template contains this word.
 _PROBE_WORD = "Zqword"
 
 
 class TeacherContext(NamedTuple):
-    """A hinted context and the turn after it: the turn is ids[start:], the hint is ids[hint_start:hint_end]."""
+    """A hinted context followed by its turn: the turn is ids[start:], the hint is ids[hint_start:hint_end]."""
 
     ids: list[int]
     start: int
@@ -65,11 +65,11 @@ def teacher_context(
     placement: Placement = "before_turn",
     first: int = 0,
 ) -> TeacherContext:
-    """Return the student's ids from `first` to the end of a turn, with a hint; an empty hint changes nothing.
+    """Insert a hint into the student's ids from `first` to the end of a turn; an empty hint changes nothing.
 
-    Placements: `before_turn` is a message of its own before the turn's header, `in_last_message` the end of the message
-    before the turn, and `head` the place before the first user message. If the template does not allow one, the others
-    are tried in this order. Raises InputError if none works or the hint has no tokens.
+    Placements: `before_turn` is a separate message before the turn's header, `in_last_message` the end of the message
+    before the turn, and `head` the position before the first user message. If the template does not allow the requested
+    placement, the others are tried in this order. Raises InputError if none works or the hint has no tokens.
     """
     if placement not in PLACEMENTS:
         raise InputError(explain("placement", got=repr(placement), expected=f"one of {PLACEMENTS}"))
@@ -82,14 +82,15 @@ def teacher_context(
         return TeacherContext(rendered.ids[first : span.end], start, placement, position, position)
     escaped = renderer.protected.escape(hint.strip())
     if not renderer.encoder.encode([escaped])[0]:
-        expected = "text that makes at least one token, or no hint"
-        raise InputError(explain("hint", got=f"{hint!r}, which makes none", expected=expected))
+        expected = "text with at least one token, or no hint"
+        raise InputError(explain("hint", got=f"{hint!r}, which has no tokens", expected=expected))
     for candidate in dict.fromkeys((placement, *PLACEMENTS)):
         splice = _SPLICES[candidate](_HintTarget(renderer, rendered, span, first), escaped)
         if splice is not None:
             return _apply_splice(rendered, span, splice, candidate, first)
     got = f"a template that allows no hint before turn {span.turn_id}"
-    raise InputError(explain("hint placement", got=got, expected="a message to put it in", fix="Drop the site."))
+    expected = "a template that allows a hint somewhere in the context"
+    raise InputError(explain("hint placement", got=got, expected=expected, fix="Drop the site."))
 
 
 def _apply_splice(
@@ -102,7 +103,7 @@ def _apply_splice(
 
 
 class _HintTarget(NamedTuple):
-    """The turn that gets a hint, and the template that decides where the hint may go."""
+    """The turn that gets a hint, and the renderer whose template decides where a hint may go."""
 
     renderer: Renderer
     rendered: RenderedSequence
@@ -117,7 +118,7 @@ class _HintTarget(NamedTuple):
             return None
 
     def ids(self, text: str) -> list[int]:
-        """Return the ids of escaped text."""
+        """Encode escaped text."""
         return self.renderer.encoder.encode([text])[0]
 
     def before(self, last_text: str) -> list[Message] | None:
@@ -131,87 +132,87 @@ class _HintTarget(NamedTuple):
             return [user("u"), assistant(last_text)]
         if role == "tool":
             identity = SHORT_ID if dialect.short_ids else PLAIN_ID
-            call = calling(example_arguments(dialect.arguments), identity=identity)
-            return [user("u"), call, result(last_text, identity=identity)]
+            call = probe_call(probe_arguments(dialect.arguments), identity=identity)
+            return [user("u"), call, probe_result(last_text, identity=identity)]
         return None  # the turn is the first one
 
 
-def _before_turn(slot: _HintTarget, hint: str) -> _Splice | None:
-    """Insert a message between the last one and the turn's header."""
-    messages = slot.before("m")
-    plain = slot.text(*messages) if messages else None
+def _insert_before_turn(target: _HintTarget, hint: str) -> _Splice | None:
+    """Insert a message between the last message and the turn's header."""
+    messages = target.before("m")
+    plain = target.text(*messages) if messages else None
     if messages is None or plain is None:
         return None
     # A system message is preferred: a user message would read as if the user had said it.
     for message in (system(hint), user(hint)):
-        hinted, prompted = (slot.text(*messages, message, prompt=prompt) for prompt in (False, True))
+        hinted, prompted = (target.text(*messages, message, prompt=prompt) for prompt in (False, True))
         # Some templates accept the hint and refuse only the answer after it.
-        answered = slot.text(*messages, message, assistant("a"))
-        if hinted is None or answered is None or prompted != hinted + slot.renderer.dialect.header:
+        answered = target.text(*messages, message, assistant("a"))
+        if hinted is None or answered is None or prompted != hinted + target.renderer.dialect.header:
             continue
         block = hinted[len(plain) :]
         if hinted.startswith(plain) and answered.startswith(hinted) and hint in block:
-            return _Splice(slot.span.header_start, slot.ids(block))
+            return _Splice(target.span.header_start, target.ids(block))
     return None
 
 
-def _in_last_message(slot: _HintTarget, hint: str) -> _Splice | None:
-    """Insert into the message before the turn, between its text and what the template writes after a text."""
-    messages = slot.before(_PROBE_WORD) if slot.span.previous_role != "assistant" else None
-    text = slot.text(*messages) if messages else None
+def _append_to_last_message(target: _HintTarget, hint: str) -> _Splice | None:
+    """Append to the text of the message before the turn."""
+    messages = target.before(_PROBE_WORD) if target.span.previous_role != "assistant" else None
+    text = target.text(*messages) if messages else None
     if text is None or _PROBE_WORD not in text:
         return None
-    closing = slot.ids(text.rpartition(_PROBE_WORD)[2])
-    tokens = slot.renderer.encoder.protected_ids
+    closing = target.ids(text.rpartition(_PROBE_WORD)[2])
+    tokens = target.renderer.encoder.protected_ids
     # The closing's text before its first special token may depend on the message: Mistral repeats the call's id there.
     from_token = next((closing[at:] for at, index in enumerate(closing) if index in tokens), closing)
     for closing_ids in (closing, from_token):
-        position = slot.span.header_start - len(closing_ids)
-        if position >= slot.first and slot.rendered.ids[position : slot.span.header_start] == closing_ids:
-            return _Splice(position, slot.ids(_SEPARATOR + hint))
+        position = target.span.header_start - len(closing_ids)
+        if position >= target.first and target.rendered.ids[position : target.span.header_start] == closing_ids:
+            return _Splice(position, target.ids(_SEPARATOR + hint))
     return None
 
 
-def _at_head(slot: _HintTarget, hint: str) -> _Splice | None:
-    """Insert a message before the first user message, or else the hint at the beginning of that message."""
-    with_question = slot.text(user("u"), assistant("a"), user(_PROBE_WORD))
-    answered = slot.text(user("u"), assistant("a"))
+def _insert_at_head(target: _HintTarget, hint: str) -> _Splice | None:
+    """Insert a message before the first user message; if there can be none, prepend the hint to that message's text."""
+    with_question = target.text(user("u"), assistant("a"), user(_PROBE_WORD))
+    answered = target.text(user("u"), assistant("a"))
     if with_question is None or answered is None or not with_question.startswith(answered):
         return None
-    # What the template writes before a user's text; taken in mid-conversation, where no system prompt precedes it.
+    # What the template writes before a user's text, taken from the middle of a conversation, without a system prompt.
     opening = with_question[len(answered) :].partition(_PROBE_WORD)[0]
-    first_message = _first_user_message(slot, opening)
+    first_message = _first_user_message(target, opening)
     if first_message is None:
         return None
     position, opening_ids = first_message
-    block = _head_block(slot, opening, hint)
+    block = _head_block(target, opening, hint)
     if block is not None:
-        return _Splice(position, slot.ids(block))
-    if position + len(opening_ids) > slot.span.header_start:
+        return _Splice(position, target.ids(block))
+    if position + len(opening_ids) > target.span.header_start:
         return None
-    return _Splice(position + len(opening_ids), slot.ids(hint + _SEPARATOR))
+    return _Splice(position + len(opening_ids), target.ids(hint + _SEPARATOR))
 
 
-def _first_user_message(slot: _HintTarget, opening: str) -> tuple[int, list[int]] | None:
-    """Return the position of the first user message, and the ids of its opening."""
-    # The opening's last space may have become part of the text's first token, so it is also searched without.
+def _first_user_message(target: _HintTarget, opening: str) -> tuple[int, list[int]] | None:
+    """Find the first user message; return its position and the ids that the template writes before its text."""
+    # The opening's last space may have become part of the text's first token, so search without it as well.
     for text in (opening, opening.rstrip()):
-        opening_ids = slot.ids(text)
-        for position in range(slot.first, slot.span.header_start if opening_ids else 0):
-            if slot.rendered.ids[position : position + len(opening_ids)] == opening_ids:
+        opening_ids = target.ids(text)
+        for position in range(target.first, target.span.header_start if opening_ids else 0):
+            if target.rendered.ids[position : position + len(opening_ids)] == opening_ids:
                 return position, opening_ids
     return None
 
 
-def _head_block(slot: _HintTarget, opening: str, hint: str) -> str | None:
-    """Return the text of a hint message before the first user message; None if the template has no such message."""
-    system_messages = [system("s")] if slot.renderer.dialect.system_first else []
-    plain = slot.text(*system_messages, user(_PROBE_WORD))
+def _head_block(target: _HintTarget, opening: str, hint: str) -> str | None:
+    """Render a hint message before the first user message; return None if the template allows no such message."""
+    system_messages = [system("s")] if target.renderer.dialect.system_first else []
+    plain = target.text(*system_messages, user(_PROBE_WORD))
     if plain is None or opening not in plain:
         return None
     head, rest = plain[: plain.index(opening)], plain[plain.index(opening) :]
     for message in (system(hint), user(hint)):
-        hinted = slot.text(*system_messages, message, user(_PROBE_WORD))
+        hinted = target.text(*system_messages, message, user(_PROBE_WORD))
         if hinted is not None and hinted.startswith(head) and hinted.endswith(rest):
             block = hinted[len(head) : len(hinted) - len(rest)]
             if hint in block:
@@ -220,16 +221,16 @@ def _head_block(slot: _HintTarget, opening: str, hint: str) -> str | None:
 
 
 _SPLICES: dict[Placement, Callable[[_HintTarget, str], _Splice | None]] = {
-    "before_turn": _before_turn,
-    "in_last_message": _in_last_message,
-    "head": _at_head,
+    "before_turn": _insert_before_turn,
+    "in_last_message": _append_to_last_message,
+    "head": _insert_at_head,
 }
 
 
 class HintedTurn(NamedTuple):
-    """A hinted turn as training reads it: a target, and the context with the hint.
+    """A target of channel 2: tokens [start, end) of the student's sequence, and the context with the hint.
 
-    The target is the tokens [start, end) of the student's sequence; in the context it starts at `teacher_start`.
+    In the context, the target starts at `teacher_start`.
     """
 
     start: int
@@ -255,18 +256,18 @@ def hinted_turn(
     part: Part = "turn",
     first: int = 0,
 ) -> HintedTurn | str:
-    """Return a turn with its hint, or the reason why it cannot be trained on.
+    """Place a hint at a turn; return the target, or the reason why the turn cannot be trained on.
 
-    With `part="call"` only the turn's calls are the target, or the whole turn if it has none. With an empty hint the
-    teacher's context equals the student's. See `teacher_context` for `placement` and `first`.
+    With `part="call"` only the turn's calls are the target, or the whole turn if it has none. If the hint is
+    empty, the teacher's context equals the student's. See `teacher_context` for `placement` and `first`.
     """
-    if reason := why_no_target(span):
+    if reason := exclusion_reason(span):
         return reason
-    if hint and not makes_tokens(renderer, hint):
+    if hint and not has_tokens(renderer, hint):
         return HINT_MAKES_NO_TOKENS
     try:
         context = teacher_context(renderer, rendered, span, hint, placement=placement, first=first)
-    # The hint was checked above and callers check the placement, so this is a template that allows no hint here.
+    # The hint was checked above and callers check the placement, so the template must be the cause.
     except InputError:
         return HINT_HAS_NO_PLACE
     start, end, is_whole = span.start, span.end, True
@@ -275,27 +276,30 @@ def hinted_turn(
     return HintedTurn(start, end, context, context.start + start - span.start, is_whole)
 
 
-def why_no_target(span: TurnSpan) -> str:
-    """Return why a turn's tokens cannot be trained on, or an empty string if they can."""
+def exclusion_reason(span: TurnSpan) -> str:
+    """Return the reason why a turn's tokens cannot be trained on; an empty string if they can."""
     # A turn at token 0 has no row before it that could predict its first token.
     return span.no_target or ("" if span.start else NOTHING_BEFORE_IT)
 
 
-def makes_tokens(renderer: Renderer, hint: str) -> bool:
-    """Return whether the hint's text has at least one token."""
+def has_tokens(renderer: Renderer, hint: str) -> bool:
+    """Whether the text has at least one token."""
     return bool(renderer.encoder.encode([renderer.protected.escape(hint.strip())])[0])
 
 
-def wrong_hints(hints: Sequence[T], kinds: Sequence[str], *, seed: int | str = 0) -> list[T | None]:
-    """Return for each site an unrelated hint, that is, one of a site of another kind; None if there is none.
+def draw_unrelated_hints(hints: Sequence[T], kinds: Sequence[str], *, seed: int | str = 0) -> list[T | None]:
+    """Draw an unrelated hint for each site: the hint of a random site of another kind, or None if there is no such
+    site.
 
-    `kinds` are the sites' kinds of error. `hints` may be anything that represents a hint, such as its site. The choice
-    depends only on the arguments.
+    `kinds` are the sites' kinds of error. `hints` may be any objects that identify the hints, such as the sites
+    themselves. The draw depends only on the arguments.
     """
     if len(hints) != len(kinds):
-        raise InputError(explain("hints and kinds", got=(len(hints), len(kinds)), expected="one of each per site"))
-    draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
+        raise InputError(
+            explain("hints and kinds", got=(len(hints), len(kinds)), expected="one hint and one kind per site")
+        )
+    rng = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     pools = {
         kind: [hint for hint, hint_kind in zip(hints, kinds, strict=True) if hint_kind != kind] for kind in set(kinds)
     }
-    return [draw.choice(pools[kind]) if pools[kind] else None for kind in kinds]
+    return [rng.choice(pools[kind]) if pools[kind] else None for kind in kinds]

@@ -20,18 +20,18 @@ if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerBase
 
 STUDENT = "student"
-_FIX = "Pass a folder with tokenizer.json in it, or the name of a model that is in the Hugging Face cache"
+_FIX = "Pass a folder that contains tokenizer.json, or the name of a model that is in the Hugging Face cache"
 _HUB_TIMEOUT_S = 5.0
 _ADAPTER_WEIGHTS = "adapter_model.safetensors"
-# The index of the largest published models has 10 MB.
+# The shard index of the largest published models has 10 MB.
 _MAX_INDEX_BYTES = 64 << 20
 
 
 def resolve_model(name: str) -> str:
     """Return the folder or hub name to pass to `from_pretrained`.
 
-    `student` is the folder of the 5M demo student in the package, unless a folder of that name exists here. Every other
-    name is returned unchanged.
+    `student` resolves to the folder of the packaged 5M demo student, unless the working directory has a folder of that
+    name. Every other name is returned unchanged.
     """
     if name != STUDENT or Path(name).is_dir():
         return name
@@ -46,7 +46,7 @@ def hide_progress_bars() -> None:
     from huggingface_hub.utils import disable_progress_bars
 
     disable_progress_bars()
-    # transformers copies the hub's setting when it is imported. Importing it here only for that would take seconds.
+    # transformers copies the hub's setting on import, so it needs a call only if it is imported already.
     if "transformers" in sys.modules:
         from transformers.utils import logging
 
@@ -54,10 +54,10 @@ def hide_progress_bars() -> None:
 
 
 def check_model_name(name: str, *, what: str, expected: str = "a model's folder, or a name on the hub") -> None:
-    """Raise InputError if a name is neither a model folder nor a model that is cached or on the hub.
+    """Raise InputError unless the name is a model folder, or a model in the cache or on the hub.
 
-    `what` is the option or key with the name, for the message. This needs none of the libraries that load a model,
-    whose import takes seconds.
+    `what` is the option or key that holds the name, for the message. This imports none of the libraries that load
+    models, which takes seconds.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -68,14 +68,14 @@ def check_model_name(name: str, *, what: str, expected: str = "a model's folder,
         return
     absence = "" if _is_model_name(name) else "it is not a valid hub name"
     if not absence and not isinstance(try_to_load_from_cache(name, "config.json"), str):
-        absence = not_on_hub(name)
+        absence = hub_absence_reason(name)
     if absence:
         got = f"no such folder, not in the cache, and {absence}"
         raise InputError(explain(what, got=got, expected=expected))
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Return the tokenizer of a model; the network is used only if it is not on this machine. Raises InputError."""
+    """Load a model's tokenizer; use the network only if it is not on this machine. Raises InputError."""
     from transformers import AutoTokenizer
 
     name = resolve_model(name)
@@ -84,12 +84,13 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
     absence = ""
     _check_index_files(name)
     for options in ({"local_files_only": True}, {}):
-        # After a failure without the network: try with it only if the hub has the model.
-        if reason is not None and (is_folder or not _is_model_name(name) or (absence := not_on_hub(name))):
+        # Loading from this machine has failed: use the network only if the hub has the model.
+        if reason is not None and (is_folder or not _is_model_name(name) or (absence := hub_absence_reason(name))):
             break
         try:
             loaded: Any = AutoTokenizer.from_pretrained(name, trust_remote_code=False, **options)
-            # Sessions are tokenized whole and then cut into windows, so the warning about long sequences is noise.
+            # Whole sessions are tokenized before they are cut into windows, so the warning about long sequences is
+            # noise.
             loaded.deprecation_warnings["sequence-length-is-longer-than-the-specified-maximum"] = True
             return loaded
         # Depending on which file is broken, transformers raises OSError, ValueError or KeyError, and the tokenizers
@@ -109,7 +110,7 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(name: str, *, what: str) -> Any:
-    """Return the config of a model; `what` is the option or key with the name, for messages. Raises InputError."""
+    """Load a model's config. Raises InputError, in which `what` is the option or key that holds the name."""
     from transformers import AutoConfig
 
     name = resolve_model(name)
@@ -118,7 +119,7 @@ def load_config(name: str, *, what: str) -> Any:
 
 
 def load_model(name: str, *, what: str, **options: Any) -> Any:
-    """Return a causal language model; `options` are passed to `from_pretrained`. Raises InputError."""
+    """Load a causal language model; `options` are passed to `from_pretrained`. Raises InputError."""
     from transformers import AutoModelForCausalLM
 
     name = resolve_model(name)
@@ -128,24 +129,28 @@ def load_model(name: str, *, what: str, **options: Any) -> Any:
 
 
 def load_adapter(model: Any, folder: str | Path, *, what: str) -> Any:
-    """Return `model` with the adapter in a folder applied, in eval mode. Raises InputError."""
+    """Apply the adapter in a folder to `model`, and return the result in eval mode. Raises InputError."""
     # Without safetensors, PEFT would unpickle `adapter_model.bin`, which can run any code.
     if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
         fix = "Save the adapter again with a PEFT that writes safetensors; pickled weights are not read."
-        raise InputError(explain(what, got=f"no {_ADAPTER_WEIGHTS} in {folder}", expected="one", fix=fix))
+        raise InputError(
+            explain(
+                what, got=f"no {_ADAPTER_WEIGHTS} in {folder}", expected="the adapter's weights as safetensors", fix=fix
+            )
+        )
     peft = require("peft", extra="train")
     with catch_load_errors(str(folder), what):
         return peft.PeftModel.from_pretrained(model, str(folder), is_trainable=False).eval()
 
 
 def _load_cached_first(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:
-    """Load a folder or a cached model; download only what the hub has."""
+    """Load a folder or a cached model, or download the model if the hub has it."""
     if not name or Path(name).is_dir():
         return load(name, **options)
     try:
         return load(name, local_files_only=True, **options)
     except OSError:
-        absence = not_on_hub(name) if _is_model_name(name) else "it is not a valid hub name"
+        absence = hub_absence_reason(name) if _is_model_name(name) else "it is not a valid hub name"
     if absence:
         got = f"no folder {name!r}, not in the cache, and {absence}"
         expected = "a folder or hub name of a causal language model that transformers knows"
@@ -154,8 +159,8 @@ def _load_cached_first(load: Callable[..., Any], name: str, what: str, **options
     return load(name, **options)
 
 
-def not_on_hub(name: str) -> str:
-    """Return why this model cannot be downloaded from the hub, or an empty string if it can or that is unknown."""
+def hub_absence_reason(name: str) -> str:
+    """Return the reason why a model cannot be downloaded from the hub; an empty string if it can, or if unknown."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -164,13 +169,13 @@ def not_on_hub(name: str) -> str:
         RepositoryNotFoundError,
     )
 
-    # "runs/adapter" next to a folder "runs" is a mistyped path; the hub has no business with it.
+    # "runs/adapter" beside a folder "runs" is a mistyped path, which must not be sent to the hub.
     if "/" in name and Path(name).parent.is_dir():
         return f"{Path(name).parent} is a folder, so this is a path and not a hub name"
     # One short request. `from_pretrained` would request file after file and retry for minutes.
     try:
         HfApi().model_info(name, timeout=_HUB_TIMEOUT_S)
-    # The model exists; loading it raises an error that says how to get access.
+    # The model exists. Loading it will raise an error that says how to get access.
     except GatedRepoError:
         return ""
     except RepositoryNotFoundError:
@@ -184,7 +189,7 @@ def not_on_hub(name: str) -> str:
 
 @contextmanager
 def catch_load_errors(name: str, what: str) -> Iterator[None]:
-    """Turn whatever a broken or hostile folder makes a library raise into an InputError that names the folder."""
+    """Convert any error that a broken or hostile folder causes in a library to an InputError that names the folder."""
     try:
         _check_index_files(name)
         yield
@@ -206,7 +211,7 @@ def catch_load_errors(name: str, what: str) -> Iterator[None]:
 
 @contextmanager
 def catch_tokenizer_panics(tokenizer: Any) -> Iterator[None]:
-    """Turn a panic of the tokenizers library into an InputError that names the tokenizer."""
+    """Convert a panic in the tokenizers library to an InputError that names the tokenizer."""
     # A regular expression in `tokenizer.json` can exceed the step limit of the library's regex engine.
     try:
         yield
@@ -220,7 +225,7 @@ def catch_tokenizer_panics(tokenizer: Any) -> Iterator[None]:
 
 
 def _check_index_files(name: str) -> None:
-    """Raise InputError if an index of shards in the folder names files outside of it."""
+    """Raise InputError if a shard index in the folder points to files outside of it."""
     folder = Path(name)
     if not name or not folder.is_dir():
         return
@@ -248,12 +253,12 @@ def _shards(index: Path) -> set[str]:
 
 
 def _first_line(error: BaseException | None) -> str:
-    """Return the class and first line of an error's message; messages of libraries may have many lines."""
+    """Return the class of an error and the first line of its message, as library messages may have many lines."""
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :')}" if lines else type(error).__name__
 
 
 def _is_model_name(name: str) -> bool:
-    """Return whether a name has the form of a hub name: `owner/model` or `model`, but not `./model` or `~/model`."""
+    """Whether a name has the form of a hub name: `owner/model` or `model`, but not `./model` or `~/model`."""
     parts = name.split("/")
     return len(parts) <= 2 and all(part and part.strip(".~") == part for part in parts)

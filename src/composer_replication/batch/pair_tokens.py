@@ -1,4 +1,4 @@
-"""Tokenize two answers to one state: the same context on both sides, then the tokens of each answer."""
+"""Tokenize two answers to the same state: an identical context, followed by the tokens of each answer."""
 
 from __future__ import annotations
 
@@ -6,26 +6,26 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from composer_replication.action_text import text_follows_call
-from composer_replication.batch.render.messages import num_same
+from composer_replication.batch.render.messages import common_prefix_length
 from composer_replication.batch.render.renderer import TEXT_FOLLOWS_CALL, RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation, Turn
 
 FORMAT = "pair"
-# Reasons why two answers cannot be compared, besides TEXT_FOLLOWS_CALL. They are counted in reports: data, not wording.
+# Reasons why two answers cannot be compared, besides TEXT_FOLLOWS_CALL. Reports count them by these strings.
 WITHOUT_ANSWER, EQUAL_ANSWERS = "pair_without_answer", "pair_of_equal_answers"
 CONTEXTS_DIFFER = "pair_contexts_differ"
 
 
 class ResponseIds(NamedTuple):
-    """A context and an answer to it: ids[start:] are the answer's tokens, including the end-of-turn token."""
+    """A context followed by an answer: ids[start:] are the answer's tokens, including the end-of-turn token."""
 
     ids: list[int]
     start: int
 
 
 class PairIds(NamedTuple):
-    """Two answers to one state: chosen.ids[:chosen.start] equals rejected.ids[:rejected.start]."""
+    """Two answers to the same state: chosen.ids[:chosen.start] equals rejected.ids[:rejected.start]."""
 
     chosen: ResponseIds
     rejected: ResponseIds
@@ -34,9 +34,9 @@ class PairIds(NamedTuple):
 def response_ids(
     renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str, format_name: str = FORMAT
 ) -> ResponseIds:
-    """Return the ids of the turns and of the assistant turn that answers them.
+    """Tokenize turns followed by an assistant turn.
 
-    The tools in the context are those of `format_name`, which should be the format of the session.
+    `format_name` selects the tools in the context, so it should be the format of the session.
     """
     if answer.role != "assistant":
         raise InputError(explain(f"answer of {conversation_id}", got=f"role {answer.role}", expected="assistant"))
@@ -59,10 +59,10 @@ def comparable_ids(
     format_name: str = FORMAT,
     logged: tuple[RenderedSequence, TurnSpan] | None = None,
 ) -> PairIds | str:
-    """Return both answers as ids, or the reason why they cannot be compared.
+    """Tokenize both answers, or return the reason why they cannot be compared.
 
-    `logged` is the rejected answer's span in its rendered session. If the chosen answer has the same context, the
-    session's ids are used for the rejected side, so that both channels see the same tokens.
+    `logged` is the rejected answer's rendered session and its span there. If the chosen answer has the same context,
+    the rejected side uses the ids of the session, so that channels 2 and 3 see the same tokens.
     """
     if any(not answer.text.strip() and not answer.calls for answer in (chosen, rejected)):
         return WITHOUT_ANSWER
@@ -72,7 +72,7 @@ def comparable_ids(
     try:
         pair = None
         if logged is not None:
-            pair = _against_session(renderer, turns, chosen, rejected, logged, options)
+            pair = _pair_with_session_ids(renderer, turns, chosen, rejected, logged, options)
         if pair is None:
             pair = pair_ids(renderer, turns, chosen, rejected, **options)
     # Some templates render the same state differently, depending on the answer.
@@ -81,7 +81,7 @@ def comparable_ids(
     return EQUAL_ANSWERS if pair.chosen == pair.rejected else pair
 
 
-def _against_session(
+def _pair_with_session_ids(
     renderer: Renderer,
     turns: Sequence[Turn],
     chosen: Turn,
@@ -89,7 +89,7 @@ def _against_session(
     logged: tuple[RenderedSequence, TurnSpan],
     options: dict[str, str],
 ) -> PairIds | None:
-    """Return the pair with the rejected answer as its session has it; None if the contexts differ."""
+    """Return the pair with the session's ids for the rejected answer; None if the contexts differ."""
     rendered, span = logged
     chosen_turn, rejected_turn = renderer.thinking.align(chosen, rejected)
     # The comparison drops the rejected answer's thinking, but the session's ids contain it.
@@ -110,9 +110,9 @@ def pair_ids(
     conversation_id: str,
     format_name: str = FORMAT,
 ) -> PairIds:
-    """Return both answers after the same turns, with their thinking treated alike (`ThinkingRules.align`).
+    """Tokenize both answers after the same turns, treating their thinking alike (`ThinkingRules.align`).
 
-    Raises AlignmentError if their contexts differ by more than the header of the answer.
+    Raises AlignmentError if their contexts differ by more than the answer's header.
     """
     answers = renderer.thinking.align(chosen, rejected)
     options = {"conversation_id": conversation_id, "format_name": format_name}
@@ -120,11 +120,11 @@ def pair_ids(
     # A template may repeat less of its header for one kind of turn; the shorter header is the context of both.
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)
-    # Only the header may be longer on one side: an extra message would be another state.
+    # Only the header may be longer on one side: a context with another message would be another state.
     header_tokens = max(map(len, renderer.encoder.encode(renderer.dialect.headers)))
     if first != second or max(side.start for side in sides) - start > header_tokens:
-        num_shared = num_same(first, second)
-        got = f"{sides[0].start} and {sides[1].start} tokens, equal up to {num_shared}"
+        num_shared = common_prefix_length(first, second)
+        got = f"{sides[0].start} and {sides[1].start} tokens, of which the first {num_shared} are equal"
         fix = "The template renders the messages before the two answers differently; leave the pair out."
         raise AlignmentError(explain(f"contexts of pair {conversation_id}", got=got, expected="the same ids", fix=fix))
     return PairIds(*(ResponseIds(side.ids, start) for side in sides))

@@ -1,8 +1,8 @@
-"""Show one error site as training reads it: the turn's tokens, the teacher's context, and the pairs of rows.
+"""Show one error site the way training sees it: the turn's tokens, the teacher's context, and the pairs of rows.
 
-Ids and spans come from the renderer and from `teacher_context`; they are computed a second time only to check them.
-Let c be the first token of the context, b the first token of the turn's header, and [s, e) the turn's own tokens. For
-j = 0 .. e - s - 1, both of these rows predict token s + j:
+Ids and spans come from the renderer and from `teacher_context`; the pairs are derived a second time as a check. Let c
+be the first token of the context, b the first token of the turn's header, and [s, e) the turn's own tokens. For j = 0
+.. e - s - 1, both of these rows predict token s + j:
 
     student row = s - 1 + j
     teacher row = (b - c) + length of the hint + (s - b) - 1 + j
@@ -15,7 +15,13 @@ from dataclasses import asdict, dataclass
 from typing import Any, NamedTuple
 
 from composer_replication.batch.hint_placement import Placement, TeacherContext, teacher_context
-from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, joined_text, token_texts
+from composer_replication.batch.render.renderer import (
+    RenderedSequence,
+    Renderer,
+    TurnSpan,
+    join_token_texts,
+    token_texts,
+)
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation, ErrorSite, Hint, Turn
 
@@ -23,7 +29,7 @@ _MAX_SHOWN_CHARS = 60
 
 
 class IndexPair(NamedTuple):
-    """A row of the student, the matching row of the teacher, and the token that both predict."""
+    """A student row, the matching teacher row, and the token that both predict."""
 
     student: int
     teacher: int
@@ -32,9 +38,9 @@ class IndexPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteView:
-    """What is trained at a site. Without a hint there is no teacher and there are no pairs.
+    """The rows and tokens of one site. Without a hint there is neither a teacher nor pairs.
 
-    Positions refer to `student_ids`, the whole sequence with the turn, and to the teacher's ids, which begin at the
+    Student positions refer to `student_ids`, the whole sequence with the turn. The teacher's ids begin with the
     student's token `first`.
     """
 
@@ -51,17 +57,17 @@ class SiteView:
     """The turn's last token if that is an end-of-turn token; None if a rollout was cut off before it."""
 
     @property
-    def num_target(self) -> int:
+    def num_target_tokens(self) -> int:
         """The number of target tokens."""
         return self.span.end - self.span.start
 
     @property
-    def num_call(self) -> int:
+    def num_call_tokens(self) -> int:
         """The number of tokens of the turn's calls."""
         return (self.span.call_end or 0) - (self.span.call_start or 0)
 
     def as_json(self) -> dict[str, Any]:
-        """Return plain data: ids, spans as [start, end), pairs as [student row, teacher row, token], counts."""
+        """Return the view as JSON data; spans are [start, end), pairs [student row, teacher row, token]."""
         span, teacher = self.span, self.teacher
         student = {
             "ids": self.student_ids,
@@ -91,8 +97,8 @@ class SiteView:
             "teacher": hinted,
             "pairs": [list(pair) for pair in self.pairs],
             "counts": {
-                "target": self.num_target,
-                "call": self.num_call,
+                "target": self.num_target_tokens,
+                "call": self.num_call_tokens,
                 "hint": teacher.hint_end - teacher.hint_start if teacher else 0,
                 "pairs": len(self.pairs),
             },
@@ -108,7 +114,7 @@ def view_site(
     placement: Placement = "before_turn",
     first: int = 0,
 ) -> SiteView:
-    """Render the conversation and return the view of the site. Raises AlignmentError if a span or pair is wrong.
+    """Render a conversation and describe one of its sites. Raises AlignmentError if a span or pair is inconsistent.
 
     `first` is the first token of the teacher's context, as in `teacher_context`.
     """
@@ -139,7 +145,9 @@ def view_site(
 def index_pairs(
     student_ids: Sequence[int], span: TurnSpan, teacher: TeacherContext, *, first: int = 0
 ) -> tuple[IndexPair, ...]:
-    """Return the pairs of a turn. Raises AlignmentError unless both rows of each pair predict the student's token."""
+    """Pair the student's and the teacher's rows of a turn. Raises AlignmentError unless paired rows
+    predict one token.
+    """
     num_hint, header_start = teacher.hint_end - teacher.hint_start, span.header_start
     # Computed from the spans alone, as in the module docstring, to check what `teacher_context` returned.
     student_row = span.start - 1
@@ -149,18 +157,20 @@ def index_pairs(
         got = (
             f"tokens [{span.start}, {span.end}) of {len(student_ids)}, and [{teacher.start}, {len(teacher.ids)}) hinted"
         )
-        expected = f"a row before each of them, and the hinted ones from {teacher_row + 1} on"
-        raise AlignmentError(explain(f"{where}: positions of its tokens", got=got, expected=expected))
+        expected = f"a row before each token, and the hinted tokens from {teacher_row + 1} on"
+        raise AlignmentError(explain(f"positions of the tokens of {where}", got=got, expected=expected))
     targets, teacher_targets = student_ids[span.start : span.end], teacher.ids[teacher_row + 1 :]
     if list(targets) != list(teacher_targets):
-        num_same = sum(a == b for a, b in zip(targets, teacher_targets, strict=False))
-        got = f"the same token in {num_same} of {len(targets)} pairs, and {len(teacher_targets)} teacher tokens"
-        raise AlignmentError(explain(f"{where}: student and teacher rows", got=got, expected="the same token in all"))
+        num_equal = sum(a == b for a, b in zip(targets, teacher_targets, strict=False))
+        got = f"the same token in {num_equal} of {len(targets)} pairs, and {len(teacher_targets)} teacher tokens"
+        raise AlignmentError(
+            explain(f"student and teacher rows of {where}", got=got, expected="the same token in all pairs")
+        )
     return tuple(IndexPair(student_row + j, teacher_row + j, token) for j, token in enumerate(targets))
 
 
 def check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, turn: Turn) -> None:
-    """Raise AlignmentError unless the span's tokens are the turn: its sampled ids, or the text of the template."""
+    """Raise AlignmentError unless the span holds exactly the turn: its sampled ids, or the text that was rendered."""
     ids = rendered.ids[span.start : span.end]
     calls = (span.call_start, span.call_end) if span.call_start is not None else (span.start, span.end)
     if not 0 <= span.header_start <= span.start <= (calls[0] or 0) < (calls[1] or 0) <= span.end <= len(rendered.ids):
@@ -169,24 +179,25 @@ def check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, t
     if turn.token_ids:
         if list(turn.token_ids) != ids:
             got, expected = f"{ids[:5]}…", f"{list(turn.token_ids[:5])}…"
-            raise AlignmentError(
-                explain(f"turn {turn.id}: tokens, compared with the sampled ones", got=got, expected=expected)
-            )
+            raise AlignmentError(explain(f"tokens of turn {turn.id}", got=got, expected=f"the sampled ids {expected}"))
         return
-    text = joined_text(token_texts(renderer.tokenizer, ids))
-    # Some tokenizers normalize text or lack characters, so the text may come back changed without an error here.
+    text = join_token_texts(token_texts(renderer.tokenizer, ids))
+    # Some tokenizers normalize text or lack characters, so decoded text may differ from the text that was encoded.
     if text != span.text and text != _round_trip(renderer, span.text):
-        got, expected = f"{len(ids)} tokens with the text {_ends(text)}", f"{_ends(span.text)}, as the template wrote"
-        raise AlignmentError(explain(f"turn {turn.id}: target tokens", got=got, expected=expected))
+        got, expected = (
+            f"{len(ids)} tokens with the text {_abbreviate(text)}",
+            f"{_abbreviate(span.text)}, the rendered text",
+        )
+        raise AlignmentError(explain(f"target tokens of turn {turn.id}", got=got, expected=expected))
 
 
 def _round_trip(renderer: Renderer, text: str) -> str:
-    """Return the text after encoding and decoding it."""
+    """Encode and decode the text."""
     ids = renderer.encoder.encode([renderer.protected.escape(text)])[0]
-    return joined_text(token_texts(renderer.tokenizer, ids))
+    return join_token_texts(token_texts(renderer.tokenizer, ids))
 
 
-def _ends(text: str) -> str:
+def _abbreviate(text: str) -> str:
     half = _MAX_SHOWN_CHARS // 2
     return repr(text if len(text) <= _MAX_SHOWN_CHARS else f"{text[:half]} … {text[-half:]}")
 
@@ -196,10 +207,10 @@ def _find_turn(sequences: Sequence[RenderedSequence], site: ErrorSite) -> tuple[
         for span in rendered.spans:
             if span.turn_id == site.turn_id:
                 return number, rendered, span
-    got = f"turn {site.turn_id!r}, which is in none of {len(sequences)} rendered sequences"
+    got = f"turn {site.turn_id!r}, which is in none of the {len(sequences)} rendered sequences"
     expected = f"an assistant turn of conversation {site.conversation_id}"
-    # A site that is not kept may have no assistant turn. A kept one without its turn is older than its conversation.
+    # A site that is not kept may have no assistant turn. If a kept one lacks its turn, the conversation has changed.
     fix = f"It is not trained on: {site.reason}."
     if site.is_kept:
-        fix = "The conversation has changed since: find the sites again with `crf sites RUN`."
+        fix = "The conversation has changed since the sites were found. Run `crf sites RUN` again."
     raise InputError(explain(f"site {site.id}", got=got, expected=expected, fix=fix))

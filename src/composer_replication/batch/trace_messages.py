@@ -1,4 +1,4 @@
-"""Read the messages of a trace as a conversation for the renderer: one turn per message, results linked to calls.
+"""Convert the messages of a trace to a conversation for the renderer: one turn per message, results linked to calls.
 
 A message is a `TraceTurn` (role, content, tool_call, tool_error, error_meta) or has OpenAI's form (tool_calls,
 tool_call_id). Turn k of the conversation is message k.
@@ -14,7 +14,7 @@ from composer_replication.messages import message_calls, required_text, thinking
 from composer_replication.types import Conversation, Origin, Provenance, Role, ToolCall, ToolResult, Turn
 
 FORMAT = "trace_messages"
-# OpenAI's API replaced "system" by "developer" and "function" by "tool"; traces have both.
+# OpenAI's API renamed "system" to "developer" and "function" to "tool"; traces contain the old and the new roles.
 _ROLES: dict[str, tuple[Role, Origin]] = {
     "system": ("system", "meta"),
     "developer": ("system", "meta"),
@@ -26,7 +26,7 @@ _ROLES: dict[str, tuple[Role, Origin]] = {
 
 
 def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: str) -> Conversation:
-    """Return the conversation. A result without an id answers the oldest open call before it."""
+    """Convert messages to a conversation. A result without an id is matched to the oldest unanswered call before it."""
     if isinstance(messages, str | Mapping) or not isinstance(messages, Sequence):
         got = type(messages).__name__
         raise InputError(explain(f"messages of {conversation_id}", got=got, expected="a list of messages"))
@@ -36,33 +36,33 @@ def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: s
     return Conversation(id=conversation_id, format=FORMAT, turns=tuple(reader.turns))
 
 
-def caller_of(turns: Sequence[Turn], index: int) -> int | None:
-    """Return the index of the assistant turn whose call a tool turn answers.
+def find_calling_turn(turns: Sequence[Turn], index: int) -> int | None:
+    """Return the index of the assistant turn whose call is answered by the tool turn at `index`.
 
-    If no call has the result's id, that is the assistant turn directly before the results, or None.
+    If no call has the result's id, this is the assistant turn directly before the results, or None if there is none.
     """
     call_ids = {result.call_id for result in turns[index].results}
-    # Backwards, because some logs reuse ids: the latest call is the one that was answered.
+    # Backwards, because some logs reuse ids, and the latest call with the id is the one that was answered.
     earlier = range(index - 1, -1, -1)
-    for at in earlier:
-        if any(call.id in call_ids for call in turns[at].calls):
-            return at
-    nearest = next((at for at in earlier if turns[at].role != "tool"), None)
+    for position in earlier:
+        if any(call.id in call_ids for call in turns[position].calls):
+            return position
+    nearest = next((position for position in earlier if turns[position].role != "tool"), None)
     return nearest if nearest is not None and turns[nearest].role == "assistant" else None
 
 
 class _TraceReader:
-    """Reads messages one at a time, and remembers which calls are still unanswered."""
+    """Reads messages one at a time, and keeps track of unanswered calls."""
 
     def __init__(self, conversation_id: str) -> None:
         self.turns: list[Turn] = []
         self._id = conversation_id
         self._call_ids: set[str] = set()
-        self._open: list[ToolCall] = []  # unanswered calls of the last assistant turn
+        self._unanswered: list[ToolCall] = []  # unanswered calls of the last assistant turn
         self._generated_ids: set[str] = set()  # ids of calls that were logged without one
 
     def add(self, message: Mapping[str, Any]) -> None:
-        """Read the next message. Raises InputError if it has no known role, or fields of the wrong type."""
+        """Read the next message. Raises InputError for an unknown role or a field of the wrong type."""
         where = f"message {len(self.turns)} of {self._id}"
         if not isinstance(message, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(explain(where, got=type(message).__name__, expected="a message with a role"))
@@ -85,7 +85,7 @@ class _TraceReader:
     def _calls(self, message: Mapping[str, Any], where: str) -> tuple[ToolCall, ...]:
         calls = message_calls(message, where, self._new_id)
         self._call_ids.update(call.id for call in calls)
-        self._open = list(calls)
+        self._unanswered = list(calls)
         return calls
 
     def _new_id(self, number: int) -> str:
@@ -102,10 +102,10 @@ class _TraceReader:
             raise InputError(explain(f"tool_call_id of {where}", got=type(logged_id).__name__, expected="text"))
         call_id = logged_id or ""
         if call_id not in self._call_ids:
-            # The result has no id, or its call was logged without one: then results come in the order of the calls.
-            open_calls = [call for call in self._open if not logged_id or call.id in self._generated_ids]
-            candidates = [call for call in open_calls if call.name == name] if name else open_calls
+            # The result or its call was logged without an id. Then results come in the order of the calls.
+            unanswered = [call for call in self._unanswered if not logged_id or call.id in self._generated_ids]
+            candidates = [call for call in unanswered if call.name == name] if name else unanswered
             call_id = candidates[0].id if candidates else call_id
-        self._open = [call for call in self._open if call.id != call_id]
+        self._unanswered = [call for call in self._unanswered if call.id != call_id]
         error = message.get("tool_error")
         return ToolResult(call_id=call_id, text=text, is_error=None if error is None else bool(error))

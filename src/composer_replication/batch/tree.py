@@ -1,16 +1,15 @@
-"""Merge sequences that share prefixes into one tree of tokens, so that each token is stored and computed once.
+"""Merge sequences that share prefixes into one tree of tokens, so that each shared token is computed once.
 
-Every token has a number in depth-first order, `enter`, and the number at which its node's subtree ends, `leave`. With
-kv and q as indices in the layout, token q may attend to token kv exactly if kv's node is on the path to q:
+Every token has its index in depth-first order, `enter`, and the index at which its node's subtree ends, `leave`. With
+kv and q as rows of the layout, token q may attend to token kv if and only if kv is on the path to q:
 
     kv <= q  and  enter[kv] <= enter[q] < leave[kv]
 
-That is the whole attention rule. A token's position is its depth, as in the flat sequence. Several trees in one batch,
-and padding, follow the same rule.
+The same rule covers several trees in one batch, and padding. A token's position id is its depth, as in the flat
+sequence.
 
-The layout puts the longest path of each tree first, as one stretch: the trunk, which plain causal attention can
-compute. The other sequences follow, ordered by how much of the trunk they share, each with its new tokens as one
-stretch.
+The layout begins with the longest path of each tree, the trunk, which plain causal attention can compute. The other
+sequences follow, ordered by how much of the trunk they share, each with its new tokens as one stretch of rows.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ Run = tuple[int, int]
 
 
 class Stretch(NamedTuple):
-    """Rows [start, end), and the runs of rows on the path before them; a trunk has an empty context."""
+    """Rows [start, end), and the runs of rows that precede them on their path; the context of a trunk is empty."""
 
     start: int
     end: int
@@ -41,7 +40,7 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """One or several trees: ids, depths and depth-first numbers (L,), and the rows of each sequence's tokens."""
+    """One or several trees: ids, depths and depth-first indices, each (L,), and the rows of each sequence's tokens."""
 
     input_ids: Tensor
     position_ids: Tensor
@@ -50,14 +49,14 @@ class TokenTree:
     rows: tuple[Tensor, ...]
     """For each sequence, the row of each of its tokens."""
     stretches: tuple[Stretch, ...]
-    """In order and without gaps; rows after the last stretch are padding."""
+    """All rows in order, without gaps; rows after the last stretch are padding."""
 
     def __len__(self) -> int:
         return self.input_ids.numel()
 
     @property
     def num_flat_tokens(self) -> int:
-        """The number of tokens of the sequences without sharing."""
+        """The total length of the sequences, as if nothing were shared."""
         return sum(row.numel() for row in self.rows)
 
     @property
@@ -66,32 +65,36 @@ class TokenTree:
         return max(row.numel() for row in self.rows)
 
     def to(self, device: str | torch.device) -> TokenTree:
-        """Return the tree with its tensors on a device."""
+        """Move the tensors to a device."""
         ids, positions, enter, leave, *rows = (
             tensor.to(device) for tensor in (self.input_ids, self.position_ids, self.enter, self.leave, *self.rows)
         )
         return TokenTree(ids, positions, enter, leave, tuple(rows), self.stretches)
 
     def padded(self, multiple: int) -> TokenTree:
-        """Return the tree padded to a multiple of tokens. Padding attends only to itself, and nothing attends to it."""
+        """Pad to a multiple of `multiple` rows. A padding row attends only to itself, and no other
+        row attends to it.
+        """
         if multiple < 1:
             raise InputError(explain("multiple", got=multiple, expected="1 or more"))
-        missing = -len(self) % multiple
-        if not missing:
+        num_padding = -len(self) % multiple
+        if not num_padding:
             return self
-        zeros = self.input_ids.new_zeros(missing)
-        alone = torch.arange(len(self), len(self) + missing, device=zeros.device)
+        zeros = self.input_ids.new_zeros(num_padding)
+        padding_rows = torch.arange(len(self), len(self) + num_padding, device=zeros.device)
         return TokenTree(
             torch.cat([self.input_ids, zeros]),
             torch.cat([self.position_ids, zeros]),
-            torch.cat([self.enter, alone]),
-            torch.cat([self.leave, alone + 1]),
+            torch.cat([self.enter, padding_rows]),
+            torch.cat([self.leave, padding_rows + 1]),
             self.rows,
             self.stretches,
         )
 
     def dense_mask(self) -> Tensor:
-        """Return the attention mask (L, L), True where the row may attend to the column; for small trees and tests."""
+        """Return the attention mask (L, L), True where the query row may attend to the column. For small trees and
+        tests.
+        """
         index = torch.arange(len(self), device=self.enter.device)
         enter, leave = self.enter, self.leave
         on_path = (enter[None] <= enter[:, None]) & (enter[:, None] < leave[None])
@@ -99,7 +102,7 @@ class TokenTree:
 
 
 def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
-    """Return the tree of these sequences. A sequence may be a prefix of another one, or equal to it."""
+    """Build the tree of these sequences. A sequence may equal another one or be its prefix."""
     flat = [torch.as_tensor(sequence, dtype=torch.int64) for sequence in sequences]
     for number, sequence in enumerate(flat):
         if sequence.dim() != 1 or not sequence.numel():
@@ -133,7 +136,7 @@ def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
 
 
 def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
-    """Return several trees as one batch, none of which sees another; `rows` are those of all trees, in order."""
+    """Concatenate trees into one batch; no tree can attend to another. `rows` are those of all trees, in order."""
     if not trees:
         raise InputError(explain("trees", got="none", expected="at least one"))
     offsets = list(accumulate((len(tree) for tree in trees[:-1]), initial=0))
@@ -153,7 +156,7 @@ def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
 
 
 def _first_rows(runs: list[Run], count: int) -> list[Run]:
-    """Return the first `count` rows of a path."""
+    """Return the runs of the first `count` rows of a path."""
     first_runs: list[Run] = []
     for start, end in runs:
         size = min(end - start, count)
@@ -165,7 +168,7 @@ def _first_rows(runs: list[Run], count: int) -> list[Run]:
 
 
 def _append_run(runs: list[Run], last: Run) -> list[Run]:
-    """Return the runs with one more, merged with the last run if it is adjacent, left out if it is empty."""
+    """Append a run. If it continues the last run, the two are merged; an empty run is dropped."""
     if last[0] == last[1]:
         return runs
     if runs and runs[-1][1] == last[0]:
@@ -174,7 +177,9 @@ def _append_run(runs: list[Run], last: Run) -> list[Run]:
 
 
 class NewSuffix(NamedTuple):
-    """The tokens of a sequence from `first` on, which no earlier sequence has; `parent` has those before `first`."""
+    """The `size` tokens of a sequence from `first` on that no earlier sequence has; the others are
+    those of `parent`.
+    """
 
     sequence: int
     parent: int
@@ -182,8 +187,8 @@ class NewSuffix(NamedTuple):
     size: int
 
 
-class _Piece(NamedTuple):
-    """Depths [start, end) of a path, and a depth-first number: of the first of them, or where their subtrees end."""
+class _PathPiece(NamedTuple):
+    """Depths [start, end) of a path, and a depth-first index: that of the first token, or where the subtrees end."""
 
     start: int
     end: int
@@ -191,10 +196,10 @@ class _Piece(NamedTuple):
 
 
 class SharedPrefixes:
-    """Sequences of token ids in sorted order, and how many tokens each of them shares with the one before it.
+    """Sequences of token ids in sorted order, and the length of the prefix that each shares with its predecessor.
 
-    In sorted order, neighbors share the longest prefixes, and two sequences share as much as the least that any
-    neighbors between them share. So these lengths determine the whole tree, and it is never built node by node.
+    In sorted order, neighbors share the longest prefixes, and the common prefix of any two sequences is the shortest
+    one of the neighbors between them. So these lengths determine the whole tree without building it node by node.
     """
 
     def __init__(self, sequences: list[Tensor]) -> None:
@@ -206,11 +211,13 @@ class SharedPrefixes:
         self._shared = [0, *(_shared_length(sequences[first], sequences[second]) for first, second in neighbors)]
 
     def in_sorted_order(self) -> Iterator[tuple[int, int]]:
-        """Yield each sequence's index, and how many tokens it shares with the sequence before it."""
+        """Yield each sequence's index, and the number of tokens that it shares with the sequence before it."""
         return zip(self._order, self._shared, strict=True)
 
     def in_layout_order(self) -> Iterator[NewSuffix]:
-        """Yield the sequences tree by tree: the longest one, then the others by how much of it they share."""
+        """Yield the new tokens of each sequence, tree by tree: first the longest one, then the
+        others by shared length.
+        """
         for members in self._trees():
             lengths = {position: self._lengths[self._order[position]] for position in members}
             trunk = max(members, key=lambda position: (lengths[position], -self._order[position]))
@@ -225,67 +232,67 @@ class SharedPrefixes:
                 yield NewSuffix(self._order[position], self._order[parent], first, lengths[position] - first)
 
     def number_depth_first(self, first_depths: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Return `enter` and `leave` of the tokens of each of these sequences, from its depth in the mapping on."""
+        """Return `enter` and `leave` of the tokens of each sequence in `first_depths`, from its depth there on."""
         enter: dict[int, Tensor] = {}
         leave: dict[int, Tensor] = {}
         ends: list[int] = []
-        stack: list[_Piece] = []
+        stack: list[_PathPiece] = []
         total = 0
-        # Forward in sorted order, a token gets its number from the first sequence that has it.
+        # Forward in sorted order: a token gets its index from the first sequence that contains it.
         for position, sequence in enumerate(self._order):
             shared, length = self._shared[position], self._lengths[sequence]
-            _push(stack, _Piece(shared, length, total))
+            _replace_tail(stack, _PathPiece(shared, length, total))
             total += length - shared
             ends.append(total)
             if sequence in first_depths:
-                pieces = _from_depth(stack, first_depths[sequence])
+                pieces = _pieces_from(stack, first_depths[sequence])
                 firsts = [(p.number + depth - p.start, p.end - depth) for p, depth in pieces]
                 enter[sequence] = torch.cat([torch.arange(first, first + size) for first, size in firsts])
         stack.clear()
-        # Backward, the first sequence that has a token is the last one of its subtree, which ends there.
+        # Backward: the first sequence that contains a token is the last one of the token's subtree, which ends there.
         for position in range(len(self._order) - 1, -1, -1):
             sequence = self._order[position]
             shared = self._shared[position + 1] if position + 1 < len(self._order) else 0
-            _push(stack, _Piece(shared, self._lengths[sequence], ends[position]))
+            _replace_tail(stack, _PathPiece(shared, self._lengths[sequence], ends[position]))
             if sequence in first_depths:
-                pieces = _from_depth(stack, first_depths[sequence])
+                pieces = _pieces_from(stack, first_depths[sequence])
                 leave[sequence] = torch.cat([torch.full((p.end - depth,), p.number) for p, depth in pieces])
         return enter, leave
 
     def _trees(self) -> Iterator[range]:
-        """Yield the ranges of positions that share a first token; each is one tree."""
+        """Yield the ranges of sorted positions whose sequences share a first token; each range is one tree."""
         starts = [position for position, shared in enumerate(self._shared) if not shared]
         for start, end in zip(starts, [*starts[1:], len(self._order)], strict=True):
             yield range(start, end)
 
     def _shared_with(self, position: int, members: range) -> dict[int, int]:
-        """Return how many tokens each member shares with the one at `position`."""
+        """Return the number of tokens that each member shares with the sequence at `position`."""
         shared = {position: self._lengths[self._order[position]]}
         # `_shared[k]` is between k - 1 and k, hence the step of 1 on the way back.
         for step, neighbors in (
             (0, range(position + 1, members.stop)),
             (1, range(position - 1, members.start - 1, -1)),
         ):
-            least = shared[position]
+            shortest = shared[position]
             for neighbor in neighbors:
-                least = min(least, self._shared[neighbor + step])
-                shared[neighbor] = least
+                shortest = min(shortest, self._shared[neighbor + step])
+                shared[neighbor] = shortest
         return shared
 
     def _closest(self, position: int, laid_out: list[int]) -> tuple[int, int]:
-        """Return which of the positions laid out so far (sorted) shares the most tokens, and how many."""
-        # In sorted order the next position on either side shares the most.
-        at = bisect_left(laid_out, position)
+        """Return the position in `laid_out` (sorted) whose sequence shares the most tokens, and their number."""
+        # In sorted order, the nearest neighbor on one of the two sides shares the most.
+        insertion = bisect_left(laid_out, position)
         best = (position, 0)
-        for neighbor in laid_out[max(at - 1, 0) : at + 1]:
+        for neighbor in laid_out[max(insertion - 1, 0) : insertion + 1]:
             low, high = min(position, neighbor), max(position, neighbor)
             shared = min(self._shared[low + 1 : high + 1])
             best = max(best, (neighbor, shared), key=lambda candidate: candidate[1])
         return best
 
 
-def _push(stack: list[_Piece], piece: _Piece) -> None:
-    """Replace the end of a path, from the depth at which the piece begins, by the piece."""
+def _replace_tail(stack: list[_PathPiece], piece: _PathPiece) -> None:
+    """Truncate the path at the depth at which the piece begins, and append the piece."""
     while stack and stack[-1].start >= piece.start:
         stack.pop()
     if stack and stack[-1].end > piece.start:
@@ -294,9 +301,9 @@ def _push(stack: list[_Piece], piece: _Piece) -> None:
         stack.append(piece)
 
 
-def _from_depth(stack: list[_Piece], depth: int) -> list[tuple[_Piece, int]]:
-    """Return the pieces that reach below a depth, each with the depth to start at."""
-    pieces: list[tuple[_Piece, int]] = []
+def _pieces_from(stack: list[_PathPiece], depth: int) -> list[tuple[_PathPiece, int]]:
+    """Return the pieces of a path from `depth` on, each with the first depth that counts."""
+    pieces: list[tuple[_PathPiece, int]] = []
     for piece in reversed(stack):
         if piece.end <= depth:
             break

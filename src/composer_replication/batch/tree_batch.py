@@ -1,4 +1,4 @@
-"""What `compose_loss` reads: which rows predict which tokens, in a token tree or in padded sequences.
+"""The input of `compose_loss`: which rows predict which tokens, in a token tree or in padded sequences.
 
 `SessionTargets` builds the tree of a session from flat sequences with targets. `pack_batches` puts several trees into
 one batch.
@@ -31,9 +31,9 @@ class TargetRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PairRows:
-    """The rows of channel 3 that predict responses, their tokens, and the response of each row.
+    """The rows of channel 3 that predict response tokens, those tokens, and the index of the response of each row.
 
-    Responses are numbered: first the chosen ones, then the rejected ones.
+    Responses are indexed from 0: first the chosen ones, then the rejected ones.
     """
 
     rows: Tensor
@@ -44,14 +44,16 @@ class PairRows:
     rejected_reference: Tensor | None
 
     def references(self) -> tuple[Tensor, Tensor]:
-        """Return the reference log-probs of the chosen and the rejected responses. Raises if there are none."""
+        """Return the reference log-probs of the chosen and the rejected responses. Raises BatchKeyError if they are
+        missing.
+        """
         if self.chosen_reference is None or self.rejected_reference is None:
             raise BatchKeyError(explain("reference log-probs of the pairs", got=None, expected="two numbers per pair"))
         return self.chosen_reference, self.rejected_reference
 
 
 class ContrastRows(NamedTuple):
-    """Rows after an unrelated hint, and the indices of the rows of channel 2 that predict the same tokens."""
+    """Rows in contexts with an unrelated hint; `numbers` are the rows of channel 2 that predict the same tokens."""
 
     numbers: Tensor
     rows: Tensor
@@ -62,7 +64,7 @@ Tokens = TokenTree | Sequences
 
 
 class Passes(NamedTuple):
-    """The inputs of the forward passes: for the student, hinted contexts, contexts with unrelated hints, and pairs."""
+    """The inputs of the four forward passes: student, hinted contexts, contexts with unrelated hints, and pairs."""
 
     student: Tokens
     hinted: Tokens
@@ -74,8 +76,8 @@ class Passes(NamedTuple):
 class _ChannelRows:
     """The rows of each channel. Row n of the student and row n of the teacher predict the same token.
 
-    `target_tokens` is that token and `site_position` its index within its site; some row weightings need them, and all
-    batches that this package reads or builds have them.
+    `target_tokens` is that token and `site_position` its position within its site. Some row weightings need them; all
+    batches that this package builds have them.
     """
 
     response: TargetRows
@@ -88,7 +90,7 @@ class _ChannelRows:
     sites_without_contrast: int = 0
 
     def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
-        """Return the number of rows of channels 1 and 2 and of pairs; 0 for a channel that is switched off."""
+        """Count the rows of channels 1 and 2 and the pairs of channel 3; a channel that is switched off counts 0."""
         num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
         numbers = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
         return dict(zip(CHANNELS, numbers, strict=True))
@@ -96,13 +98,13 @@ class _ChannelRows:
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class TreeBatch(_ChannelRows):
-    """A batch whose rows are all in one tree, so that one forward pass computes them."""
+    """A batch whose rows are all in one tree, so that one forward pass covers them."""
 
     tree: TokenTree
 
     @property
     def passes(self) -> Passes:
-        """The tree, for every pass."""
+        """The tree, which is the input of every pass."""
         return Passes(self.tree, self.tree, self.tree, self.tree)
 
     def check(self, num_embeddings: int) -> None:
@@ -114,20 +116,20 @@ class TreeBatch(_ChannelRows):
 class FlatBatch(_ChannelRows):
     """A batch of padded sequences, with separate forward passes for hinted contexts and pairs (see `flat_batch`).
 
-    So the hinted contexts need no memory for a backward pass, and the values of channel 1 are bit-identical with
-    channel 2 on or off.
+    Because the passes are separate, the hinted contexts need no memory for a backward pass, and the values of channel 1
+    are bit-identical with channel 2 on or off.
     """
 
     sequences: Sequences
     contexts: Sequences | None = None
-    wrong_contexts: Sequences | None = None
+    contrast_contexts: Sequences | None = None
     pair_sequences: Sequences | None = None
 
     @property
     def passes(self) -> Passes:
         """The sequences of each pass; a pass without sequences gets one token."""
-        # Another rank may have such sequences, and with sharded weights all ranks must run the same passes.
-        optional_sequences = (self.contexts, self.wrong_contexts, self.pair_sequences)
+        # With sharded weights all ranks must run the same passes, and another rank may have sequences for this one.
+        optional_sequences = (self.contexts, self.contrast_contexts, self.pair_sequences)
         return Passes(
             self.sequences,
             *(sequences or Sequences(self.sequences.input_ids[:1, :1]) for sequences in optional_sequences),
@@ -143,7 +145,7 @@ class _Range(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """The same target tokens in the student's sequence, after the hint, and after the unrelated hint."""
+    """Where an erring turn's tokens are: in the student's sequence, the hinted context, and the unrelated one."""
 
     student: _Range
     teacher: _Range
@@ -152,7 +154,7 @@ class _Site(NamedTuple):
 
 @dataclass
 class SessionTargets:
-    """Collects the sequences of a session and their targets; `build` merges them into a tree.
+    """Collects the sequences of a session with their targets; `build` merges them into a tree.
 
     A target is a range of *tokens* [start, end) of its sequence; the rows that predict them are one position earlier.
     """
@@ -163,10 +165,10 @@ class SessionTargets:
     _chosen: list[_Range] = field(default_factory=list[_Range])
     _rejected: list[_Range] = field(default_factory=list[_Range])
     _references: list[tuple[float, float] | None] = field(default_factory=list[tuple[float, float] | None])
-    _number_of: dict[int, int] = field(default_factory=dict[int, int])
+    _sequence_indices: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
-        """Add tokens [start, end) of a sequence to channel 1."""
+        """Add tokens [start, end) of a sequence as a target of channel 1."""
         self._responses.append(self._add(ids, start, end))
 
     def add_site(
@@ -180,9 +182,9 @@ class SessionTargets:
         contrast_ids: Sequence[int] | None = None,
         contrast_start: int | None = None,
     ) -> None:
-        """Add an erring turn to channel 2: its tokens in the student's sequence and in the hinted context.
+        """Add an erring turn as a target of channel 2: its tokens in the student's sequence and in the hinted context.
 
-        The contrast, needed only for `RowWeighting.contrast`, is the context with an unrelated hint.
+        `contrast_ids` is the context with an unrelated hint; only `RowWeighting.contrast` needs it.
         """
         if (contrast_ids is None) != (contrast_start is None):
             got = "contrast_ids or contrast_start alone"
@@ -205,7 +207,7 @@ class SessionTargets:
         *,
         references: tuple[float, float] | None = None,
     ) -> None:
-        """Add a pair to channel 3; each response is the end of its sequence, from its start on.
+        """Add a pair to channel 3; a response is all tokens of its sequence from its start on.
 
         `references` are the log-probs of the chosen and the rejected response under the reference model.
         """
@@ -214,20 +216,20 @@ class SessionTargets:
         self._references.append(references)
 
     def build(self, device: str | torch.device = "cpu") -> TreeBatch:
-        """Return the tree of everything that was added."""
+        """Merge all sequences that were added into a tree, with the rows of their targets."""
         if not self._sequences:
             raise InputError(explain("session", got="no sequence", expected="at least one"))
         tree = build_tree(self._sequences).to(device)
         student = _rows(tree, [site.student for site in self._sites])
         # Sites are concatenated: `firsts` has, for every row, the index of its site's first row.
         sizes = torch.tensor([site.student.end - site.student.start for site in self._sites], dtype=torch.int64)
-        firsts = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
-        numbers = torch.arange(firsts.numel())
+        first_row = (sizes.cumsum(0) - sizes).repeat_interleave(sizes)
+        row_index = torch.arange(first_row.numel())
         has_contrast = torch.tensor([site.contrast is not None for site in self._sites], dtype=torch.bool)
         contrast = None
         if bool(has_contrast.any()):
             rows = _rows(tree, [site.contrast for site in self._sites if site.contrast is not None]).rows
-            contrast = ContrastRows(numbers[has_contrast.repeat_interleave(sizes)].to(device), rows)
+            contrast = ContrastRows(row_index[has_contrast.repeat_interleave(sizes)].to(device), rows)
         return TreeBatch(
             _rows(tree, self._responses),
             student.rows,
@@ -235,7 +237,7 @@ class SessionTargets:
             self._pairs(tree),
             tree=tree,
             target_tokens=student.targets,
-            site_position=(numbers - firsts).to(device),
+            site_position=(row_index - first_row).to(device),
             contrast=contrast,
             sites_without_contrast=int((~has_contrast).sum()),
         )
@@ -243,50 +245,53 @@ class SessionTargets:
     def _pairs(self, tree: TokenTree) -> PairRows | None:
         if not self._chosen:
             return None
-        sides = [*self._chosen, *self._rejected]
-        side_rows = _rows(tree, sides)
-        lengths = torch.tensor([end - start for _, start, end in sides], device=side_rows.rows.device)
-        response = torch.arange(len(sides), device=side_rows.rows.device).repeat_interleave(lengths)
+        ranges = [*self._chosen, *self._rejected]
+        side_rows = _rows(tree, ranges)
+        lengths = torch.tensor([end - start for _, start, end in ranges], device=side_rows.rows.device)
+        response = torch.arange(len(ranges), device=side_rows.rows.device).repeat_interleave(lengths)
         references = [reference for reference in self._references if reference is not None]
         if len(references) not in (0, len(self._chosen)):
             got = f"{len(references)} of {len(self._chosen)} pairs"
-            raise InputError(explain("reference log-probs", got=got, expected="all of the pairs, or none"))
-        both = torch.tensor(references, dtype=torch.float64, device=side_rows.rows.device) if references else None
-        chosen, rejected = (None, None) if both is None else both.unbind(1)
+            raise InputError(explain("reference log-probs", got=got, expected="all pairs, or none"))
+        reference_pairs = (
+            torch.tensor(references, dtype=torch.float64, device=side_rows.rows.device) if references else None
+        )
+        chosen, rejected = (None, None) if reference_pairs is None else reference_pairs.unbind(1)
         return PairRows(side_rows.rows, side_rows.targets, response, len(self._chosen), chosen, rejected)
 
     def _add(self, ids: Sequence[int], start: int, end: int) -> _Range:
         if not 0 < start < end <= len(ids):
-            expected = f"0 < start < end <= {len(ids)}: nothing predicts a first token"
+            expected = f"0 < start < end <= {len(ids)} (no row predicts the first token)"
             raise InputError(explain("target range", got=(start, end), expected=expected))
-        # Callers pass the same list many times. The ids are compared as well, because an address or a list may be
-        # reused for another sequence.
-        number = self._number_of.get(id(ids))
-        if number is None or self._sequences[number] != ids:
-            number = self._number_of[id(ids)] = len(self._sequences)
+        # Callers pass the same list object many times. The ids are compared too, because an address may be reused.
+        index = self._sequence_indices.get(id(ids))
+        if index is None or self._sequences[index] != ids:
+            index = self._sequence_indices[id(ids)] = len(self._sequences)
             self._sequences.append(list(ids))
-        return _Range(number, start, end)
+        return _Range(index, start, end)
 
 
 def _check_same_tokens(targets: Sequence[int], teacher_ids: Sequence[int], teacher_start: int) -> None:
     teacher_targets = list(teacher_ids[teacher_start : teacher_start + len(targets)])
     if list(targets) != teacher_targets:
-        fix = "Both starts are of the target tokens themselves; in the hinted context they come later."
+        fix = "Both starts are positions of the first target token itself, which comes later in the hinted context."
         got = f"{list(targets)[:5]}… and {teacher_targets[:5]}…"
-        raise AlignmentError(explain("target tokens of the two sides", got=got, expected="the same", fix=fix))
+        raise AlignmentError(
+            explain("target tokens of student and teacher", got=got, expected="the same tokens", fix=fix)
+        )
 
 
 def check_ids(ids: Tensor, num_embeddings: int) -> None:
     """Raise InputError if an id has no embedding."""
-    # On CUDA an index out of range is a device-side assert, after which the process cannot use the GPU any more.
-    least, most = int(ids.min()), int(ids.max())
-    if most >= num_embeddings or least < 0:
+    # On CUDA an index out of range triggers a device-side assert, after which the process can no longer use the GPU.
+    smallest, largest = int(ids.min()), int(ids.max())
+    if largest >= num_embeddings or smallest < 0:
         expected = f"ids from 0 to {num_embeddings - 1}"
-        raise InputError(explain("token ids of the tree", got=f"{least} to {most}", expected=expected))
+        raise InputError(explain("token ids of the tree", got=f"{smallest} to {largest}", expected=expected))
 
 
 def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
-    """Return the rows that predict the ranges' tokens, range after range."""
+    """Return the rows that predict the tokens of the ranges, in order."""
     if not ranges:
         no_rows = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
         return TargetRows(no_rows, no_rows)
@@ -296,46 +301,46 @@ def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
 
 
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
-    """Return the `denominators` for `compose_loss` with which the batches' losses add up to the loss of all of them."""
+    """Return the `denominators` for `compose_loss` with which the losses of the batches sum to the loss of all."""
     counts = [batch.counts() for batch in batches]
     return {name: sum(batch_counts[name] for batch_counts in counts) for name in CHANNELS}
 
 
 def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
-    """Return several trees as one batch, none of which sees another. Pad after packing, not before."""
+    """Concatenate the batches' trees, which cannot attend to each other. Pad after packing, not before."""
     tree = pack_trees([batch.tree for batch in batches])
     offsets = list(accumulate((len(batch.tree) for batch in batches[:-1]), initial=0))
 
-    def joined(rows: list[Tensor]) -> Tensor:
+    def concatenate_rows(rows: list[Tensor]) -> Tensor:
         return torch.cat([batch_rows + offset for batch_rows, offset in zip(rows, offsets, strict=True)])
 
     targets = torch.cat([batch.response.targets for batch in batches])
-    response = TargetRows(joined([batch.response.rows for batch in batches]), targets)
+    response = TargetRows(concatenate_rows([batch.response.rows for batch in batches]), targets)
     student, teacher = (
-        joined([batch.student_rows for batch in batches]),
-        joined([batch.teacher_rows for batch in batches]),
+        concatenate_rows([batch.student_rows for batch in batches]),
+        concatenate_rows([batch.teacher_rows for batch in batches]),
     )
     pairs = [(batch.pairs, offset) for batch, offset in zip(batches, offsets, strict=True) if batch.pairs is not None]
     return TreeBatch(
         response,
         student,
         teacher,
-        _joined_pairs(pairs) if pairs else None,
+        _concatenate_pairs(pairs) if pairs else None,
         tree=tree,
-        target_tokens=_joined_if_all([batch.target_tokens for batch in batches]),
-        site_position=_joined_if_all([batch.site_position for batch in batches]),
-        contrast=_joined_contrast(batches, offsets),
+        target_tokens=_concatenate_if_all([batch.target_tokens for batch in batches]),
+        site_position=_concatenate_if_all([batch.site_position for batch in batches]),
+        contrast=_concatenate_contrast(batches, offsets),
         sites_without_contrast=sum(batch.sites_without_contrast for batch in batches),
     )
 
 
-def _joined_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Return the concatenation, or None if a part is missing."""
+def _concatenate_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
+    """Concatenate the parts; return None if one of them is None."""
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if len(tensors) == len(parts) else None
 
 
-def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> ContrastRows | None:
+def _concatenate_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> ContrastRows | None:
     numbers: list[Tensor] = []
     rows: list[Tensor] = []
     before = 0
@@ -347,8 +352,8 @@ def _joined_contrast(batches: Sequence[TreeBatch], offsets: Sequence[int]) -> Co
     return ContrastRows(torch.cat(numbers), torch.cat(rows)) if numbers else None
 
 
-def _joined_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
-    """Return the pairs of all batches: all chosen responses in order, then all rejected ones."""
+def _concatenate_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
+    """Concatenate the pairs of all batches: all chosen responses in order, then all rejected ones."""
     total = sum(pair_rows.num_pairs for pair_rows, _ in pairs)
     numbers: list[Tensor] = []
     before = 0
@@ -362,7 +367,7 @@ def _joined_pairs(pairs: Sequence[tuple[PairRows, int]]) -> PairRows:
     rows = torch.cat([pair_rows.rows + offset for pair_rows, offset in pairs])[order]
     targets = torch.cat([pair_rows.targets for pair_rows, _ in pairs])[order]
     if len({pair_rows.chosen_reference is None for pair_rows, _ in pairs}) > 1:
-        raise InputError(explain("references", got="some pairs' only", expected="all of the pairs', or none"))
+        raise InputError(explain("reference log-probs", got="some pairs only", expected="all pairs, or none"))
     if pairs[0][0].chosen_reference is None:
         return PairRows(rows, targets, response, total, None, None)
     chosen, rejected = zip(*(pair_rows.references() for pair_rows, _ in pairs), strict=True)

@@ -1,8 +1,8 @@
-"""Plan windows over a sequence that is too long for one pass, packs of trees for one batch, and lengths to pad to.
+"""Split a long sequence into windows, pack trees into batches, and choose padded lengths.
 
-Nothing here touches tokens; it only counts them. A window [first, end) of a sequence becomes one tree: its own tokens
-are the trunk, from which the branches of its targets (hinted copies, sides of pairs) leave. Windows overlap, to give
-targets context; each target is in exactly one window, whole.
+The functions here work on token counts only. A window [first, end) of a sequence becomes one tree: its own tokens are
+the trunk, from which the branches of its targets (hinted copies, answers of pairs) leave. Windows overlap to give
+targets context; each target lies entirely in exactly one window.
 """
 
 from __future__ import annotations
@@ -18,12 +18,15 @@ from composer_replication.errors import InputError, explain
 LONGER_THAN_WINDOW = "longer_than_window"
 SHORT_CONTEXT = "short_context"
 CUT_IN_MESSAGE = "cut_in_message"
-# Padded lengths are multiples of the first, and at least the second of them are in each doubling (see `bucket`).
+# Padded lengths are multiples of the first; from 1,024 on there are as many per doubling as the second says.
 _TILE, _LENGTHS_PER_DOUBLING = 128, 8
 
 
 class Branch(NamedTuple):
-    """Tokens that leave the trunk at `at`. A window that begins after that has as many fewer of them."""
+    """`length` tokens that leave the trunk at position `at`.
+
+    In a window that begins later, the tokens from `at` to its beginning are missing from the branch.
+    """
 
     at: int
     length: int
@@ -31,25 +34,28 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """What a window must hold: the trunk from `first` (the header, or at least one token that predicts) to `end`."""
+    """Tokens [first, end) of the trunk that must be in one window, and the branches that leave the trunk for it.
+
+    `first` is the start of the turn's header, or at least the token before the target, whose row predicts it.
+    """
 
     first: int
     end: int
     branches: tuple[Branch, ...] = ()
 
-    def tokens_beside(self, begin: int) -> int:
-        """Return the number of branch tokens in a window that begins there."""
+    def num_branch_tokens(self, begin: int) -> int:
+        """Return the number of branch tokens in a window that begins at `begin`."""
         return sum(branch.length - max(0, begin - branch.at) for branch in self.branches)
 
     @property
-    def reach(self) -> int:
-        """The position at which the longest path ends."""
+    def path_end(self) -> int:
+        """The position at which the longest branch ends, or the trunk if that is longer."""
         return max(self.end, *(branch.at + branch.length for branch in self.branches), 0)
 
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """Tokens [first, end) of the trunk, the indices of the targets computed there, and the tree's maximum size."""
+    """Tokens [first, end) of the trunk, the indices of its targets, and an upper bound on the tokens of its tree."""
 
     first: int
     end: int
@@ -59,10 +65,10 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The windows, and the targets that fit in none of them with the reason; every target is in one of the two.
+    """The windows, and the reason why each dropped target fits into none; every target is in one of the two.
 
     `counts` has the dropped targets by reason, the targets with less context than `overlap` (`short_context`), and the
-    windows that begin inside a message because no start of a message would do (`cut_in_message`).
+    windows that begin inside a message because no window from the start of a message fits (`cut_in_message`).
     """
 
     windows: tuple[Window, ...]
@@ -78,13 +84,13 @@ def plan_windows(
     cuts: Sequence[int] = (),
     max_length: int | None = None,
 ) -> WindowPlan:
-    """Return windows of at most `budget` tree tokens, in which no path is longer than `max_length`.
+    """Assign targets to windows of at most `budget` tree tokens, in which no path is longer than `max_length`.
 
-    Targets are added in order of their end, each to the current window as long as it fits. The first window begins with
-    the sequence if its first target fits that way. Every other window begins at one of `cuts` (the starts of messages):
-    the last one that leaves its first target `overlap` tokens of context. If the target does not fit that way, the
-    window begins at the first cut at which it does, or anywhere if there is no such cut before the target. A target
-    that fits in no window is dropped, never cut.
+    Targets are added in order of their end, each to the current window if it fits. The first window begins with the
+    sequence if its first target fits that way. Every other window begins at one of `cuts` (the starts of messages): the
+    last cut that leaves its first target `overlap` tokens of context. If the target does not fit that way, the window
+    begins at the first cut at which it does, or between cuts if there is none before the target. A target that fits
+    into no window is dropped, never truncated.
     """
     rules = _WindowRules(budget, overlap, max_length, sorted({0, *cuts}))
     rules.check(targets)
@@ -97,37 +103,37 @@ def plan_windows(
             dropped[index] = LONGER_THAN_WINDOW
             continue
         if not windows or not rules.can_join(target, windows[-1]):
-            begin = rules.begin(target) if windows or not rules.fits(target, 0) else 0
+            begin = rules.window_start(target) if windows or not rules.fits(target, 0) else 0
             windows.append(_OpenWindow(begin, begin, 0, []))
         windows[-1].add(index, target)
-        num_short += windows[-1].first > rules.latest_begin(target)
-    num_inside = sum(window.first not in rules.legal for window in windows)
-    counts = {LONGER_THAN_WINDOW: len(dropped), SHORT_CONTEXT: num_short, CUT_IN_MESSAGE: num_inside}
-    return WindowPlan(tuple(window.closed() for window in windows), dropped, {key: n for key, n in counts.items() if n})
+        num_short += windows[-1].first > rules.latest_start(target)
+    num_in_message = sum(window.first not in rules.cut_positions for window in windows)
+    counts = {LONGER_THAN_WINDOW: len(dropped), SHORT_CONTEXT: num_short, CUT_IN_MESSAGE: num_in_message}
+    return WindowPlan(tuple(window.freeze() for window in windows), dropped, {key: n for key, n in counts.items() if n})
 
 
 @dataclass(slots=True)
 class _OpenWindow:
-    """A window that may still get targets. `beside` counts the tokens of their branches."""
+    """A window to which targets may still be added, with the number of tokens of their branches."""
 
     first: int
     end: int
-    beside: int
+    num_branch_tokens: int
     targets: list[int]
 
     def add(self, index: int, target: Target) -> None:
-        """Add a target that fits."""
+        """Add a target; the caller has checked that it fits."""
         self.targets.append(index)
         self.end = target.end
-        self.beside += target.tokens_beside(self.first)
+        self.num_branch_tokens += target.num_branch_tokens(self.first)
 
-    def closed(self) -> Window:
-        """Return the finished window."""
-        return Window(self.first, self.end, tuple(self.targets), self.end - self.first + self.beside)
+    def freeze(self) -> Window:
+        """Return the window as an immutable record."""
+        return Window(self.first, self.end, tuple(self.targets), self.end - self.first + self.num_branch_tokens)
 
 
 class _WindowRules:
-    """What fits into a window, and where one begins."""
+    """Decides what fits into a window, and where a window begins."""
 
     def __init__(self, budget: int, overlap: int, max_length: int | None, cuts: list[int]) -> None:
         for name, value, least in (("budget", budget, 1), ("overlap", overlap, 0), ("max_length", max_length, 1)):
@@ -135,13 +141,13 @@ class _WindowRules:
                 raise InputError(explain(name, got=value, expected=f"{least} or more"))
         if cuts[0] < 0:
             raise InputError(explain("cut position", got=cuts[0], expected="0 or more"))
-        self.budget, self.overlap, self.cuts, self.legal = budget, overlap, cuts, frozenset(cuts)
+        self.budget, self.overlap, self.cuts, self.cut_positions = budget, overlap, cuts, frozenset(cuts)
         # A path is part of the tree, so it cannot be longer than the budget.
         self.max_length = budget if max_length is None else min(budget, max_length)
 
     @staticmethod
     def check(targets: Sequence[Target]) -> None:
-        """Raise InputError if a target is empty or has a branch that does not reach it."""
+        """Raise InputError if a target is empty, or if a branch ends before its target."""
         for number, target in enumerate(targets):
             if not 0 <= target.first < target.end:
                 got = f"first {target.first}, end {target.end}"
@@ -149,60 +155,62 @@ class _WindowRules:
             for at, length in target.branches:
                 # A branch that leaves the trunk before the target holds a copy of the tokens in between.
                 if not 0 <= at <= target.end or length < 1 or at + length < target.first:
-                    expected = f"a branch at 0 to {target.end} with tokens that reach {target.first}"
+                    expected = f"a branch at 0 to {target.end} that is long enough to reach {target.first}"
                     raise InputError(explain(f"target {number}", got=f"branch ({at}, {length})", expected=expected))
 
-    def fits(self, target: Target, begin: int, beside: int = 0) -> bool:
-        """Return whether a window from `begin` can hold the target and `beside` branch tokens of other targets."""
-        tokens = target.end - begin + target.tokens_beside(begin) + beside
-        return tokens <= self.budget and target.reach - begin <= self.max_length
+    def fits(self, target: Target, begin: int, num_other: int = 0) -> bool:
+        """Return whether the target fits into a window from `begin` with `num_other` branch tokens of other targets."""
+        tokens = target.end - begin + target.num_branch_tokens(begin) + num_other
+        return tokens <= self.budget and target.path_end - begin <= self.max_length
 
-    def latest_begin(self, target: Target) -> int:
-        """Return the last position at which a window may begin to give the target its context."""
+    def latest_start(self, target: Target) -> int:
+        """Return the last position at which a window can begin and still give the target `overlap`
+        tokens of context.
+        """
         return max(0, target.first - self.overlap)
 
     def can_join(self, target: Target, window: _OpenWindow) -> bool:
-        """Return whether the window has room for the target, and as much context as a new window would have."""
-        has_context = window.first <= self.latest_begin(target) or window.first <= self.begin(target)
-        return has_context and self.fits(target, window.first, window.beside)
+        """Return whether the target fits into the window and gets at least as much context there as in a new window."""
+        has_context = window.first <= self.latest_start(target) or window.first <= self.window_start(target)
+        return has_context and self.fits(target, window.first, window.num_branch_tokens)
 
-    def begin(self, target: Target) -> int:
-        """Return where a new window for the target begins."""
-        begin = self.cuts[bisect_right(self.cuts, self.latest_begin(target)) - 1]
+    def window_start(self, target: Target) -> int:
+        """Return the position at which a new window for the target begins."""
+        begin = self.cuts[bisect_right(self.cuts, self.latest_start(target)) - 1]
         if self.fits(target, begin):
             return begin
-        # A window that begins later never needs more tokens, so the first begin that fits can be found by bisection.
-        least = bisect_left(range(target.first), True, key=lambda begin: self.fits(target, begin))
-        cut = bisect_left(self.cuts, least)
+        # Fits are monotone: a later beginning never needs more tokens. So bisection finds the first one that fits.
+        earliest = bisect_left(range(target.first), True, key=lambda begin: self.fits(target, begin))
+        cut = bisect_left(self.cuts, earliest)
         if cut < len(self.cuts) and self.cuts[cut] < target.first:
             return self.cuts[cut]
-        return max(least, self.latest_begin(target))
+        return max(earliest, self.latest_start(target))
 
 
 def plan_packs(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Return item indices in packs of at most `budget`, by best fit: largest first, each into the fullest pack."""
-    for number, size in enumerate(sizes):
+    """Pack items of these sizes by best-fit decreasing; return lists of item indices with at most `budget` in total."""
+    for item, size in enumerate(sizes):
         if not 1 <= size <= budget:
             fix = "Plan its windows with a smaller budget."
-            raise InputError(explain(f"size of item {number}", got=size, expected=f"1 to {budget}", fix=fix))
+            raise InputError(explain(f"size of item {item}", got=size, expected=f"1 to {budget}", fix=fix))
     packs: list[list[int]] = []
-    room: list[tuple[int, int]] = []  # (tokens free, index) of each pack, sorted
-    for number in sorted(range(len(sizes)), key=lambda number: (-sizes[number], number)):
-        at = bisect_left(room, (sizes[number], 0))
-        if at == len(room):
-            free_room, pack = budget, len(packs)
+    free_packs: list[tuple[int, int]] = []  # (tokens free, index) of each pack, sorted
+    for item in sorted(range(len(sizes)), key=lambda item: (-sizes[item], item)):
+        position = bisect_left(free_packs, (sizes[item], 0))
+        if position == len(free_packs):
+            num_free, pack = budget, len(packs)
             packs.append([])
         else:
-            free_room, pack = room.pop(at)
-        packs[pack].append(number)
-        insort(room, (free_room - sizes[number], pack))
+            num_free, pack = free_packs.pop(position)
+        packs[pack].append(item)
+        insort(free_packs, (num_free - sizes[item], pack))
     return sorted(sorted(pack) for pack in packs)
 
 
-def bucket(length: int) -> int:
-    """Return the length to pad to: a multiple of 128, and from 1,024 on one of eight lengths per doubling.
+def padded_length(length: int) -> int:
+    """Round a length up to a multiple of 128 and, from 1,024 on, to one of eight lengths per doubling.
 
-    So a kernel that is compiled per length is compiled for few lengths, and padding is less than an eighth of a length.
+    Kernels that are compiled per length are then compiled for few lengths, and less than an eighth is padding.
     """
     if length < 1:
         raise InputError(explain("length", got=length, expected="1 or more"))

@@ -242,10 +242,10 @@ def _sandbox() -> _CheckLine:
 
 def _hub(environment: Mapping[str, str]) -> _CheckLine:
     """Check whether models can be downloaded, by asking the hub for one that exists."""
-    from composer_replication.batch.model_folder import not_on_hub
+    from composer_replication.batch.model_folder import hub_absence_reason
 
     token = "a token is set" if environment.get("HF_TOKEN") else "no HF_TOKEN"
-    if not (reason := not_on_hub(_MODEL_ON_HUB)):
+    if not (reason := hub_absence_reason(_MODEL_ON_HUB)):
         return _CheckLine("hub", "ok", f"reachable: models are downloaded on demand; {token}")
     fix = "Use models in folders or in the cache, or `student`, which comes with the package"
     is_offline = environment.get("HF_HUB_OFFLINE", "").lower() in ("1", "true", "yes", "on")

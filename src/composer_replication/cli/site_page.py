@@ -196,8 +196,8 @@ class _Page:
 
     def summary(self, placement: str) -> None:
         view, pairs, teacher = self.view, self.view.pairs, self.view.teacher
-        call = f"{view.num_call:,}" if view.span.call_start is not None else "none"
-        counts = f"target tokens: {view.num_target:,}, of which call: {call}"
+        call = f"{view.num_call_tokens:,}" if view.span.call_start is not None else "none"
+        counts = f"target tokens: {view.num_target_tokens:,}, of which call: {call}"
         self.canvas.line()
         if view.span.no_target:
             self.canvas.line(f"{counts}; no channel trains on this turn ({view.span.no_target})", "bad")
@@ -212,7 +212,7 @@ class _Page:
         self.canvas.line(f"{counts}; hint {teacher.hint_end - teacher.hint_start:,} tokens placed {position}", "good")
         first, last = pairs[0], pairs[-1]
         rows = f"student rows {first.student}..{last.student}, teacher rows {first.teacher}..{last.teacher}"
-        same = f"every pair predicts the same token on both sides ({len(pairs):,} of {view.num_target:,})"
+        same = f"every pair predicts the same token on both sides ({len(pairs):,} of {view.num_target_tokens:,})"
         self.canvas.line(f"{rows}; {same}", "good")
 
     def _part(self, label: str, ids: Sequence[int], style: str, *, left_out: int = 0, left_out_after: int = 0) -> None:

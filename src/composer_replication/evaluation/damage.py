@@ -22,7 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import Part, Placement, hinted_turn, why_no_target
+from composer_replication.batch.hint_placement import Part, Placement, exclusion_reason, hinted_turn
 from composer_replication.batch.render.renderer import Renderer, token_texts
 from composer_replication.errors import ConfigError, explain
 from composer_replication.evaluation.decisions import ScoreJournal, digest_of, numbers
@@ -76,7 +76,7 @@ def _good_turns(session: Any, held: HeldOut, context: int) -> Iterator[GoodTurn]
     good = session.rendered.responses
     for sequence in session.rendered.sequences:
         for span in sequence.spans:
-            if span.turn_id not in good or why_no_target(span):
+            if span.turn_id not in good or exclusion_reason(span):
                 continue
             if held.is_duplicate(session.conversation.id, span.turn_id):
                 continue

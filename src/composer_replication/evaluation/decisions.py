@@ -21,8 +21,8 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import why_no_target
-from composer_replication.batch.render.decision import Decision, decide_against, decide_like
+from composer_replication.batch.hint_placement import exclusion_reason
+from composer_replication.batch.render.decision import Decision, find_decision_against, find_matching_decision
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import ArtefactCorruptError, InputError, NonFiniteError, explain
 from composer_replication.runs import RunDir
@@ -109,8 +109,8 @@ def site_decisions(
                 continue
             unseen_calls = [call for call in by_session[session.session] if not _is_seen(held, call)]
             good = list(islice(_good_calls(renderer, site, unseen_calls), num_good))
-            if why_no_target(site.span) or not good:
-                drops[why_no_target(site.span) or NO_GOOD_CALL] += 1
+            if exclusion_reason(site.span) or not good:
+                drops[exclusion_reason(site.span) or NO_GOOD_CALL] += 1
                 continue
             yield _decisions(renderer, session, site, good, context, drops)
 
@@ -130,7 +130,7 @@ def _good_calls(renderer: Renderer, site: KeptSite, calls: Sequence[GoodCall]) -
         return is_elsewhere, candidate.words.name != site.site.tool, abs(candidate.number - site.number)
 
     for call in sorted(calls, key=order)[:_MOST_LOOKED_AT]:
-        decision = decide_like(renderer, call.rendered, call.span, call.words, site.decision)
+        decision = find_matching_decision(renderer, call.rendered, call.span, call.words, site.decision)
         if decision is not None and call.span.turn_id != site.span.turn_id:
             yield call, decision
 
@@ -208,10 +208,12 @@ def _corrected_call(
     except InputError:
         return None
     span = rendered.spans[-1]
-    if span.turn_id != changed.id or why_no_target(span):
+    if span.turn_id != changed.id or exclusion_reason(span):
         return None
     options = {"format_name": conversation.format, "right": turn.calls[at]}
-    return _with_shared_context(site, rendered, span, decide_against(renderer, rendered, span, changed, at, **options))
+    return _with_shared_context(
+        site, rendered, span, find_decision_against(renderer, rendered, span, changed, at, **options)
+    )
 
 
 def _with_shared_context(

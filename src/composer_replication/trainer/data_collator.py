@@ -18,7 +18,7 @@ from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.trace_messages import caller_of, to_conversation
+from composer_replication.batch.trace_messages import find_calling_turn, to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator import HINT_TEMPLATES
 from composer_replication.hint_generator.context import is_json_error
@@ -341,7 +341,7 @@ def _marked_errors(
             continue
         role = turns[index].role
         # A mark on an assistant message is about that turn; one on a tool result is about the turn that made the call.
-        caller = index if role == "assistant" else caller_of(turns, index) if role == "tool" else None
+        caller = index if role == "assistant" else find_calling_turn(turns, index) if role == "tool" else None
         if caller is None:
             counts["error_without_assistant_turn"] += 1
             continue

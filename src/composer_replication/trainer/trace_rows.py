@@ -19,11 +19,11 @@ from composer_replication.batch.hint_placement import (
     HintedTurn,
     Placement,
     TeacherContext,
+    exclusion_reason,
     hinted_turn,
-    why_no_target,
 )
 from composer_replication.batch.pair_tokens import EQUAL_ANSWERS, WITHOUT_ANSWER, PairIds, ResponseIds, comparable_ids
-from composer_replication.batch.render.dialect import Outcome, ThinkingRules, assistant, user, without_surrogates
+from composer_replication.batch.render.dialect import Outcome, ThinkingRules, assistant, replace_surrogates, user
 from composer_replication.batch.render.renderer import WITHOUT_ANSWER as WITHOUT_TOKENS
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.trace_messages import to_conversation
@@ -334,7 +334,7 @@ class _SegmentTokenizer:
         if not text:
             return []
         # Logs may contain lone surrogates, which cannot be encoded as UTF-8.
-        text = without_surrogates(text)
+        text = replace_surrogates(text)
         ids, start, end = self._all_ids(text), len(self.prefix), len(self._suffix)
         if ids[:start] != self.prefix or ids[len(ids) - end :] != self._suffix or len(ids) < start + end:
             got = f"{len(ids)} ids that do not begin with {self.prefix} and end with {self._suffix}"
@@ -446,7 +446,7 @@ class SegmentRenderer:
 
     def hinted_turn(self, rendered: RenderedSequence, span: TurnSpan, hint: str, *, first: int = 0) -> HintedTurn | str:
         """Return the turn with the hint as a segment right before the turn, or the reason why it cannot be a target."""
-        if reason := why_no_target(span):
+        if reason := exclusion_reason(span):
             return reason
         hint_ids = self.segments.ids(hint.strip())
         if hint and not hint_ids:

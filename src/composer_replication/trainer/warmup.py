@@ -21,7 +21,7 @@ from torch import nn
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from composer_replication.atomic import atomic_write_json
-from composer_replication.batch.render.decision import decide
+from composer_replication.batch.render.decision import find_decision
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete
@@ -192,7 +192,7 @@ def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
     logprobs: list[float] = []
     for call in chosen:
         span = call.span
-        decision = decide(sessions.renderer, call.rendered, span, call.words)
+        decision = find_decision(sessions.renderer, call.rendered, span, call.words)
         # Without a tool name to find, the decision is the whole call or turn.
         if span.call_start is None or decision.basis in ("call", "turn"):
             continue

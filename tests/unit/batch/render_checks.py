@@ -117,7 +117,7 @@ class _Expected:
 
     def text(self, messages, prompt):
         rendered = self.renderer.template.render(messages, prompt=prompt, tools=self.tools)
-        return normal(self.renderer.protected.plain(insert_raw(rendered, self.chat.raw)))
+        return normal(self.renderer.protected.unescape(insert_raw(rendered, self.chat.raw)))
 
     def check_turn(self, sequence, span, shown):
         messages = [item.message for item in self.chat.items]

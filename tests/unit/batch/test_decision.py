@@ -10,9 +10,9 @@ from composer_replication.batch.render.decision import (
     MAX_ARGUMENT_TOKENS,
     CallWords,
     Decision,
-    decide,
-    decide_against,
-    decide_like,
+    find_decision,
+    find_decision_against,
+    find_matching_decision,
 )
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.types import ToolCall
@@ -46,7 +46,7 @@ def said(renderer, rendered, stretch):
 def test_a_decision_is_the_tools_name_and_the_first_tokens_of_its_first_argument(family):
     renderer, (rendered, *_), turn = rendering(family, TWO[1:])
     span = rendered.spans[0]
-    found = decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
+    found = find_decision(renderer, rendered, span, CallWords.from_call(turn.calls[0]))
     assert found.basis == "first_argument"
     name, argument = found.stretches
     assert span.call_start <= name[0] < name[1] <= argument[0] < argument[1] <= span.call_end
@@ -55,7 +55,7 @@ def test_a_decision_is_the_tools_name_and_the_first_tokens_of_its_first_argument
     assert "p" in said(renderer, rendered, argument)
     assert argument[1] - argument[0] <= MAX_ARGUMENT_TOKENS
     assert found.num_tokens == sum(end - first for first, end in found.stretches)
-    assert decide_against(renderer, rendered, span, turn, 0, format_name="claude_code") == found
+    assert find_decision_against(renderer, rendered, span, turn, 0, format_name="claude_code") == found
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -65,7 +65,9 @@ def test_of_several_calls_the_one_that_erred_is_looked_at(family):
     renderer, sequences, turn = rendering(family, calls)
     rendered = next(each for each in sequences if each.spans[0].turn_id == turn.id)
     span = rendered.spans[0]
-    first, second = (decide_against(renderer, rendered, span, turn, at, format_name="claude_code") for at in (0, 1))
+    first, second = (
+        find_decision_against(renderer, rendered, span, turn, at, format_name="claude_code") for at in (0, 1)
+    )
     assert "pytset"[:1] in said(renderer, rendered, second.stretches[1])
     text_before = said(renderer, rendered, (span.call_start, second.stretches[0][0]))
     assert text_before.count("run_shell") == 2
@@ -80,9 +82,9 @@ def test_of_several_calls_the_one_that_erred_is_looked_at(family):
 def test_a_right_call_says_which_token_is_the_wrong_one(family, name, arguments, differs):
     renderer, (rendered, *_), turn = rendering(family, TWO[1:])
     span, right = rendered.spans[0], ToolCall(id="r", name=name, arguments=arguments)
-    found = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=right)
+    found = find_decision_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=right)
     assert found.basis == "correction"
-    plain = decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
+    plain = find_decision(renderer, rendered, span, CallWords.from_call(turn.calls[0]))
     assert found.stretches[0] == plain.stretches[0]
     if differs == "name":
         assert len(found.stretches) == 1
@@ -98,13 +100,13 @@ def test_what_cannot_be_told_apart_is_scored_as_a_whole():
     renderer, (rendered, *_), turn = rendering("llama3", TWO[1:])
     span = rendered.spans[0]
     whole = ((span.call_start, span.call_end),)
-    assert decide(renderer, rendered, span, None) == Decision(whole, "call")
-    assert decide(renderer, rendered, span, CallWords("no_such_tool", "x")) == Decision(whole, "call")
-    assert decide(renderer, rendered, span, CallWords("run_shell", "")).basis == "name"
+    assert find_decision(renderer, rendered, span, None) == Decision(whole, "call")
+    assert find_decision(renderer, rendered, span, CallWords("no_such_tool", "x")) == Decision(whole, "call")
+    assert find_decision(renderer, rendered, span, CallWords("run_shell", "")).basis == "name"
     last = rendered.spans[1]
-    assert decide(renderer, rendered, last, None) == Decision(((last.start, last.end),), "turn")
-    same = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=turn.calls[0])
-    assert same == decide(renderer, rendered, span, CallWords.of(turn.calls[0]))
+    assert find_decision(renderer, rendered, last, None) == Decision(((last.start, last.end),), "turn")
+    same = find_decision_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=turn.calls[0])
+    assert same == find_decision(renderer, rendered, span, CallWords.from_call(turn.calls[0]))
 
 
 def test_tokens_that_a_rollout_sampled_are_not_compared_with_what_the_template_would_write():
@@ -114,7 +116,9 @@ def test_tokens_that_a_rollout_sampled_are_not_compared_with_what_the_template_w
     sampled = (*ids[:-3], ids[-4], *ids[-3:])  # a token more than the template has
     renderer, (rendered, *_), turn = rendering("llama3", TWO[1:], token_ids=sampled)
     right = ToolCall(id="r", name="run_shell", arguments={"command": "pytest -q"})
-    found = decide_against(renderer, rendered, rendered.spans[0], turn, 0, format_name="claude_code", right=right)
+    found = find_decision_against(
+        renderer, rendered, rendered.spans[0], turn, 0, format_name="claude_code", right=right
+    )
     assert found.basis != "correction"
 
 
@@ -131,7 +135,7 @@ def test_tokens_that_a_rollout_sampled_are_not_compared_with_what_the_template_w
 )
 def test_a_call_is_known_by_its_name_and_how_its_first_argument_begins(arguments, raw, begins):
     call = ToolCall(id="c", name="tool", arguments=arguments, raw_arguments=raw)
-    assert CallWords.of(call) == ("tool", begins)
+    assert CallWords.from_call(call) == ("tool", begins)
 
 
 LONG = ("run_shell", {"command": "pytest -q tests/unit/cart tests/unit/shop"}, "ok", None, None)
@@ -144,33 +148,36 @@ def shape(decision):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_a_good_call_is_decided_on_as_many_tokens_as_the_erring_one_and_as_deep_in_its_argument(family):
     renderer, (rendered, *_), turn = rendering(family, [LONG])
-    span, words = rendered.spans[0], CallWords.of(turn.calls[0])
-    plain = decide(renderer, rendered, span, words)
+    span, words = rendered.spans[0], CallWords.from_call(turn.calls[0])
+    plain = find_decision(renderer, rendered, span, words)
     name, argument = plain.stretches
     for right, depth in (("ruff -q", 0), ("pytest -q tests/unit/card", None)):
         corrected = ToolCall(id="r", name="run_shell", arguments={"command": right})
-        erring = decide_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=corrected)
-        like = decide_like(renderer, rendered, span, words, erring)
+        erring = find_decision_against(renderer, rendered, span, turn, 0, format_name="claude_code", right=corrected)
+        like = find_matching_decision(renderer, rendered, span, words, erring)
         assert like == erring  # the same call at the very same tokens
         assert shape(like) == [name[1] - name[0], 1]
         assert like.stretches[1][0] == argument[0] + depth if depth is not None else like.stretches[1][0] > argument[0]
     for number in (1, 2):
         shorter = Decision((name, (argument[0], argument[0] + number)), "first_argument")
-        assert decide_like(renderer, rendered, span, words, shorter) == shorter
+        assert find_matching_decision(renderer, rendered, span, words, shorter) == shorter
     alone = Decision((name,), "correction")
-    assert decide_like(renderer, rendered, span, words, alone) == alone
+    assert find_matching_decision(renderer, rendered, span, words, alone) == alone
 
 
 def test_a_call_with_fewer_tokens_than_the_erring_one_cannot_be_compared_with_it():
     renderer, (rendered, *_), turn = rendering("llama3", TWO[1:])
-    span, words = rendered.spans[0], CallWords.of(turn.calls[0])
-    name, argument = decide(renderer, rendered, span, words).stretches
+    span, words = rendered.spans[0], CallWords.from_call(turn.calls[0])
+    name, argument = find_decision(renderer, rendered, span, words).stretches
     for more in (((name[0], name[1] + 3), argument), (name, (argument[0], argument[1] + 3))):
-        assert decide_like(renderer, rendered, span, words, Decision(more, "first_argument")) is None
+        assert find_matching_decision(renderer, rendered, span, words, Decision(more, "first_argument")) is None
     deeper = Decision((name, (argument[1] + 5, argument[1] + 6)), "correction", argument[1] + 5 - argument[0])
-    assert decide_like(renderer, rendered, span, words, deeper).stretches[1] == (argument[1] - 1, argument[1])
-    whole = decide(renderer, rendered, span, None)
-    assert decide_like(renderer, rendered, span, words, whole) == whole
+    assert find_matching_decision(renderer, rendered, span, words, deeper).stretches[1] == (
+        argument[1] - 1,
+        argument[1],
+    )
+    whole = find_decision(renderer, rendered, span, None)
+    assert find_matching_decision(renderer, rendered, span, words, whole) == whole
     (first, end) = whole.stretches[0]
-    cut = decide_like(renderer, rendered, span, words, Decision(((first, end - 4),), "call"))
+    cut = find_matching_decision(renderer, rendered, span, words, Decision(((first, end - 4),), "call"))
     assert cut == Decision(((first, end - 4),), "call")

@@ -38,7 +38,7 @@ def asked(monkeypatch):
 
 
 def test_a_models_name_is_looked_for_here_first_and_then_on_the_network(asked, monkeypatch):
-    monkeypatch.setattr(model_folder, "not_on_hub", lambda _name: "")
+    monkeypatch.setattr(model_folder, "hub_absence_reason", lambda _name: "")
     with refusal(InputError, what="owner/model", got=OFFLINE) as caught:
         load_tokenizer("owner/model")
     assert "More advice" not in str(caught.value)

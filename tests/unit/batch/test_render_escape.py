@@ -138,7 +138,7 @@ parts_of_text = st.sampled_from([*"ab \n<|>", *SENTINELS, "é", "\u212a", "<|eot
 def test_escaping_can_be_undone_and_leaves_no_special_token(text):
     protected = renderer_of("llama3").protected
     escaped = protected.escape(text)
-    assert protected.plain(escaped) == text
+    assert protected.unescape(escaped) == text
     assert not protected.pattern.search(escaped)
 
 
@@ -149,13 +149,13 @@ def test_the_encoder_is_exact_and_knows_which_token_holds_a_character(parts):
     escaped_parts = [renderer.protected.escape(part) for part in parts]
     escaped = "<|eot_id|>".join(escaped_parts)
     (ids,) = renderer.encoder.encode([escaped])
-    assert decode(renderer, ids) == renderer.protected.plain(escaped)
+    assert decode(renderer, ids) == renderer.protected.unescape(escaped)
     assert ids.count(renderer.protected.ids["<|eot_id|>"]) == len(parts) - 1
     for number in range(len(parts)):
         position = len("<|eot_id|>".join([*escaped_parts[:number], ""]))
         index = renderer.encoder.token_at(escaped, position)
         before, after = (len(decode(renderer, ids[:end])) for end in (index, index + 1))
-        assert before <= len(renderer.protected.plain(escaped[:position])) < after
+        assert before <= len(renderer.protected.unescape(escaped[:position])) < after
     assert renderer.encoder.token_at(escaped, len(escaped)) == len(ids)
 
 

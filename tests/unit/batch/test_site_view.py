@@ -11,7 +11,7 @@ from render_checks import call, coding_session, decode, normal, renderer_of, res
 from site_pieces import HINT, site_at
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
-from composer_replication.batch.render.renderer import Renderer, joined_text, token_texts
+from composer_replication.batch.render.renderer import Renderer, join_token_texts, token_texts
 from composer_replication.batch.site_view import check_span, index_pairs, view_site
 from composer_replication.errors import AlignmentError, InputError
 from refusals import refusal
@@ -51,7 +51,7 @@ def test_the_pairs_are_those_of_the_formula_and_predict_the_turn_on_both_sides(f
             assert rendered.ids[student + 1] == view.teacher.ids[teacher + 1] == token
         assert normal(decode(renderer, [pair.token for pair in view.pairs])) == normal(span.text)
         assert view.end_token == rendered.ids[span.end - 1]
-        assert view.num_call == (span.call_end or 0) - (span.call_start or 0)
+        assert view.num_call_tokens == (span.call_end or 0) - (span.call_start or 0)
 
 
 @pytest.mark.parametrize("family", FAMILIES)
@@ -59,7 +59,7 @@ def test_hostile_text_is_shown_whole_and_never_as_special_tokens(family):
     renderer, conversation = renderer_of(family), hostile_session()
     view = view_site(renderer, conversation, site_at("t1"), HINT)
     ids = view.student_ids[view.span.start : view.span.end]
-    text = joined_text(token_texts(renderer.tokenizer, ids))
+    text = join_token_texts(token_texts(renderer.tokenizer, ids))
     assert normal(text) == normal(view.span.text)
     assert "[31mred" in text  # in JSON the escape itself is written out
     stops = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
@@ -138,7 +138,7 @@ def test_without_a_hint_there_is_a_turn_to_look_at_and_nothing_to_train():
     renderer = renderer_of("llama3")
     view = view_site(renderer, coding_session(), site_at("t2", is_kept=False, reason="blame task"), None)
     assert (view.teacher, view.pairs) == (None, ())
-    assert view.num_target > view.num_call > 0
+    assert view.num_target_tokens > view.num_call_tokens > 0
     assert view.as_json()["teacher"] is None
     assert view.as_json()["pairs"] == []
 
@@ -183,5 +183,5 @@ def test_the_json_is_the_record():
     assert teacher["hint"] == [view.teacher.hint_start, view.teacher.hint_end]
     assert (teacher["placement"], data["hint"]["text"], data["site"]["turn_id"]) == ("before_turn", HINT.text, "t1")
     num_hint = view.teacher.hint_end - view.teacher.hint_start
-    counts = {"target": len(view.pairs), "call": view.num_call, "hint": num_hint, "pairs": len(view.pairs)}
+    counts = {"target": len(view.pairs), "call": view.num_call_tokens, "hint": num_hint, "pairs": len(view.pairs)}
     assert data["counts"] == counts

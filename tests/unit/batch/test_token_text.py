@@ -7,7 +7,7 @@ from render_checks import decode, renderer_of
 from tokenizers import Tokenizer, decoders, models, normalizers
 from transformers import PreTrainedTokenizerFast
 
-from composer_replication.batch.render.renderer import joined_text, token_texts
+from composer_replication.batch.render.renderer import join_token_texts, token_texts
 from tokenizer_assets import FAMILIES
 
 TEXT = "  def f(): \U0001f99c\U0001f468\u200d\U0001f469 ü ≠ \ufffd\n\n\tx<b> 日本"
@@ -18,9 +18,9 @@ def test_texts_one_after_the_other_are_what_the_tokenizer_decodes(family):
     renderer = renderer_of(family)
     (ids,) = renderer.encoder.encode([TEXT])
     texts = token_texts(renderer.tokenizer, ids)
-    assert joined_text(texts) == decode(renderer, ids) == TEXT
+    assert join_token_texts(texts) == decode(renderer, ids) == TEXT
     for end in range(len(ids)):
-        assert joined_text(texts[:end]).rstrip("\ufffd") == decode(renderer, ids[:end]).rstrip("\ufffd")
+        assert join_token_texts(texts[:end]).rstrip("\ufffd") == decode(renderer, ids[:end]).rstrip("\ufffd")
 
 
 def test_half_an_emoji_keeps_its_bytes():
@@ -28,8 +28,8 @@ def test_half_an_emoji_keeps_its_bytes():
     (ids,) = renderer.encoder.encode(["\U0001f99c"])
     texts = token_texts(renderer.tokenizer, ids)
     assert texts == ["\udcf0", "\udc9f", "\udca6", "\udc9c"]
-    assert joined_text(texts[:2]) == "\ufffd"
-    assert joined_text(texts) == "\U0001f99c"
+    assert join_token_texts(texts[:2]) == "\ufffd"
+    assert join_token_texts(texts) == "\U0001f99c"
 
 
 def test_special_tokens_are_shown_as_themselves():
@@ -45,7 +45,7 @@ def test_a_tokenizer_with_spaces_in_its_tokens_and_bytes_as_tokens():
     backend.decoder = decoders.Sequence(parts)
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=backend)
     assert token_texts(tokenizer, [3, 2, 4, 5, 6]) == [" a", "a", "\udce2", "\udc89", "\udca0"]
-    assert joined_text(token_texts(tokenizer, [3, 4, 5, 6])) == " a≠"
+    assert join_token_texts(token_texts(tokenizer, [3, 4, 5, 6])) == " a≠"
 
 
 def test_a_tokenizer_that_cannot_say_its_bytes_shows_what_it_decodes():

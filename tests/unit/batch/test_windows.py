@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.batch.tree import build_tree, pack_trees
-from composer_replication.batch.windows import Branch, Target, Window, bucket, plan_packs, plan_windows
+from composer_replication.batch.windows import Branch, Target, Window, padded_length, plan_packs, plan_windows
 from composer_replication.errors import InputError
 from cpu_time import least_cpu_seconds
 
@@ -211,8 +211,8 @@ def test_windows_packed_into_rows_keep_the_budget_and_see_only_themselves(target
     for pack in plan_packs([len(tree) for tree in trees], given_limits["budget"] + more):
         row = pack_trees([trees[number] for number in pack])
         assert len(row) <= given_limits["budget"] + more
-        padded = row.padded(bucket(len(row)))
-        assert len(padded) == bucket(len(row))
+        padded = row.padded(padded_length(len(row)))
+        assert len(padded) == padded_length(len(row))
         mask = padded.dense_mask()
         seen = Counter(mask.sum(1).tolist())
         alone = Counter(depth + 1 for number in pack for depth in trees[number].position_ids.tolist())
@@ -221,18 +221,18 @@ def test_windows_packed_into_rows_keep_the_budget_and_see_only_themselves(target
 
 @given(st.integers(1, 1 << 24))
 def test_padding_is_small_and_lengths_are_few(length):
-    padded = bucket(length)
+    padded = padded_length(length)
     assert padded >= length
     assert padded % 128 == 0
-    assert bucket(padded) == padded
+    assert padded_length(padded) == padded
     assert padded - length < 128 if length < 1024 else padded <= length * 1.125
 
 
 def test_there_are_eight_lengths_for_each_doubling():
-    assert sorted({bucket(length) for length in range(1, 1025)}) == list(range(128, 1025, 128))
+    assert sorted({padded_length(length) for length in range(1, 1025)}) == list(range(128, 1025, 128))
     for octave in (1024, 2048, 65_536):
-        assert len({bucket(length) for length in range(octave + 1, 2 * octave + 1)}) == 8
-    assert [bucket(length) for length in (1, 1024, 1025, 2049, 131_073)] == [128, 1024, 1152, 2304, 147_456]
+        assert len({padded_length(length) for length in range(octave + 1, 2 * octave + 1)}) == 8
+    assert [padded_length(length) for length in (1, 1024, 1025, 2049, 131_073)] == [128, 1024, 1152, 2304, 147_456]
 
 
 @pytest.mark.parametrize(
@@ -249,7 +249,7 @@ def test_there_are_eight_lengths_for_each_doubling():
         (lambda: plan_windows([Target(2, 3, (Branch(2, 0),))], budget=9), "branch"),
         (lambda: plan_packs([3, 10], 9), "item 1"),
         (lambda: plan_packs([0], 9), "item 0"),
-        (lambda: bucket(0), "length"),
+        (lambda: padded_length(0), "length"),
     ],
 )
 def test_what_is_no_plan_is_refused(call, match):

@@ -147,7 +147,7 @@ def test_the_numbers_are_those_of_the_record(folder, inspect):
     rows = re.findall(r"^ +(\d+) → +(\d+) .* ← (\d+)$", page, re.MULTILINE)
     assert [(int(a), int(c), int(b)) for a, b, c in rows] == [tuple(pair) for pair in view.pairs]
     number, hint = len(view.pairs), view.teacher.hint_end - view.teacher.hint_start
-    assert lines_with(page, "target", number, "call", view.num_call, "hint", hint, "before_turn")
+    assert lines_with(page, "target", number, "call", view.num_call_tokens, "hint", hint, "before_turn")
     first, last = view.pairs[0], view.pairs[-1]
     of_student, of_teacher = f"{first.student}..{last.student}", f"{first.teacher}..{last.teacher}"
     (line,) = lines_with(page, "student", of_student, "teacher", of_teacher)

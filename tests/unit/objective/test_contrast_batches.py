@@ -9,7 +9,7 @@ import torch
 from switch_cases import channel_2, flat_of, sites, tree_of
 from window_checks import asked, check_sites, model_for, of_channel, path, renderer_of
 
-from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context, wrong_hints
+from composer_replication.batch.hint_placement import PLACEMENTS, draw_unrelated_hints, teacher_context
 from composer_replication.batch.tree_batch import SessionTargets, denominators_of, pack_batches
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, ShapeError
 from composer_replication.trainer.objective import hint_proof
@@ -100,7 +100,7 @@ def test_packed_trees_have_the_contrast_and_the_positions_of_each(model):
 def with_wrong_hints(session, every=1):
     """The same session; of its sites each, or every second, has the hint of the next as a wrong one."""
     changed = [
-        site._replace(wrong_hint=session.sites[number - 1].hint + " No." if number % every == 0 else None)
+        site._replace(unrelated_hint=session.sites[number - 1].hint + " No." if number % every == 0 else None)
         for number, site in enumerate(session.sites)
     ]
     return session._replace(sites=changed)
@@ -144,7 +144,7 @@ def test_sessions_with_wrong_hints_stay_within_the_budget_and_aligned(family, pl
             without = sum(window.batch.sites_without_contrast for window in made.windows)
             counted = {k: n for k, n in made.counts.items() if k.startswith(("no_wrong", "wrong_hint"))}
             assert sum(counted.values()) == without
-            assert counted.get("no_wrong_hint", 0) == sum(session.sites[n].wrong_hint is None for n in placed)
+            assert counted.get("no_wrong_hint", 0) == sum(session.sites[n].unrelated_hint is None for n in placed)
     assert num_rows
 
 
@@ -152,7 +152,7 @@ def test_a_wrong_hint_that_does_not_fit_is_dropped_and_its_site_stays():
     session = asked("llama3", seed=4, num_sites=3, num_pairs=0, hint="Short.")
     long, silent, fine = "long " * 200, " \n ", "Brief."
     sites_with = [
-        site._replace(wrong_hint=hint) for site, hint in zip(session.sites, (long, silent, fine), strict=True)
+        site._replace(unrelated_hint=hint) for site, hint in zip(session.sites, (long, silent, fine), strict=True)
     ]
     changed = session._replace(sites=sites_with)
     plain, made = session.batches(budget=180, overlap=20), changed.batches(budget=180, overlap=20)
@@ -163,7 +163,7 @@ def test_a_wrong_hint_that_does_not_fit_is_dropped_and_its_site_stays():
 
 def test_an_empty_wrong_hint_is_the_context_without_one():
     session = asked("llama3", seed=1, num_pairs=0)
-    changed = session._replace(sites=[site._replace(wrong_hint="") for site in session.sites])
+    changed = session._replace(sites=[site._replace(unrelated_hint="") for site in session.sites])
     (plain,), (batch,) = (each.batches(budget=5_000).batches for each in (session, changed))
     assert len(batch.tree) == len(plain.tree)
     assert torch.equal(batch.contrast.rows, batch.student_rows)
@@ -205,14 +205,14 @@ def test_a_wrong_hint_is_that_of_another_kind_and_the_one_the_proof_takes():
     kinds = ["a", "b", "a", "c", "b", "a"]
     hints = [f"{kind}{number}" for number, kind in enumerate(kinds)]
     for seed in range(5):
-        found = wrong_hints(hints, kinds, seed=seed)
+        found = draw_unrelated_hints(hints, kinds, seed=seed)
         assert all(hint in hints and hint[0] != kind for hint, kind in zip(found, kinds, strict=True))
         as_proved = [
             hint_proof.ProvableSite(site_id=hint, rendered=None, span=None, hint=hint, kind=kind)
             for hint, kind in zip(hints, kinds, strict=True)
         ]
-        assert found == [other.hint for other in wrong_hints(as_proved, kinds, seed=seed)]
-    assert wrong_hints(["x", "y"], ["a", "a"]) == [None, None]
-    assert wrong_hints([], []) == []
+        assert found == [other.hint for other in draw_unrelated_hints(as_proved, kinds, seed=seed)]
+    assert draw_unrelated_hints(["x", "y"], ["a", "a"]) == [None, None]
+    assert draw_unrelated_hints([], []) == []
     with refusal(InputError, what="hints", got="(1, 0)"):
-        wrong_hints(["x"], [])
+        draw_unrelated_hints(["x"], [])

@@ -291,12 +291,12 @@ def test_what_does_not_belong_together_is_refused():
         session_batches(*session[:2], responses=other.rendered.spans, budget=500)
     with pytest.raises(InputError, match="placement"):
         session.batches(budget=500, placement="after")
-    with refusal(InputError, what="references"):
+    with refusal(InputError, what="reference log-probs"):
         session_batches(*session[:2], pairs=[without, *session.pairs], budget=500)
     with refusal(InputError, what="response", got="2"):
         session_batches(*session[:2], pairs=[bare], budget=500)
     apart = [*session.batches(budget=500).batches, *session_batches(*session[:2], pairs=[without], budget=500).batches]
-    with refusal(InputError, what="references"):
+    with refusal(InputError, what="reference log-probs"):
         pack_batches(apart)
     with pytest.raises(InputError, match="trees"):
         pack_batches([])

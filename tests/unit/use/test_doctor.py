@@ -120,7 +120,7 @@ def test_an_extra_comes_from_where_the_package_came_from(monkeypatch, noted, exp
     [("", "ok"), ("the hub cannot be reached (ConnectError)", "warn"), ("HF_HUB_OFFLINE is set", "warn")],
 )
 def test_a_hub_that_does_not_answer_is_a_warning(ask, monkeypatch, absent, status):
-    monkeypatch.setattr("composer_replication.batch.model_folder.not_on_hub", lambda _name: absent)
+    monkeypatch.setattr("composer_replication.batch.model_folder.hub_absence_reason", lambda _name: absent)
     line = ask()[1]["hub"]
     assert line["status"] == status
     assert line["found"].startswith(absent)

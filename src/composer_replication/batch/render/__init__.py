@@ -1,10 +1,10 @@
-"""Render a conversation to token ids with exact spans. What a chat template can express is tested, never guessed.
+"""Render a conversation to token ids with exact spans. What a chat template can express is tested, never assumed.
 
 templates        a tokenizer's chat template as a function from messages to text, run in a process of its own
 template_server  the program of that process, which limits memory and time
-dialect          find out by test renderings what a template can express; rules for thinking; escaping
-messages         write turns as messages that the template shows, and find the edges of a turn in a rendering
+dialect          determine from test renderings what a template can express; rules for thinking; escaping
+messages         write turns as chat messages, and find the edges of a turn in a rendering
 pieces           cut a rendering at the edges of its turns, and verify every cut
 renderer         `Renderer.render`, and the encoding of pieces of text as token ids
-decision         find the tokens of a call that decide it
+decision         find the tokens that decide a call
 """

@@ -1,7 +1,7 @@
-"""Find the tokens at which a call is decided: the tool's name, and where its arguments begin or become wrong.
+"""Find the tokens that decide a call: the tool's name, and the tokens where its arguments begin or become wrong.
 
-The rest of a call follows from these tokens: once a path is chosen, it is spelled to its end. So the effect of a hint
-on a decision is measured on these tokens and not on the sum over a turn.
+The rest of a call follows from these tokens: once a path is chosen, only its spelling remains. So the effect of a hint
+on a decision is measured on these tokens rather than summed over the turn.
 """
 
 from __future__ import annotations
@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from composer_replication.batch.render.messages import num_same
+from composer_replication.batch.render.messages import common_prefix_length
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, token_texts
 from composer_replication.errors import InputError
 from composer_replication.types import Conversation, ToolCall, Turn
@@ -21,24 +21,24 @@ from composer_replication.types import Conversation, ToolCall, Turn
 Basis = Literal["correction", "first_argument", "name", "call", "turn"]
 Stretch = tuple[int, int]
 MAX_ARGUMENT_TOKENS = 12
-"""How many tokens of a first argument count when it is not known which of them is wrong."""
+"""How many tokens of a first argument count if it is unknown which of them is wrong."""
 # Printable ASCII without '"' and "\", which templates escape when they quote a value:
 # 'src/app.py' -> 'src/app.py'; 'echo "hi"' -> 'echo '; not '"hi"'
 _UNESCAPED_START = re.compile(r"[ !#-\[\]-~]{1,80}")
 
 
 class CallWords(NamedTuple):
-    """The words to search for in a call's tokens: the tool's name, and how its first argument begins.
+    """The text to search for in a call's tokens: the tool's name, and the beginning of its first argument.
 
-    The first argument is the first one that is a string, if there is one: some tools take a flag first.
+    The first argument is the first one that is a string, if there is one, because some tools take a flag first.
     """
 
     name: str
     argument: str
 
     @classmethod
-    def of(cls, call: ToolCall) -> CallWords:
-        """Return the words of a logged call."""
+    def from_call(cls, call: ToolCall) -> CallWords:
+        """Return the text to search for in a logged call."""
         values = [call.raw_arguments] if call.raw_arguments is not None else list(call.arguments.values())
         value = next((argument for argument in values if isinstance(argument, str)), values[0] if values else None)
         text = value if isinstance(value, str) else "" if value is None else json.dumps(value, default=str)
@@ -47,12 +47,12 @@ class CallWords(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The tokens at which a call is decided: stretches [first, end) of a sequence, in order.
+    """The tokens that decide a call: stretches [first, end) of a sequence, in order.
 
-    `basis` says what they are. `correction`: the name, and the first token that differs from the right call (only the
-    name if the difference is in it). `first_argument`: the name, and the first tokens of the first argument. `name`:
-    the name alone. `call`: all of the calls, because the name was not found in them. `turn`: all of a turn without
-    calls. `depth` is the number of tokens from the start of the first argument to the first one that differs.
+    `basis` says which tokens these are. `correction`: the name, and the first token that differs from the right call
+    (only the name if they differ there). `first_argument`: the name, and the first tokens of the first argument.
+    `name`: only the name. `call`: all calls, because the name was not found in them. `turn`: the whole turn, which has
+    no calls. `depth` is the number of tokens from the start of the first argument to the first differing one.
     """
 
     stretches: tuple[Stretch, ...]
@@ -61,11 +61,11 @@ class Decision(NamedTuple):
 
     @property
     def num_tokens(self) -> int:
-        """The number of tokens of all stretches."""
+        """The total number of tokens."""
         return sum(end - first for first, end in self.stretches)
 
 
-def decide(
+def find_decision(
     renderer: Renderer,
     rendered: RenderedSequence,
     span: TurnSpan,
@@ -74,7 +74,7 @@ def decide(
     start: int | None = None,
     max_argument_tokens: int = MAX_ARGUMENT_TOKENS,
 ) -> Decision:
-    """Return the decision of a turn's first call, or of the one that begins at token `start`."""
+    """Find the decision of a turn's first call, or of the call that begins at token `start`."""
     if span.call_start is None or span.call_end is None:
         return Decision(((span.start, span.end),), "turn")
     whole = Decision(((span.call_start, span.call_end),), "call")
@@ -93,20 +93,20 @@ def decide(
     return Decision((name, (argument[0], end)), "first_argument")
 
 
-def decide_like(
+def find_matching_decision(
     renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, words: CallWords, reference: Decision
 ) -> Decision | None:
-    """Return the decision of a turn's first call on as many tokens as the reference has; None if there are fewer.
+    """Find the decision of a turn's first call on as many tokens as `reference` has; return None if there are fewer.
 
-    Means over more tokens, or over tokens of another kind, could not be compared. A token deep in an argument is
-    matched by one at the same depth or by the last one, and a whole call or turn by as much of one as exists.
+    Means over different numbers or kinds of tokens could not be compared. A token deep in an argument is matched by the
+    token at the same depth or by the last one, and a whole call or turn by as many of its tokens as exist.
     """
     if reference.basis in ("call", "turn"):
-        whole = decide(renderer, rendered, span, None)
+        whole = find_decision(renderer, rendered, span, None)
         ((first, end),) = whole.stretches
         return whole._replace(stretches=((first, min(end, first + reference.num_tokens)),))
-    # The whole argument is wanted here, so the limit is one that no argument reaches.
-    available = decide(renderer, rendered, span, words, max_argument_tokens=span.end)
+    # No argument reaches this limit, so the whole argument is returned.
+    available = find_decision(renderer, rendered, span, words, max_argument_tokens=span.end)
     available_sizes, sizes = ([end - first for first, end in decision.stretches] for decision in (available, reference))
     if available.basis == "call" or len(available_sizes) < len(sizes) or any(map(int.__lt__, available_sizes, sizes)):
         return None
@@ -116,7 +116,7 @@ def decide_like(
     return Decision(stretches, reference.basis, reference.depth)
 
 
-def decide_against(
+def find_decision_against(
     renderer: Renderer,
     rendered: RenderedSequence,
     span: TurnSpan,
@@ -126,26 +126,28 @@ def decide_against(
     format_name: str,
     right: ToolCall | None = None,
 ) -> Decision:
-    """Return the decision of call `number` of a turn: where it first differs from the right call, if that is known.
+    """Find the decision of call `number` of a turn: where it first differs from the right call, if that is known.
 
-    The right call is rendered by the same template. If the turn's tokens are not what the template writes (a rollout
-    has sampled ids), there is nothing to compare them with, and the decision is found without the right call.
+    The right call is rendered by the same template. If the template would write the turn with other tokens (a rollout
+    has sampled ids), the two cannot be compared, and the decision is found without the right call.
     """
     calls, start = turn.calls, span.call_start
     if start is None or not calls:
-        return decide(renderer, rendered, span, None)
-    turn_ids, lone_turn = rendered.ids[start : span.call_end], _LoneTurn(renderer, turn, format_name)
+        return find_decision(renderer, rendered, span, None)
+    turn_ids, isolated_turn = rendered.ids[start : span.call_end], _IsolatedTurn(renderer, turn, format_name)
     if number or right is not None:
-        if lone_turn.call_ids(calls) != turn_ids:
-            return decide(renderer, rendered, span, None if number else CallWords.of(calls[0]))
-        # A later call begins about where the same turn with that call renamed starts to differ.
+        if isolated_turn.call_ids(calls) != turn_ids:
+            return find_decision(renderer, rendered, span, None if number else CallWords.from_call(calls[0]))
+        # A later call begins about where the turn differs from a copy in which that call has another name.
         if number:
-            start += num_same(lone_turn.call_ids(_with_call(calls, number, _renamed(calls[number]))), turn_ids)
-    decision = decide(renderer, rendered, span, CallWords.of(calls[number]), start=start)
+            start += common_prefix_length(
+                isolated_turn.call_ids(_replace_call(calls, number, _rename_call(calls[number]))), turn_ids
+            )
+    decision = find_decision(renderer, rendered, span, CallWords.from_call(calls[number]), start=start)
     if right is None or decision.basis == "call":
         return decision
-    right_ids = lone_turn.call_ids(_with_call(calls, number, right))
-    first_difference = (span.call_start or 0) + num_same(right_ids, turn_ids)
+    right_ids = isolated_turn.call_ids(_replace_call(calls, number, right))
+    first_difference = (span.call_start or 0) + common_prefix_length(right_ids, turn_ids)
     if right_ids == turn_ids or first_difference >= (span.call_end or 0):
         return decision
     name, argument = decision.stretches[0], decision.stretches[1:]
@@ -156,32 +158,32 @@ def decide_against(
 
 
 class _TokenTexts:
-    """The text of consecutive tokens, searchable by pattern."""
+    """Maps matches of a pattern in the text of consecutive tokens to those tokens."""
 
     def __init__(self, texts: Sequence[str], first: int) -> None:
         self._text, self._first = "".join(texts), first
         self._ends = list(accumulate(map(len, texts)))
 
     def find(self, pattern: str, after: int) -> Stretch | None:
-        """Return the tokens of the first match that begins at token `after` or later."""
+        """Return the tokens of the first match at or after token `after`; None if there is no match."""
         begin = 0 if after == self._first else self._ends[after - self._first - 1]
-        # The callers search for literal names: "bash" in '"name": "bash"', not in "bashrc".
+        # Callers search for literal names: "bash" in '"name": "bash"', not in "bashrc".
         match = re.compile(pattern).search(self._text, begin)
         if match is None or match.end() == match.start():
             return None
-        first = next(at for at, end in enumerate(self._ends) if end > match.start())
-        last = next(at for at, end in enumerate(self._ends) if end >= match.end())
+        first = next(index for index, end in enumerate(self._ends) if end > match.start())
+        last = next(index for index, end in enumerate(self._ends) if end >= match.end())
         return self._first + first, self._first + last + 1
 
 
-class _LoneTurn:
-    """A turn alone after one short user message, to see how the template writes its calls."""
+class _IsolatedTurn:
+    """Renders a turn after a single short user message, to see how the template writes its calls."""
 
     def __init__(self, renderer: Renderer, turn: Turn, format_name: str) -> None:
         self._renderer, self._turn, self._format = renderer, turn, format_name
 
     def call_ids(self, calls: Sequence[ToolCall]) -> list[int]:
-        """Return the ids of these calls in place of the turn's; empty if the template refuses or has none."""
+        """Return the ids of `calls` in place of the turn's own; empty if the template rejects them or has no calls."""
         turn = replace(self._turn, calls=tuple(calls), token_ids=None, logprobs=None)
         question = Turn(id=f"{turn.id}:asked", role="user", origin="human", text="u", provenance=turn.provenance)
         try:
@@ -192,10 +194,10 @@ class _LoneTurn:
         return [] if span.call_start is None else rendered.ids[span.call_start : span.call_end]
 
 
-def _with_call(calls: Sequence[ToolCall], number: int, call: ToolCall) -> list[ToolCall]:
+def _replace_call(calls: Sequence[ToolCall], number: int, call: ToolCall) -> list[ToolCall]:
     return [*calls[:number], call, *calls[number + 1 :]]
 
 
-def _renamed(call: ToolCall) -> ToolCall:
-    """Return the call with a name that starts with another letter, so that the first difference is at the name."""
+def _rename_call(call: ToolCall) -> ToolCall:
+    """Return the call with a name that begins with another letter, so that the name is the first difference."""
     return replace(call, name="z" if not call.name.startswith("z") else "q")

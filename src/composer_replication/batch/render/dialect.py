@@ -1,7 +1,7 @@
 """Find out what a chat template can express, and protect the text that it renders.
 
-`read_dialect` renders small conversations of made-up words and looks for the words in the output. `ThinkingRules` say
-what happens to a turn's thinking. `ProtectedTokens` keeps text of a log from becoming a special token.
+`read_dialect` renders small conversations of made-up words and looks for the words in the output. `ThinkingRules`
+decide what happens to a turn's thinking. `ProtectedTokens` prevents logged text from becoming a special token.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Arguments = Literal["dict", "text"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Dialect:
-    """The kinds of messages that a template shows. A kind that it does not show is written as plain text instead."""
+    """The kinds of messages that a template can show. Any other kind is written as plain text instead."""
 
     header: str  # the generation prompt, such as "<|im_start|>assistant\n"
     stops: tuple[str, ...]  # tokens that end an assistant turn
@@ -38,25 +38,25 @@ class Dialect:
     users_in_a_row: bool
     assistants_in_a_row: bool
     assistant_first: bool
-    call_token: str | None  # opens the calls of a turn; None if no token does
+    call_token: str | None  # the token that opens the calls of a turn, if there is one
     tools: bool
     calls: bool
     parallel_calls: bool
     text_beside_calls: bool
     arguments: Arguments
-    raw_arguments: bool  # arguments that are a string instead of a mapping are shown
+    raw_arguments: bool  # shows arguments that are a string instead of a mapping
     short_ids: bool  # ids of calls must be nine letters and digits
     results: bool
     thinking: bool
-    thought: _ThoughtForm  # how thinking is shown
+    thought: _ThoughtForm  # how the template writes thinking
 
     @property
     def headers(self) -> list[str]:
-        """The generation prompts: the plain one, and the one for a turn without a thought if that is different."""
+        """The plain generation prompt, and the one for a turn without a thought if that is different."""
         return list(dict.fromkeys([self.header, self.thought.quiet_header or self.header]))
 
     def without_tools(self) -> Dialect:
-        """Return the dialect with calls and results written as text, which any template can show."""
+        """Return a dialect in which calls and results are written as text, which any template can show."""
         return replace(self, calls=False, results=False, tools=False)
 
 
@@ -75,53 +75,55 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def calling(arguments: object, *, identity: str = PLAIN_ID, count: int = 1) -> Message:
-    """Return an assistant message with equal calls of the probe tool."""
+def probe_call(arguments: object, *, identity: str = PLAIN_ID, count: int = 1) -> Message:
+    """Return an assistant message with `count` identical calls of the probe tool."""
     function = {"name": _TOOL, "arguments": arguments}
     calls = [{"id": identity, "type": "function", "function": function} for _ in range(count)]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def result(text: str, *, identity: str = PLAIN_ID) -> Message:
-    """Return the result of a call of the probe tool."""
+def probe_result(text: str, *, identity: str = PLAIN_ID) -> Message:
+    """Return a message with the result of a call of the probe tool."""
     return {"role": "tool", "tool_call_id": identity, "name": _TOOL, "content": text}
 
 
-def example_arguments(arguments: Arguments) -> object:
-    """Return arguments for the probe tool in the form that the template takes."""
+def probe_arguments(arguments: Arguments) -> object:
+    """Return arguments for the probe tool in the form that the template accepts."""
     return {"key": _VALUE} if arguments == "dict" else f'{{"key": "{_VALUE}"}}'
 
 
-class _Probe:
-    """Renders probe messages with a template that may refuse them."""
+class _TemplateProbe:
+    """Renders probe messages with a template that may reject them."""
 
     def __init__(self, template: ChatTemplate) -> None:
         self._template = template
 
     def text(self, *messages: Message, prompt: bool = False, tools: Any = None) -> str | None:
-        """Return the rendering, or None if the template refuses the messages."""
+        """Return the rendering, or None if the template rejects the messages."""
         try:
             return self._template.render(messages, prompt=prompt, tools=tools)
         except InputError:
             return None
 
     def shows(self, *messages: Message, words: Iterable[str], tools: Any = None) -> bool:
-        """Return whether the template accepts the messages and writes all of these words."""
+        """Whether the template accepts the messages and its output contains all of these words."""
         text = self.text(*messages, tools=tools)
         return text is not None and all(word in text for word in words)
 
 
 def read_dialect(template: ChatTemplate, protected: ProtectedTokens) -> Dialect:
-    """Find out by test renderings what the template shows. Raises InputError if it cannot show a simple dialog."""
-    probe = _Probe(template)
+    """Determine from test renderings what a template can show. Raises InputError if it cannot show a simple dialog."""
+    probe = _TemplateProbe(template)
     plain = template.render([user(_QUESTION), assistant(_ANSWER)])
     if _QUESTION not in plain or _ANSWER not in plain:
-        raise InputError(explain("chat template", got=f"{plain[:80]!r}", expected="a user's and an assistant's text"))
+        raise InputError(
+            explain("chat template", got=f"{plain[:80]!r}", expected="the texts of a user and an assistant message")
+        )
     calls = _read_calls(probe)
-    header, thinking = _header(template), _shows_thinking(probe)
+    header, thinking = _read_header(template), _shows_thinking(probe)
     return Dialect(
         header=header,
-        stops=_stops(probe, protected, plain, calls),
+        stops=_read_stops(probe, protected, plain, calls),
         system_first=probe.shows(system(_SYSTEM), user(_QUESTION), words=(_SYSTEM, _QUESTION)),
         system_later=probe.shows(
             user(_QUESTION), assistant(_ANSWER), system(_SYSTEM), user(_QUESTION), words=(_SYSTEM,)
@@ -132,18 +134,20 @@ def read_dialect(template: ChatTemplate, protected: ProtectedTokens) -> Dialect:
         assistants_in_a_row=probe.shows(
             user(_QUESTION), assistant(_ANSWER), assistant(_SYSTEM), words=(_ANSWER, _SYSTEM)
         ),
-        assistant_first=_can_start(probe),
-        call_token=_call_token(probe, protected, calls),
-        tools=probe.shows(user(_QUESTION), words=(_TOOL,), tools=[_schema()]),
+        assistant_first=_can_begin_with_assistant(probe),
+        call_token=_read_call_token(probe, protected, calls),
+        tools=probe.shows(user(_QUESTION), words=(_TOOL,), tools=[_probe_schema()]),
         thinking=thinking,
         thought=_read_thought_form(template, header) if thinking else _ThoughtForm(),
         **calls,
     )
 
 
-def _read_calls(probe: _Probe) -> dict[str, Any]:
-    """Return how the template takes calls: arguments as a dict or as JSON text, any ids or short ones, one or more."""
-    # A dict is tried first: a template that JSON-encodes its arguments shows a string too, but encoded twice.
+def _read_calls(probe: _TemplateProbe) -> dict[str, Any]:
+    """Determine how the template accepts calls: dict or JSON arguments, any ids or only short ones,
+    one call or more.
+    """
+    # A dict is tried first: a template that JSON-encodes its arguments accepts a string too, but encodes it twice.
     kinds: tuple[Arguments, ...] = ("dict", "text")
     variants: list[tuple[Arguments, bool]] = [(kind, short) for short in (False, True) for kind in kinds]
     accepted = [variant for variant in variants if _shows_call(probe, *variant)]
@@ -153,34 +157,35 @@ def _read_calls(probe: _Probe) -> dict[str, Any]:
         )
         return {**no_calls, "arguments": "dict"}
     arguments, short = accepted[0]
-    identity, example = SHORT_ID if short else PLAIN_ID, example_arguments(arguments)
-    call, two = calling(example, identity=identity), calling(example, identity=identity, count=2)
-    answer = result(_RESULT, identity=identity)
+    identity, example = SHORT_ID if short else PLAIN_ID, probe_arguments(arguments)
+    call, two_calls = probe_call(example, identity=identity), probe_call(example, identity=identity, count=2)
+    answer = probe_result(_RESULT, identity=identity)
     return {
         "calls": True,
-        "parallel_calls": (probe.text(user(_QUESTION), two) or "").count(_TOOL) > 1,
+        "parallel_calls": (probe.text(user(_QUESTION), two_calls) or "").count(_TOOL) > 1,
         "text_beside_calls": probe.shows(user(_QUESTION), {**call, "content": _ANSWER}, words=(_TOOL, _ANSWER)),
         "arguments": arguments,
-        "raw_arguments": probe.shows(user(_QUESTION), calling(_VALUE, identity=identity), words=(_VALUE,)),
+        "raw_arguments": probe.shows(user(_QUESTION), probe_call(_VALUE, identity=identity), words=(_VALUE,)),
         "short_ids": short,
         "results": probe.shows(user(_QUESTION), call, answer, assistant(_ANSWER), words=(_TOOL, _RESULT, _ANSWER)),
     }
 
 
-def _shows_call(probe: _Probe, arguments: Arguments, short: bool) -> bool:
-    call = calling(example_arguments(arguments), identity=SHORT_ID if short else PLAIN_ID)
+def _shows_call(probe: _TemplateProbe, arguments: Arguments, short: bool) -> bool:
+    call = probe_call(probe_arguments(arguments), identity=SHORT_ID if short else PLAIN_ID)
     return probe.shows(user(_QUESTION), call, words=(_TOOL, _VALUE))
 
 
-def _header(template: ChatTemplate) -> str:
-    """Return the generation prompt: what the template adds to a question when it is to be answered."""
+def _read_header(template: ChatTemplate) -> str:
+    """Return the generation prompt, which the template appends to a question that is to be answered."""
     before, after = (template.render([user(_QUESTION)], prompt=prompt) for prompt in (False, True))
     return after[len(before) :] if after.startswith(before) else ""
 
 
-def _call_token(probe: _Probe, protected: ProtectedTokens, calls: Mapping[str, Any]) -> str | None:
-    """Return the token that opens the calls of a turn, such as `<tool_call>`; None if there is none."""
-    # It is the first protected token after the turn's text, or after the prompt if calls hide the text.
+def _read_call_token(probe: _TemplateProbe, protected: ProtectedTokens, calls: Mapping[str, Any]) -> str | None:
+    """Return the token that opens the calls of a turn, such as `<tool_call>`, or None."""
+    # This is the first protected token after the turn's text, or after the prompt if the template hides text beside
+    # calls.
     if not calls["calls"]:
         return None
     text, prompt = _example_call(probe, calls), probe.text(user(_QUESTION), prompt=True) or ""
@@ -189,35 +194,37 @@ def _call_token(probe: _Probe, protected: ProtectedTokens, calls: Mapping[str, A
     return match[0] if match and before in text else None
 
 
-def _example_call(probe: _Probe, calls: Mapping[str, Any]) -> str:
+def _example_call(probe: _TemplateProbe, calls: Mapping[str, Any]) -> str:
     identity = SHORT_ID if calls["short_ids"] else PLAIN_ID
-    call = calling(example_arguments(calls["arguments"]), identity=identity)
+    call = probe_call(probe_arguments(calls["arguments"]), identity=identity)
     return probe.text(user(_QUESTION), {**call, "content": _ANSWER}) or ""
 
 
-def _stops(probe: _Probe, protected: ProtectedTokens, plain: str, calls: Mapping[str, Any]) -> tuple[str, ...]:
-    """Return the tokens that end a turn; some templates end a turn with calls with a token of its own."""
+def _read_stops(
+    probe: _TemplateProbe, protected: ProtectedTokens, plain: str, calls: Mapping[str, Any]
+) -> tuple[str, ...]:
+    """Return the tokens that end a turn; some templates use a different one for turns with calls."""
     tails = [plain.rpartition(_ANSWER)[2]]
     if calls["calls"]:
         tails.append(_example_call(probe, calls).rpartition(_VALUE)[2])
-    candidates = [protected.last_special(tail) for tail in tails]
+    candidates = [protected.last_special_token(tail) for tail in tails]
     return tuple(dict.fromkeys(stop for stop in candidates if stop))
 
 
-def _can_start(probe: _Probe) -> bool:
-    """Return whether a conversation may begin with the assistant, with and without a system prompt."""
-    # The prompt of an empty conversation must be how such a conversation begins.
+def _can_begin_with_assistant(probe: _TemplateProbe) -> bool:
+    """Whether a conversation may begin with an assistant message, with and without a system prompt."""
+    # The generation prompt of an empty conversation must be a prefix of such a conversation.
     prompt, answer = probe.text(prompt=True), probe.text(assistant(_ANSWER))
     is_same_start = prompt is not None and answer is not None and answer.startswith(prompt) and _ANSWER in answer
     return is_same_start and probe.shows(system(_SYSTEM), assistant(_ANSWER), words=(_ANSWER,))
 
 
-def _shows_thinking(probe: _Probe) -> bool:
+def _shows_thinking(probe: _TemplateProbe) -> bool:
     thoughtful = assistant(_ANSWER) | {"reasoning_content": _THOUGHT}
     return probe.shows(user(_QUESTION), thoughtful, words=(_ANSWER, _THOUGHT))
 
 
-def _schema() -> dict[str, Any]:
+def _probe_schema() -> dict[str, Any]:
     parameters = {"type": "object", "properties": {"key": {"type": "string"}}}
     return {"type": "function", "function": {"name": _TOOL, "description": "A tool.", "parameters": parameters}}
 
@@ -225,18 +232,18 @@ def _schema() -> dict[str, Any]:
 Treatment = Literal["target", "context", "left_out"]
 TREATMENTS: tuple[Treatment, ...] = ("target", "context", "left_out")
 Outcome = Literal["none", "target", "context", "left_out", "not_shown"]
-"""What was done with a turn's thinking. `none`: the turn had none; `not_shown`: the template cannot show it."""
-# The variables that switch thinking off in published templates.
+"""What was done with a turn's thinking. `none`: the turn has no thinking; `not_shown`: the template cannot show it."""
+# The variables with which published templates switch thinking off.
 _SWITCHES = ("enable_thinking", "thinking")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ThinkingRules:
-    """What to do with the student's own thinking and with that of other models.
+    """What to do with the student's own thinking and with the thinking of other models.
 
     `target`: trained on, and shown in the history if the template shows it there. `context`: shown before the turn's
     own tokens, but not trained on. `left_out`: neither. A turn is the student's own if its ids were sampled (a rollout)
-    or if its model matches one of `student_models`, patterns such as `Qwen/Qwen3-*`.
+    or if its model matches a pattern in `student_models`, such as `Qwen/Qwen3-*`.
     """
 
     own: Treatment = "target"
@@ -249,7 +256,7 @@ class ThinkingRules:
                 raise InputError(explain(f"thinking: {name}", got=getattr(self, name), expected=f"one of {TREATMENTS}"))
 
     def is_own(self, turn: Turn) -> bool:
-        """Return whether the student itself wrote the turn."""
+        """Whether the student itself wrote the turn."""
         return bool(turn.token_ids) or any(fnmatchcase(turn.model or "", pattern) for pattern in self.student_models)
 
     def treatment(self, turn: Turn) -> Treatment:
@@ -257,7 +264,7 @@ class ThinkingRules:
         return self.own if self.is_own(turn) else self.others
 
     def align(self, *answers: Turn) -> tuple[Turn, ...]:
-        """Return answers that can be compared: all with thinking if each has some to train on, otherwise all without.
+        """Make answers comparable: keep thinking if every answer has some to train on; otherwise remove all of it.
 
         Sampled ids contain the thinking, so an answer that loses its thinking loses its ids as well.
         """
@@ -270,20 +277,20 @@ class ThinkingRules:
 
 
 ALL_OWN = ThinkingRules(student_models=("*",))
-"""Rules for turns that the student wrote, whatever model a log names."""
+"""Rules that treat every turn as the student's own, whatever model the log names."""
 
 
 class _ThoughtForm(NamedTuple):
     """How a template writes thoughts.
 
-    A model that thinks begins its answer with a thought. If a turn's thought is not trained on, the turn's text must
-    not begin where the thought would, which would train the model not to think. The context then ends with an empty,
-    closed thought, as the template's prompt does when thinking is switched off.
+    A model that thinks begins its answer with a thought. If a turn's thought is not trained on, its text must not begin
+    where the thought would, because that would train the model not to think. Its context ends with an empty, closed
+    thought instead, as the template's prompt does when thinking is switched off.
 
     `quiet_header` is the generation prompt with an empty, closed thought, such as
-    "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"; None if the template has none, and a turn without a thought
-    follows the plain header. `empty` is the block that the template adds to a finished turn without a thought. If
-    `is_off`, the plain header is the quiet one: the template tells the model not to think.
+    "<|im_start|>assistant\\n<think>\\n\\n</think>\\n\\n"; if it is None, a turn without a thought follows the plain
+    header. `empty` is the block that the template adds to a finished turn without a thought. If `is_off`, the plain
+    header is the quiet one: the template tells the model not to think.
     """
 
     quiet_header: str | None = None
@@ -292,31 +299,33 @@ class _ThoughtForm(NamedTuple):
 
 
 def _read_thought_form(template: ChatTemplate, header: str) -> _ThoughtForm:
-    """Find out by test renderings how a template that shows thinking writes it."""
-    question, bare = [user(_QUESTION)], assistant(_ANSWER)
+    """Determine from test renderings how a template writes thinking."""
+    question, answer = [user(_QUESTION)], assistant(_ANSWER)
     question_text = template.render(question)
-    opening, closing = _block(template.render([*question, {**bare, "reasoning_content": _THOUGHT}]), question_text)
-    # What closes a thought, such as "</think>".
+    opening, closing = _thought_delimiters(
+        template.render([*question, {**answer, "reasoning_content": _THOUGHT}]), question_text
+    )
+    # The text that closes a thought, such as "</think>".
     mark = closing.strip()
     if not mark or not header:
         return _ThoughtForm()
-    plain = template.render([*question, bare])
+    plain = template.render([*question, answer])
     prefix = question_text + header
     empty = plain[len(prefix) : plain.find(_ANSWER)] if plain.startswith(prefix) else ""
-    # Templates vary the whitespace in an empty block, so only the rest is compared.
+    # Templates vary the whitespace in an empty block, so whitespace is not compared.
     if _without_whitespace(empty) != _without_whitespace(opening.removeprefix(header) + closing):
         empty = ""
     if header.rstrip().endswith(mark):
         return _ThoughtForm(header, empty, is_off=True)
-    off = _header_when_off(template, question, mark)
+    off_header = _header_when_off(template, question, mark)
     # If the prompt itself opens a thought, closing it at once makes it empty.
-    if off is None and opening == header:
-        off = header + closing
-    return _ThoughtForm(off or (header + empty if empty else None), empty)
+    if off_header is None and opening == header:
+        off_header = header + closing
+    return _ThoughtForm(off_header or (header + empty if empty else None), empty)
 
 
-def _block(thoughtful: str, question_text: str) -> tuple[str, str]:
-    """Return what the template writes before a thought, including the header, and between the thought and the text."""
+def _thought_delimiters(thoughtful: str, question_text: str) -> tuple[str, str]:
+    """Return the text that the template writes before a thought, header included, and between thought and answer."""
     if not thoughtful.startswith(question_text) or _THOUGHT not in thoughtful:
         return "", ""
     opening, _, rest = thoughtful[len(question_text) :].partition(_THOUGHT)
@@ -325,11 +334,11 @@ def _block(thoughtful: str, question_text: str) -> tuple[str, str]:
 
 
 def _header_when_off(template: ChatTemplate, question: list[Message], mark: str) -> str | None:
-    """Return the generation prompt with thinking switched off; None unless it ends with a closed thought."""
+    """Return the generation prompt with thinking switched off, or None unless it ends with a closed thought."""
     for switch in _SWITCHES:
-        quiet = template.with_options({switch: False})
+        off_template = template.with_options({switch: False})
         try:
-            before, after = quiet.render(question), quiet.render(question, prompt=True)
+            before, after = off_template.render(question), off_template.render(question, prompt=True)
         except InputError:
             continue
         header = after[len(before) :] if after.startswith(before) else ""
@@ -342,30 +351,30 @@ def _without_whitespace(text: str) -> str:
     return "".join(text.split())
 
 
-_ESCAPE = "\U000f0000"  # the next character is meant literally
+_ESCAPE = "\U000f0000"  # precedes a private-use character of the text itself
 _FIRST_SENTINEL = 0xF0001
 _PRIVATE = "\U000f0000-\U0010ffff"
 # Any character of Unicode's two supplementary private-use planes: "\U000f0001"; not "\ue000", a private-use character
 # of the basic plane.
 _PRIVATE_CHARACTER = re.compile(f"[{_PRIVATE}]")
-# A sentinel alone, or the escape character with the character after it: "\U000f0001" in "a\U000f0001b",
+# A sentinel alone, or the escape character and the character after it: "\U000f0001" in "a\U000f0001b",
 # "\U000f0000\U000f0001" in "a\U000f0000\U000f0001b". The pattern starts with a class, which `re` searches for fast.
 _ESCAPED = re.compile(f"[{_PRIVATE}](?:(?<={_ESCAPE}).)?", re.DOTALL)
-_EDGE = "\U000ffffd"  # means nothing; ends a text that a template could otherwise complete to a token
-_RAW = "\U00100000"  # encloses the number of a raw text; see `raw_marker`
+_EDGE = "\U000ffffd"  # empty; separates a text from template text that could complete it to a token
+_RAW = "\U00100000"  # encloses the index of a raw text; see `raw_marker`
 # "\U0010000012\U00100000" -> 12, with or without quotes around it.
 _RAW_MARKER = re.compile(f'"?{_RAW}([0-9]+){_RAW}"?')
 
 
 class ProtectedTokens:
-    """The strings that only a template may write as tokens: special ones, and added ones that appear in its source.
+    """The tokens that only a template may write: special tokens, and added tokens that appear in its source.
 
     A log may contain `<|im_end|>` in a tool's output, an argument or a tool's name. Before rendering, `escape` replaces
-    every protected string in a text by one private-use character, its sentinel. After rendering, whatever reads as a
-    special token was written by the template, and the sentinels are encoded as the plain text that they stand for.
-    Private-use characters of the text itself are marked with an escape character, so that `plain` restores it exactly.
+    every protected string in a text by one private-use character, its sentinel. After rendering, every special token
+    must have been written by the template, and each sentinel is encoded as the plain text that it replaced.
+    Private-use characters of the text itself are preceded by an escape character, so `unescape` restores it exactly.
 
-    Other added tokens (Gemma's runs of newlines, HTML tags) are ordinary text, in training as in inference.
+    Other added tokens (Gemma's runs of newlines, HTML tags) are ordinary text, both in training and in inference.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, structure: str) -> None:
@@ -379,35 +388,35 @@ class ProtectedTokens:
         self._texts = sorted(self.ids, key=len, reverse=True)  # the longest match wins, as in the tokenizer
         self._sentinels = {text: chr(_FIRST_SENTINEL + number) for number, text in enumerate(self._texts)}
         self._meaning = {sentinel: text for text, sentinel in self._sentinels.items()} | {_EDGE: ""}
-        self.swallows_before = frozenset(text for text in self.ids if added[text][1].lstrip)
-        self.swallows_after = frozenset(text for text in self.ids if added[text][1].rstrip)
+        self.lstrip_tokens = frozenset(text for text in self.ids if added[text][1].lstrip)
+        self.rstrip_tokens = frozenset(text for text in self.ids if added[text][1].rstrip)
         self.longest = max(map(len, self._texts), default=0)
         self._beginnings = {text[:size] for text in self._texts for size in range(1, len(text))}
         self._endings = {text[size:] for text in self._texts for size in range(1, len(text))}
-        tokens = _any_of(self._texts)
+        tokens = _any_of_pattern(self._texts)
         # All patterns below match any protected string: "<|im_end|>", but not "<|im_end|" or "im_end".
         # "<|im_end|>" in "a <|im_end|> b"
         self.pattern = re.compile(tokens)
         # "<|im_end|>" too, but not a plain added token such as "<tool_call>"
-        self._special_pattern = re.compile(_any_of([text for text in self._texts if text in self.special]))
+        self._special_pattern = re.compile(_any_of_pattern([text for text in self._texts if text in self.special]))
         # "<|im_end|>", and private-use characters that are escapes themselves
         self._to_escape = re.compile(f"[{_PRIVATE}]|{tokens}")
-        # Group 1 is a sentinel or a token such as "<|im_end|>". An escaped character matches without a group, so it is
-        # not a boundary.
+        # Group 1 is a sentinel or a token such as "<|im_end|>". An escaped character matches without group 1, so that
+        # it is no boundary.
         self.boundary = re.compile(f"{_ESCAPE}.|([{_PRIVATE}]|{tokens})", re.DOTALL)
         backend = getattr(tokenizer, "backend_tokenizer", None)
         self._normalizer = getattr(backend, "normalizer", None)
 
     def escape(self, text: str) -> str:
-        """Return the text with sentinels for protected strings, and U+FFFD for lone surrogates."""
-        # Most texts are ASCII: for them nothing needs to be normalized, and no private-use character escaped.
+        """Replace protected strings by sentinels, and lone surrogates by U+FFFD."""
+        # Most texts are ASCII, which needs no normalization and has no private-use characters to escape.
         if not text.isascii():
-            text = self._normalized_if_forged(without_surrogates(text))
+            text = self._normalize_if_forged(replace_surrogates(text))
         is_private = not text.isascii() and _PRIVATE_CHARACTER.search(text)
-        return self._edged((self._to_escape if is_private else self.pattern).sub(self._sentinel, text))
+        return self._add_edge_marks((self._to_escape if is_private else self.pattern).sub(self._escape_match, text))
 
     def escape_tree(self, value: Any) -> Any:
-        """Return a JSON value with every string escaped, including keys."""
+        """Escape every string of a JSON value, including keys."""
         if isinstance(value, str):
             return self.escape(value)
         if isinstance(value, dict):
@@ -416,26 +425,26 @@ class ProtectedTokens:
             return [self.escape_tree(element) for element in value]
         return value
 
-    def plain(self, text: str) -> str:
-        """Return the original of an escaped text."""
-        return text if text.isascii() else _ESCAPED.sub(self._literal, text)
+    def unescape(self, text: str) -> str:
+        """Restore the text that was escaped."""
+        return text if text.isascii() else _ESCAPED.sub(self._unescape_match, text)
 
-    def meaning(self, sentinel: str) -> str:
+    def sentinel_text(self, sentinel: str) -> str:
         """Return the string that a sentinel replaces."""
         return self._meaning[sentinel]
 
-    def last_special(self, text: str) -> str | None:
-        """Return the last special token that the template wrote into escaped text; None if there is none."""
+    def last_special_token(self, text: str) -> str | None:
+        """Return the last special token that the template wrote into escaped text, or None."""
         tokens = self._special_pattern.findall(text)
         return tokens[-1] if tokens else None
 
     def splits_at_edge(self, before: str, after: str) -> bool:
-        """Return whether two texts joined at an edge would contain a token that spans it."""
-        both, border = before[-self.longest :] + after, min(len(before), self.longest)
-        return any(match.start() < border < match.end() for match in self.pattern.finditer(both))
+        """Whether a protected token would span the boundary if the two texts were joined."""
+        joined, edge = before[-self.longest :] + after, min(len(before), self.longest)
+        return any(match.start() < edge < match.end() for match in self.pattern.finditer(joined))
 
-    def _edged(self, text: str) -> str:
-        """Return the text with an edge mark at each end where the template's own text could complete a token."""
+    def _add_edge_marks(self, text: str) -> str:
+        """Add an edge mark at each end of the text where the template's own text could complete a token."""
         # For example, a template that writes ">" after a tool's name would turn the name "<tool_call" into a token.
         if len(text) < self.longest and any(text in token_text for token_text in self._texts if text):
             return f"{_EDGE}{text}{_EDGE}"
@@ -444,17 +453,18 @@ class ProtectedTokens:
         start = _EDGE if any(text[:size] in self._endings for size in sizes) else ""
         return f"{start}{text}{end}" if start or end else text
 
-    def _sentinel(self, match: re.Match[str]) -> str:
+    def _escape_match(self, match: re.Match[str]) -> str:
         matched_text = match[0]
         return self._sentinels.get(matched_text) or _ESCAPE + matched_text
 
-    def _literal(self, match: re.Match[str]) -> str:
+    def _unescape_match(self, match: re.Match[str]) -> str:
         matched_text = match[0]
         return matched_text[1:] or self._meaning.get(matched_text, matched_text)
 
-    def _normalized_if_forged(self, text: str) -> str:
-        """Return the text as the tokenizer will normalize it if that creates protected strings, else unchanged."""
-        # Some tokenizers normalize before they look for added tokens, which turns look-alike letters into real ones.
+    def _normalize_if_forged(self, text: str) -> str:
+        """Normalize the text like the tokenizer if that creates protected strings; otherwise return it unchanged."""
+        # Some tokenizers normalize before they search for added tokens, which turns look-alike letters into real
+        # tokens.
         if self._normalizer is None:
             return text
         normal = self._normalizer.normalize_str(text)
@@ -462,22 +472,22 @@ class ProtectedTokens:
 
 
 def raw_marker(number: int) -> str:
-    """Return a marker for text that goes into the rendering as it is, even if the template quotes strings."""
+    """Return a marker for text that must appear verbatim in the rendering, even if the template quotes strings."""
     return f"{_RAW}{number}{_RAW}"
 
 
 def insert_raw(rendered: str, raw: list[str]) -> str:
-    """Return the rendering with every marker, and the quotes that a template put around it, replaced by its text."""
+    """Replace every marker in a rendering, with any quotes that the template put around it, by its text."""
     return _RAW_MARKER.sub(lambda match: raw[int(match[1])], rendered) if raw else rendered
 
 
-def _any_of(texts: Iterable[str]) -> str:
+def _any_of_pattern(texts: Iterable[str]) -> str:
     # "(?!)" never matches; an empty alternation would match everywhere.
     return "|".join(map(re.escape, texts)) or r"(?!)"
 
 
-def without_surrogates(text: str) -> str:
-    """Return the text with U+FFFD for each lone surrogate, which no tokenizer takes."""
+def replace_surrogates(text: str) -> str:
+    """Replace lone surrogates, which no tokenizer accepts, by U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

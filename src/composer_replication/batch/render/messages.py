@@ -1,7 +1,7 @@
-"""Write a conversation as the messages that a chat template shows, and find where each turn begins in a rendering.
+"""Convert a conversation to chat-template messages, and locate each assistant turn in a rendering.
 
-`to_chat` writes the messages: what the template's dialect cannot express becomes text. `EdgeFinder` then finds where
-the text of an assistant turn begins in the rendering, and with what its context ends.
+`to_chat` writes the messages; whatever the template's dialect cannot express becomes text. `EdgeFinder` then finds
+where the text of an assistant turn begins in the rendering, and what ends its context.
 """
 
 from __future__ import annotations
@@ -30,16 +30,15 @@ from composer_replication.types import Conversation, Message, ToolCall, ToolResu
 CALL_OPEN, CALL_CLOSE = "<tool_call>", "</tool_call>"
 RESULT_OPEN, RESULT_CLOSE = "<tool_response>", "</tool_response>"
 WRAPPERS = CALL_OPEN + CALL_CLOSE + RESULT_OPEN + RESULT_CLOSE
-"""What is written around calls and results as text. If a tokenizer has tokens for these, a log must not forge them."""
+"""The markers around calls and results that are written as text. A log must not forge them as tokens."""
 _SEPARATOR = "\n\n"
 
 
 @dataclass(frozen=True, slots=True)
 class ChatItem:
-    """A message. `turn` is set on assistant turns; `bare` is the message without its calls, if it has calls.
+    """One chat message. Assistant messages have their `turn`; if one has calls, `bare` is the message without them.
 
-    `thinking` is what the rules decided about the turn's thinking; the message contains it only if that is `target` or
-    `context`.
+    `thinking` is the decision about the turn's thinking, which the message contains only for `target` and `context`.
     """
 
     message: Message
@@ -55,7 +54,7 @@ class ChatItem:
 
 @dataclass(slots=True)
 class Chat:
-    """The escaped messages of a conversation. `notes` counts what the template cannot show as it was."""
+    """The escaped messages of a conversation. `notes` counts what the template cannot show in its original form."""
 
     items: list[ChatItem] = field(default_factory=list[ChatItem])
     # Texts that replace the raw markers in a rendering (`dialect.insert_raw`).
@@ -71,7 +70,7 @@ def to_chat(
     thinking: ThinkingRules,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> Chat:
-    """Return the messages of every turn; `tools` are schemas that the template itself does not show."""
+    """Write the turns as messages; `tools` are the schemas that the template itself does not show."""
     writer = _MessageWriter(dialect, protected, thinking)
     writer.add_system(tools or (), conversation.turns)
     for turn in conversation.turns:
@@ -80,7 +79,7 @@ def to_chat(
 
 
 class _MessageWriter:
-    """Writes turns as messages, one at a time, in order."""
+    """Writes turns as messages, one at a time and in order."""
 
     def __init__(self, dialect: Dialect, protected: ProtectedTokens, thinking: ThinkingRules) -> None:
         self._dialect, self._protected, self._thinking = dialect, protected, thinking
@@ -89,7 +88,7 @@ class _MessageWriter:
         self._preamble = ""
 
     def add_system(self, tools: Sequence[Mapping[str, Any]], turns: Sequence[Turn]) -> None:
-        """Write schemas that the template does not show into the system prompt, as text."""
+        """Add tool schemas that the template does not show to the system prompt as text."""
         if not tools:
             return
         self.chat.notes["tools_as_text"] += 1
@@ -142,7 +141,7 @@ class _MessageWriter:
     def _add_assistant(self, turn: Turn) -> None:
         self._make_room_for_assistant()
         bare: Message = {"role": "assistant", "content": self._protected.escape(turn.text)}
-        thinking = self._outcome(turn)
+        thinking = self._decide_thinking(turn)
         if thinking in ("target", "context"):
             bare["reasoning_content"] = self._protected.escape(turn.thinking)
         for call in turn.calls:
@@ -150,8 +149,8 @@ class _MessageWriter:
         message = self._with_calls(bare, turn.calls) if turn.calls else bare
         self.chat.items.append(ChatItem(message, turn, bare if turn.calls else None, thinking))
 
-    def _outcome(self, turn: Turn) -> Outcome:
-        """Return what to do with the turn's thinking."""
+    def _decide_thinking(self, turn: Turn) -> Outcome:
+        """Decide what to do with the turn's thinking."""
         if not turn.thinking.strip():
             return "none"
         if not self._dialect.thinking:
@@ -159,7 +158,7 @@ class _MessageWriter:
         # Sampled ids are used as they are, and they contain the thought.
         if turn.token_ids:
             return "target"
-        # A model that the template tells not to think must not be trained to.
+        # If the template tells the model not to think, the model must not be trained to think.
         return "left_out" if self._dialect.thought.is_off else self._thinking.treatment(turn)
 
     def _make_room_for_assistant(self) -> None:
@@ -175,22 +174,24 @@ class _MessageWriter:
         if self._dialect.calls and (len(calls) == 1 or self._dialect.parallel_calls):
             if bare["content"] and not self._dialect.text_beside_calls:
                 self.chat.notes["text_beside_call_not_shown"] += 1
-            return {**bare, "tool_calls": [self._structured(call) for call in calls]}
+            return {**bare, "tool_calls": [self._structured_call(call) for call in calls]}
         self.chat.notes["calls_as_text"] += len(calls)
         texts = [str(bare["content"])] if bare["content"] else []
         return {**bare, "content": "\n".join([*texts, *map(self._call_text, calls)])}
 
-    def _structured(self, call: ToolCall) -> dict[str, Any]:
+    def _structured_call(self, call: ToolCall) -> dict[str, Any]:
         arguments: Any = self._protected.escape_tree(dict(call.arguments))
         if call.raw_arguments is not None:
-            arguments = self._raw(call.raw_arguments)
+            arguments = self._wrap_raw_arguments(call.raw_arguments)
         elif self._dialect.arguments == "text":
             arguments = json.dumps(arguments, ensure_ascii=False)
         function = {"name": self._protected.escape(call.name), "arguments": arguments}
         return {"id": self._call_id(call.id), "type": "function", "function": function}
 
-    def _raw(self, text: str) -> object:
-        """Return arguments that are not valid JSON in a form that is rendered unchanged, without quotes."""
+    def _wrap_raw_arguments(self, text: str) -> object:
+        """Return a stand-in for arguments that are not valid JSON, so that they are rendered unchanged and without
+        quotes.
+        """
         if not self._dialect.raw_arguments:
             self.chat.notes["raw_arguments_wrapped"] += 1
             return {"raw_arguments": self._protected.escape(text)}
@@ -213,18 +214,18 @@ class _MessageWriter:
 
 # Probe words: no template contains them.
 _PROBE_WORD, _MARK = "Zqword", "Zqmark"
-# Templates write at most a few words between a prompt and a turn.
+# An upper bound: templates write at most a few words between a prompt and a turn.
 _MAX_LEAD_CHARS = 256
-# A place in a rendering is recognized by this many characters before it.
+# A position in a rendering is recognized by this many characters before it.
 _COMPARED_CHARS = 1024
 
 
 class TurnEdge(NamedTuple):
     """Where a turn's own text begins in its rendering (`start`), and how its context differs from the prompt.
 
-    The context is the prompt with `dropped` removed from its end and `added` appended. If `is_rewritten`, the rendering
-    with the turn shows another context than that. `has_thought` says that the turn's own text or `added` contains the
-    turn's thought, `has_empty_thought` that the context ends with an empty one.
+    The context is the prompt with `dropped` removed from its end and `added` appended. With `is_rewritten`, the
+    rendering of the finished turn shows a different context. With `has_thought`, the turn's own text or `added`
+    contains its thought; with `has_empty_thought`, the context ends with an empty thought.
     """
 
     start: int
@@ -240,7 +241,8 @@ class Renderings(NamedTuple):
 
     `prompt` is the context with the generation prompt, `whole` the context with the turn. `with_message` renders the
     context with another message in place of the turn. `marked` is `whole` with a mark inside every other message.
-    `before` renders the context alone, with marks or without. `marked` and `before` are None if the template refuses.
+    `before` renders the context alone, with or without marks. `marked` and the result of `before` are None if the
+    template rejects the messages.
     """
 
     prompt: str
@@ -253,74 +255,73 @@ class Renderings(NamedTuple):
 class EdgeFinder:
     """Finds where the text of a turn begins in renderings of one template.
 
-    `whole` continues the prompt, or differs from it: in the header, or earlier if the template shows another context
-    once the turn is finished. Nothing before the turn's own text may be trained on, and its own text may contain
-    nothing of other messages. Both are found by experiment: other messages are marked, and only what follows the last
-    mark can be the turn's.
+    The rendering with the turn either continues the prompt or differs from it: in the header, or earlier if the
+    template rewrites the context once the turn is finished. The turn's own text, which is trained on, must contain no
+    text of the context. So all other messages are marked, and only text after the last mark can be the turn's own.
     """
 
     def __init__(self, dialect: Dialect, edge: re.Pattern[str], template_name: str) -> None:
         self._dialect, self._edge, self._template_name = dialect, edge, template_name
 
     def find(self, item: ChatItem, texts: Renderings) -> TurnEdge:
-        """Return the edge of the turn. Raises AlignmentError if its text would contain another message's."""
-        # The end that both renderings share holds no mark, so the turn's text begins there or later.
+        """Return the edge of the turn. Raises AlignmentError if its text would contain text of another message."""
+        # The common suffix of both renderings contains no mark, so the turn's text begins there or later.
         lowest = 0 if texts.marked is None else len(texts.whole) - _common_suffix_length(texts.whole, texts.marked)
-        edge = self._plain_edge(item, texts, lowest)
+        edge = self._edge_of_own_text(item, texts, lowest)
         thought = str(item.message.get("reasoning_content", "")).strip()
         if thought and thought in texts.whole[edge.start :]:
             edge = edge._replace(has_thought=True)
         if not _is_sampled(item) and not edge.has_thought:
-            edge = self._without_thought(texts, edge)
+            edge = self._skip_empty_thought(texts, edge)
         elif not _is_sampled(item) and item.thinking == "context":
             edge = self._edge_after_thought(item, texts, edge)
         if edge.start < lowest:
-            raise self._foreign_text(item, texts.whole[edge.start :])
+            raise self._foreign_text_error(item, texts.whole[edge.start :])
         return edge
 
-    def _plain_edge(self, item: ChatItem, texts: Renderings, lowest: int) -> TurnEdge:
-        start, tail = self._begin(texts.prompt, texts.whole)
+    def _edge_of_own_text(self, item: ChatItem, texts: Renderings, lowest: int) -> TurnEdge:
+        start, tail = self._find_start(texts.prompt, texts.whole)
         if start is not None:
             return TurnEdge(start, tail)
-        start, tail = self._begin_if_rewritten(item, texts, lowest)
+        start, tail = self._find_rewritten_start(item, texts, lowest)
         return TurnEdge(start, tail, is_rewritten=True)
 
-    def _begin(self, prompt: str, whole: str) -> tuple[int | None, str]:
+    def _find_start(self, prompt: str, whole: str) -> tuple[int | None, str]:
         """Return where a turn begins in its rendering, and the end of the prompt that is not repeated there.
 
-        The start is None if the two differ before the header: then the template shows another context once the turn is
-        finished.
+        The start is None if the two texts differ before the header, that is, if the template rewrites the context once
+        the turn is finished.
         """
         if whole.startswith(prompt):
             return len(prompt), ""
-        shared = prompt[: num_same(prompt, whole)]
+        shared = prompt[: common_prefix_length(prompt, whole)]
         # Cut at the edge of a token or line: `<think>` and `<tool>` have "<t" in common, but no token.
         edge = max((match.end() for match in self._edge.finditer(shared)), default=0)
-        # At the end of the rendering, no text would be left for the turn.
+        # An edge at the end of the rendering would leave no text for the turn.
         if edge < len(prompt) - len(self._dialect.header) or edge == len(whole):
             return None, ""
         return edge, prompt[edge:]
 
-    def _begin_if_rewritten(self, item: ChatItem, texts: Renderings, lowest: int) -> tuple[int, str]:
-        """Return what `_begin` does for a context that the finished turn has changed.
+    def _find_rewritten_start(self, item: ChatItem, texts: Renderings, lowest: int) -> tuple[int, str]:
+        """Do the same as `_find_start` for a template that rewrites the context once the turn is finished.
 
-        Of all positions up to the turn's text, that is the one before which the rendering is most like the end of the
-        prompt.
+        Among all positions up to the turn's text, choose the one before which the rendering matches the end of the
+        prompt best.
         """
         prompt, whole = texts.prompt, texts.whole
         thought = {key: value for key, value in item.message.items() if key == "reasoning_content"}
         # Another text in the same place begins where the turn's text does, so the turn begins there at the latest.
         example = texts.with_message({**assistant(_PROBE_WORD), **thought})
-        latest = min(example.rfind(_PROBE_WORD), num_same(whole, example))
+        latest = min(example.rfind(_PROBE_WORD), common_prefix_length(whole, example))
         earliest = max(0, latest - _MAX_LEAD_CHARS - len(str(thought)), self._end_of_last_message(texts, lowest))
         header_start = len(prompt) - len(self._dialect.header)
         edges = [match.end() for match in self._edge.finditer(prompt, max(0, header_start))]
         ends = [*edges, header_start, len(prompt)] if prompt.endswith(self._dialect.header) else [len(prompt)]
         positions = range(earliest, latest + 1)
         shared = (
-            (_common_suffix_length(_end(prompt, end), _end(whole, at)), end, at) for end in ends for at in positions
+            (_common_suffix_length(_tail(prompt, end), _tail(whole, at)), end, at) for end in ends for at in positions
         )
-        # An overlap without a whole token or line is a coincidence; without any better one, the latest start is taken.
+        # An overlap without a whole token or line is a coincidence. If there is no better one, use the latest start.
         best = max(
             (overlap for overlap in shared if self._edge.search(prompt, overlap[1] - overlap[0], overlap[1])),
             default=None,
@@ -334,18 +335,18 @@ class EdgeFinder:
         if not lowest or before is None or marked is None:
             return lowest
         closing = before[len(before) - _common_suffix_length(before, marked) :]
-        shared = closing[: num_same(texts.whole[lowest : lowest + len(closing)], closing)]
+        shared = closing[: common_prefix_length(texts.whole[lowest : lowest + len(closing)], closing)]
         return lowest + max((match.end() for match in self._edge.finditer(shared)), default=0)
 
-    def _without_thought(self, texts: Renderings, edge: TurnEdge) -> TurnEdge:
+    def _skip_empty_thought(self, texts: Renderings, edge: TurnEdge) -> TurnEdge:
         """Return the edge with an empty thought at the end of the context, where a thinking model would begin one."""
-        header, (quiet, empty, _) = self._dialect.header, self._dialect.thought
-        if quiet is None or not texts.prompt.endswith(header):
+        header, (quiet_header, empty, _) = self._dialect.header, self._dialect.thought
+        if quiet_header is None or not texts.prompt.endswith(header):
             return edge
         # The plain header becomes the quiet one: what they do not share is dropped and added.
-        context = texts.prompt.removesuffix(header) + quiet
-        num_shared = num_same(header, quiet)
-        dropped, added = header[num_shared:], quiet[num_shared:]
+        context = texts.prompt.removesuffix(header) + quiet_header
+        num_shared = common_prefix_length(header, quiet_header)
+        dropped, added = header[num_shared:], quiet_header[num_shared:]
         if texts.whole.startswith(context):
             return TurnEdge(len(context), dropped, added, has_empty_thought=True)
         # The template shows finished turns without an empty thought, or with one in another form: skip that.
@@ -358,60 +359,61 @@ class EdgeFinder:
         example = texts.with_message({**bare, "content": _PROBE_WORD})
         start = example.rfind(_PROBE_WORD)
         if start < edge.start or texts.whole[:start] != example[:start]:
-            got = "a template that shows the same thought differently with another text"
-            raise AlignmentError(explain("thinking as context", got=got, expected="the same block before any text"))
+            got = "a thought whose rendering depends on the text after it"
+            raise AlignmentError(explain("thinking as context", got=got, expected="the same rendering before any text"))
         return edge._replace(start=start, added=texts.whole[edge.start : start])
 
-    def _foreign_text(self, item: ChatItem, text: str) -> AlignmentError:
+    def _foreign_text_error(self, item: ChatItem, text: str) -> AlignmentError:
         turn = "" if item.turn is None else f" {item.turn.id}"
-        got = f"text of another message in it, such as {text[:60]!r}"
-        fix = "Use a template that separates results and turns: set render.chat_template, or chat_template= in Python."
+        got = f"text from another message, such as {text[:60]!r}"
+        fix = "Use a template that separates results from turns: set render.chat_template, or chat_template= in Python."
         what = f"turn{turn} as {self._template_name} renders it"
-        return AlignmentError(explain(what, got=got, expected="only what the model wrote", fix=fix))
+        return AlignmentError(explain(what, got=got, expected="only text that the model wrote", fix=fix))
 
 
-def marked_message(message: Message) -> Message:
-    """Return the message with a mark inside each of its texts; roles, names and ids are unchanged."""
+def mark_message(message: Message) -> Message:
+    """Put a mark inside each text of a message; roles, names and ids stay unchanged."""
     marked = {
-        key: _marked(value) if key in ("content", "reasoning_content") else value for key, value in message.items()
+        key: _mark_strings(value) if key in ("content", "reasoning_content") else value
+        for key, value in message.items()
     }
-    # Empty texts get no mark, except results: some templates write results into the next turn, empty ones too.
+    # Empty texts get no mark, except results: some templates write even empty results into the next turn.
     if message.get("role") == "tool" and message.get("content") == "":
         marked["content"] = _MARK
     if "tool_calls" in marked:
-        marked["tool_calls"] = [_marked_call(call) for call in cast("list[dict[str, Any]]", marked["tool_calls"])]
+        marked["tool_calls"] = [_mark_call(call) for call in cast("list[dict[str, Any]]", marked["tool_calls"])]
     return marked
 
 
-def _marked_call(call: dict[str, Any]) -> dict[str, Any]:
+def _mark_call(call: dict[str, Any]) -> dict[str, Any]:
     function = call["function"]
     # A mark inside arguments as JSON text could make them invalid.
     if not isinstance(function["arguments"], Mapping):
         return call
-    return {**call, "function": {**function, "arguments": _marked(function["arguments"])}}
+    return {**call, "function": {**function, "arguments": _mark_strings(function["arguments"])}}
 
 
-def _marked(value: Any) -> Any:
-    """Return a JSON value with a mark inside every string that is not empty."""
-    # The mark goes into the middle, because templates trim texts and look at how they begin and end.
+def _mark_strings(value: Any) -> Any:
+    """Put a mark inside every non-empty string of a JSON value."""
+    # The mark goes into the middle, because templates trim texts and check how they begin and end.
     if isinstance(value, str):
         middle = len(value) // 2
         return f"{value[:middle]}{_MARK}{value[middle:]}" if value else value
     if isinstance(value, Mapping):
-        return {key: _marked(member) for key, member in cast("Mapping[str, Any]", value).items()}
-    return [_marked(element) for element in cast("list[Any]", value)] if isinstance(value, list) else value
+        return {key: _mark_strings(member) for key, member in cast("Mapping[str, Any]", value).items()}
+    return [_mark_strings(element) for element in cast("list[Any]", value)] if isinstance(value, list) else value
 
 
 def _is_sampled(item: ChatItem) -> bool:
-    """Return whether the turn has sampled ids; those follow the whole generation prompt and are never changed."""
+    """Whether the turn has sampled ids, which follow the complete generation prompt and are never changed."""
     return item.turn is not None and bool(item.turn.token_ids)
 
 
-def _end(text: str, position: int) -> str:
+def _tail(text: str, position: int) -> str:
     return text[max(0, position - _COMPARED_CHARS) : position]
 
 
-def num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
+def common_prefix_length(first: Sequence[Any], second: Sequence[Any]) -> int:
     """Return the length of the longest common prefix of two texts or lists."""
     # Bisection: comparing slices is far faster in Python than comparing elements.
     low, high = 0, min(len(first), len(second))
@@ -423,4 +425,4 @@ def num_same(first: Sequence[Any], second: Sequence[Any]) -> int:
 
 def _common_suffix_length(first: str, second: str) -> int:
     """Return the length of the longest common suffix of two texts."""
-    return num_same(first[::-1], second[::-1])
+    return common_prefix_length(first[::-1], second[::-1])

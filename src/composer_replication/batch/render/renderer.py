@@ -1,7 +1,7 @@
 """Render conversations to token ids with exact spans of the assistant turns.
 
-The text before an assistant turn and the turn itself are encoded separately, so a span begins and ends at edges of
-tokens, and the context has the ids that the model sees when it is asked for the turn. `pieces` finds the edges.
+The context of an assistant turn and the turn itself are encoded separately. So a span begins and ends at token
+boundaries, and the context has the same ids as a prompt that asks for the turn. `pieces` finds the boundaries.
 """
 
 from __future__ import annotations
@@ -29,9 +29,8 @@ if TYPE_CHECKING:
 T = TypeVar("T")
 Tools = Sequence[Mapping[str, Any]] | Mapping[str | None, Sequence[Mapping[str, Any]]]
 """Tool schemas for all conversations, or a mapping from `Conversation.format` to them (None: all other formats)."""
-# Reasons why a turn is not trained on; they are counted in reports, so they are data, not wording. Templates write a
-# turn's thinking before its text and its text before its calls: a turn in another order would be learned in an order
-# that no model wrote.
+# Reasons why a turn is not trained on. Reports count them by these strings. Templates write a turn's thinking before
+# its text and its text before its calls: a turn that was written in another order would be learned in the wrong one.
 TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "thinking_comes_late", "without_answer"
 
 
@@ -39,10 +38,10 @@ TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "t
 class TurnSpan:
     """The position of an assistant turn in a sequence: header at [header_start, start), own tokens at [start, end).
 
-    [start, end) includes the end-of-turn token, unless a rollout's ids were cut off before it. The calls are at
-    [call_start, call_end), or None. `text` is what the template wrote for the turn. `thinking` says what was done with
-    the turn's thinking; with `has_empty_thought` the header ends with an empty thought. `no_target` is the reason why
-    the turn may be context but not a target; it is empty if the turn may be trained on.
+    [start, end) includes the end-of-turn token, unless a rollout was cut off before it. Calls are at
+    [call_start, call_end); both are None without calls. `text` is the rendering of the turn. `thinking` says what was
+    done with the turn's thinking; with `has_empty_thought` the header ends with an empty thought. `no_target` is the
+    reason why the turn may be context but not a target; it is empty if the turn may be trained on.
     """
 
     turn_id: str
@@ -61,9 +60,10 @@ class TurnSpan:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RenderedSequence:
-    """Token ids that end with the last turn of `spans`. `notes` counts what the template could not show as it was.
+    """Token ids up to the end of the last turn in `spans`.
 
-    `message_starts` are the positions at which messages begin, for templates that have no token there.
+    `notes` counts what the template could not show in its original form. `message_starts` are the positions at which
+    messages begin, for templates without a token that marks them.
     """
 
     conversation_id: str
@@ -79,13 +79,13 @@ class Renderer:
     Args:
         tools: Tool schemas for the template (written into the system prompt if it does not show tools), or a mapping
             from a conversation's format to its schemas.
-        thinking: What to do with the thinking of turns. The template decides where it shows what it gets.
-        prefer_prefix_preserving: Use the variant of a template that never rewrites history if one is known, so that
-            a session is one sequence. A `chat_template` passed here is never changed.
-        template_options: More variables for the template, such as `enable_thinking`.
+        thinking: What to do with the thinking of turns. Where it appears is up to the template.
+        prefer_prefix_preserving: If a variant of the template is known that never rewrites history, use it, so that a
+            session is one sequence. An explicit `chat_template` is never changed.
+        template_options: Additional variables for the template, such as `enable_thinking`.
 
-    `counts` accumulates over calls: conversations, turns, sequences, every note, and turns by what was done with their
-    thinking.
+    `counts` accumulates over all calls of `render`: conversations, turns, sequences, notes, and turns by what was done
+    with their thinking.
     """
 
     def __init__(
@@ -123,8 +123,8 @@ class Renderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that, with the tokenizer, determine a conversation's ids, as plain data."""
-        # None as a key could not be sorted with strings when the settings become canonical JSON.
+        """The settings that determine a conversation's ids together with the tokenizer, as JSON data."""
+        # Canonical JSON sorts keys, and None cannot be sorted among strings.
         by_format = {name or "": format_tools for name, format_tools in self._tools.items()}
         return {
             "template": self.template.source,
@@ -134,33 +134,36 @@ class Renderer:
         }
 
     def tools_for(self, format_name: str) -> list[Mapping[str, Any]]:
-        """Return the tools of conversations of this format."""
-        return _of_format(self._tools, format_name)
+        """Return the tool schemas for conversations of this format."""
+        return _for_format(self._tools, format_name)
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
-        """Return sequences that contain every assistant turn once; more than one if the template rewrites history."""
+        """Render a conversation to sequences that together contain every assistant turn once.
+
+        There is more than one sequence only if the template rewrites history.
+        """
         if not conversation.turns:
-            fix = "Leave it out."
+            fix = "Drop the conversation."
             what = f"conversation {conversation.id}"
             raise InputError(explain(what, got="no turns", expected="at least one turn", fix=fix))
-        chat, cut = self._cut(conversation)
-        cut = [self._with_sampled_ids(pieces) for pieces in cut]
+        chat, cut = self._cut_turns(conversation)
+        cut = [self._fit_to_sampled_ids(pieces) for pieces in cut]
         encoded = iter(
             self.encoder.encode([text for turns in cut for turn in turns for text in (turn.context, turn.completion)])
         )
         notes = dict(chat.notes)
-        sequences = [self._sequence(conversation.id, pieces, encoded, notes) for pieces in cut]
+        sequences = [self._build_sequence(conversation.id, pieces, encoded, notes) for pieces in cut]
         self.counts.update(chat.notes)
         self.counts.update(conversations=1, sequences=len(cut), turns=sum(map(len, cut)))
-        self.counts.update(thinking_counts(sequences))
+        self.counts.update(count_thinking(sequences))
         if not cut:
             self.counts["without_assistant_turn"] += 1
         return sequences
 
-    def _cut(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
-        """Return the messages and their pieces; if the template refuses the calls, they are written as text."""
+    def _cut_turns(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
+        """Return the messages and their pieces; if the template rejects the calls, write them as text."""
         refusal: InputError | None = None
-        tools, escaped = self.tools_for(conversation.format), _of_format(self._escaped, conversation.format)
+        tools, escaped = self.tools_for(conversation.format), _for_format(self._escaped, conversation.format)
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
             template_tools, as_text = (escaped, None) if dialect.tools else (None, tools)
             chat = to_chat(conversation, dialect, self.protected, thinking=self.thinking, tools=as_text)
@@ -168,23 +171,24 @@ class Renderer:
                 chat.notes["refused_by_template"] += 1
             try:
                 return chat, Cutter(self.template, dialect, self.protected, template_tools).cut(chat)
-            # Not retried: calls as text would hide the misalignment, and the model does not write calls that way.
+            # Not retried: calls as text would hide the misalignment, and the model does not write calls as text.
             except AlignmentError as error:
                 raise AlignmentError(f"conversation {conversation.id}: {error}") from error
             except InputError as error:
                 refusal = error
         raise InputError(f"conversation {conversation.id}: {refusal}") from refusal
 
-    def _with_sampled_ids(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
-        """Return pieces whose contexts fit the sampled ids of rollouts."""
+    def _fit_to_sampled_ids(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
+        """Adapt the contexts of pieces to the sampled ids of rollouts."""
         missing_stop, last_stop, changed = "", "", list[TurnPiece]()
         for piece in pieces:
             sampled = piece.turn.token_ids
-            # Sampled ids follow the whole generation prompt.
+            # Sampled ids follow the complete generation prompt.
             prompt_tail = piece.prompt_tail if sampled else ""
             before, header_start = piece.context, piece.header_start
-            # In a prompt both are one text, and such a token swallows the whitespace after it.
-            if last_stop in self.protected.swallows_after:
+            # In a prompt, the end-of-turn token and this context are one text, and the token strips whitespace after
+            # it.
+            if last_stop in self.protected.rstrip_tokens:
                 before = before.lstrip()
                 header_start -= len(piece.context) - len(before)
             last_stop = piece.stop
@@ -197,7 +201,7 @@ class Renderer:
                 raise InputError(explain(f"token ids of turn {piece.turn.id}", got=got, expected=expected))
         return changed
 
-    def _sequence(
+    def _build_sequence(
         self, conversation_id: str, pieces: list[TurnPiece], encoded: Iterator[list[int]], notes: Mapping[str, int]
     ) -> RenderedSequence:
         ids: list[int] = []
@@ -208,7 +212,7 @@ class Renderer:
             ids += context_ids
             start = len(ids)
             ids += piece.turn.token_ids or own_ids
-            spans.append(self._span(piece, own_ids, header_start, start, len(ids)))
+            spans.append(self._build_span(piece, own_ids, header_start, start, len(ids)))
         return RenderedSequence(conversation_id=conversation_id, ids=ids, spans=spans, notes=notes)
 
     def _header_index(self, piece: TurnPiece, context_ids: list[int]) -> int:
@@ -216,13 +220,13 @@ class Renderer:
         header = piece.context[piece.header_start :]
         if not header:
             return len(context_ids)
-        # In most templates the header begins with a special token, so its ids are the same on their own.
+        # In most templates the header begins with a special token, so encoding it alone gives the same ids.
         header_ids = self.encoder.encode([header])[0]
         if context_ids[-len(header_ids) :] == header_ids:
             return len(context_ids) - len(header_ids)
         return self.encoder.token_at(piece.context, piece.header_start)
 
-    def _span(self, piece: TurnPiece, own_ids: list[int], header_start: int, start: int, end: int) -> TurnSpan:
+    def _build_span(self, piece: TurnPiece, own_ids: list[int], header_start: int, start: int, end: int) -> TurnSpan:
         call_start, call_end = self._call_tokens(piece, own_ids)
         return TurnSpan(
             turn_id=piece.turn.id,
@@ -231,31 +235,33 @@ class Renderer:
             end=end,
             call_start=None if call_start is None else start + call_start,
             call_end=None if call_end is None else start + call_end,
-            text=self.protected.plain(piece.completion),
+            text=self.protected.unescape(piece.completion),
             previous_role=piece.previous_role,
             is_verbatim=bool(piece.turn.token_ids),
             thinking=piece.thinking,
             has_empty_thought=piece.has_empty_thought,
-            no_target=why_no_target(piece.turn, piece.thinking),
+            no_target=_exclusion_reason(piece.turn, piece.thinking),
         )
 
     def _call_tokens(self, piece: TurnPiece, own_ids: list[int]) -> tuple[int | None, int | None]:
-        """Return the first and the end token of the calls within the turn; None, None without calls."""
+        """Return the range of the calls' tokens within the turn; None, None without calls."""
         if piece.call is None:
             return None, None
         first, last = (self.encoder.token_at(piece.completion, position) for position in piece.call)
         sampled = piece.turn.token_ids
         if not sampled:
             return first, last
-        # The sampled ids may differ from the rendering's, but the token that opens a call is the same in both.
+        # The sampled ids may differ from the rendered ones, but the token that opens a call is the same in both.
         opening = own_ids[first]
         if opening not in self.encoder.protected_ids or opening not in sampled:
             return None, None
         return sampled.index(opening), len(sampled) - int(sampled[-1] in self._stop_ids)
 
 
-def why_no_target(turn: Turn, thinking: Outcome) -> str:
-    """Return why a turn must not be trained on as the template shows it, or an empty string."""
+def _exclusion_reason(turn: Turn, thinking: Outcome) -> str:
+    """Return the reason why a turn must not be trained on in the form that the template gives it,
+    or an empty string.
+    """
     is_shown = thinking in ("target", "context")
     # The model sampled these ids in this order.
     if turn.token_ids:
@@ -268,18 +274,18 @@ def why_no_target(turn: Turn, thinking: Outcome) -> str:
     return "" if has_answer else WITHOUT_ANSWER
 
 
-def thinking_counts(sequences: Sequence[RenderedSequence]) -> Counter[str]:
-    """Return the number of turns by what was done with their thinking, and of headers with an empty thought."""
+def count_thinking(sequences: Sequence[RenderedSequence]) -> Counter[str]:
+    """Count turns by what was done with their thinking, and headers that end with an empty thought."""
     spans = [span for sequence in sequences for span in sequence.spans]
     counts = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
     return counts + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
 
 
-def _of_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]:
+def _for_format(tools: Mapping[str | None, list[T]], format_name: str) -> list[T]:
     return tools[format_name] if format_name in tools else tools.get(None, [])
 
 
-# If a template breaks a session into several sequences, their contexts repeat, so a cache saves most of the encoding.
+# If a template splits a session into several sequences, their contexts overlap, so a cache saves most of the encoding.
 _MAX_CACHED_CHARS = 1 << 25
 
 
@@ -289,52 +295,56 @@ class _Segment(NamedTuple):
     start: int  # in the escaped piece
     text: str
     token: int | None = None
-    is_quoted: bool = False  # the text of a protected token, quoted by a log
+    is_quoted: bool = False  # the text of a protected token that appeared in a log
 
 
 class PieceEncoder:
-    """Encodes pieces of a rendering independently of each other; only the template's special tokens become such.
+    """Encodes pieces of a rendering independently of each other; only the template can produce special tokens.
 
-    Every tokenizer splits text at a protected token, so text is encoded from one such token to the next: equal segments
-    have equal ids in every context, and are encoded once.
+    Every tokenizer splits text at protected tokens, so text is encoded in segments between them. Equal segments have
+    equal ids in every context, and are encoded only once.
     """
 
     def __init__(self, tokenizer: PreTrainedTokenizerBase, protected: ProtectedTokens) -> None:
         backend = getattr(tokenizer, "backend_tokenizer", None)
         if backend is None:
             what = f"tokenizer {type(tokenizer).__name__}"
-            expected = "a fast one (with a backend_tokenizer)"
-            raise InputError(explain(what, got="a slow one", expected=expected, fix="Load it with AutoTokenizer."))
+            expected = "a fast tokenizer (with a backend_tokenizer)"
+            raise InputError(
+                explain(what, got="a slow tokenizer", expected=expected, fix="Load it with AutoTokenizer.")
+            )
         self._tokenizer, self._backend, self._protected = tokenizer, backend, protected
         self.protected_ids = frozenset(protected.ids.values())
         self._cache: dict[_Segment, list[int]] = {}
         self._cached_chars = 0
-        # `_leading_token` encodes without a lead to find out whether one is needed.
+        # `_find_leading_token` itself encodes without a lead, to find out whether one is needed.
         self._lead = ""
-        self._lead = self._leading_token()
+        self._lead = self._find_leading_token()
 
     def encode(self, pieces: Sequence[str]) -> list[list[int]]:
-        """Return the ids of each piece of escaped text."""
+        """Encode each piece of escaped text."""
         cut = [list(self._segments(piece)) for piece in pieces]
         self._fill_cache([segment for segments in cut for segment in segments])
         return [[index for segment in segments for index in self._ids(segment)] for segments in cut]
 
     def token_at(self, piece: str, position: int) -> int:
-        """Return the index of the token at character `position` of the escaped piece; at its end, the token count."""
+        """Return the index of the token that contains character `position` of the escaped piece
+        (the end: token count).
+        """
         segments = list(self._segments(piece))
         self._fill_cache(segments)
         before = 0
         for segment in segments:
             if segment.start >= position:
                 return before
-            inside = len(self._protected.plain(piece[segment.start : position]))
-            if segment.token is None and inside < len(segment.text):
-                return before + self._offset_index(segment, inside)
+            offset = len(self._protected.unescape(piece[segment.start : position]))
+            if segment.token is None and offset < len(segment.text):
+                return before + self._token_index(segment, offset)
             before += len(self._ids(segment))
         return before
 
     def _segments(self, piece: str) -> Iterator[_Segment]:
-        """Yield the segments of an escaped piece, in order."""
+        """Split an escaped piece into segments."""
         start, parts = 0, list[str]()
         after = 0
         for match in self._protected.boundary.finditer(piece):
@@ -345,26 +355,26 @@ class PieceEncoder:
                 parts.append(match[0][1])
                 continue
             token = self._protected.ids.get(match[1])
-            original = match[1] if token is not None else self._protected.meaning(match[1])
-            # An edge mark has no text. It splits only if the texts around it would read as a token.
-            if not original and not self._splits(parts, piece[after:]):
+            original = match[1] if token is not None else self._protected.sentinel_text(match[1])
+            # An edge mark has no text. It splits only if the texts around it would form a token.
+            if not original and not self._would_form_token(parts, piece[after:]):
                 continue
             text = "".join(parts)
-            if token is not None and original in self._protected.swallows_before:
+            if token is not None and original in self._protected.lstrip_tokens:
                 text = text.rstrip()
             if text:
                 yield _Segment(start, text)
             if original:
                 yield _Segment(match.start(), original, token, is_quoted=token is None)
-            if token is not None and original in self._protected.swallows_after:
+            if token is not None and original in self._protected.rstrip_tokens:
                 after += len(piece[after:]) - len(piece[after:].lstrip())
             start, parts = after, []
         if text := "".join(parts) + piece[after:]:
             yield _Segment(start, text)
 
-    def _splits(self, parts: list[str], rest: str) -> bool:
+    def _would_form_token(self, parts: list[str], rest: str) -> bool:
         # Twice the length, because an escaped character takes two.
-        following = self._protected.plain(rest[: 2 * self._protected.longest])
+        following = self._protected.unescape(rest[: 2 * self._protected.longest])
         return self._protected.splits_at_edge("".join(parts), following)
 
     def _ids(self, segment: _Segment) -> list[int]:
@@ -381,7 +391,7 @@ class PieceEncoder:
             return
         plain = [segment for segment in new if not segment.is_quoted]
         encoded = zip(plain, self._encode_texts([segment.text for segment in plain]), strict=True)
-        self._cache.update((segment, self._unforged(segment.text, ids)) for segment, ids in encoded)
+        self._cache.update((segment, self._without_forged_tokens(segment.text, ids)) for segment, ids in encoded)
         self._cache.update((segment, self._quoted_ids(segment.text)) for segment in new if segment.is_quoted)
         self._cached_chars += sum(len(segment.text) for segment in new)
 
@@ -395,19 +405,19 @@ class PieceEncoder:
                 for encoding in self._backend.encode_batch_fast(texts_with_lead, add_special_tokens=False)
             ]
 
-    def _unforged(self, text: str, ids: list[int]) -> list[int]:
-        """Return the ids, or those of the single characters if the ids contain a protected token."""
-        # A tokenizer that rewrites text before it looks for tokens may find one that was not in the text.
+    def _without_forged_tokens(self, text: str, ids: list[int]) -> list[int]:
+        """Return the ids unless they contain a protected token; then encode character by character."""
+        # A tokenizer that normalizes text before it searches for tokens may find one that was not in the text.
         if self.protected_ids.isdisjoint(ids):
             return ids
         ids_by_char = [index for char_ids in self._encode_texts(list(text)) for index in char_ids]
         if self.protected_ids.isdisjoint(ids_by_char):
             return ids_by_char
         got = f"{text[:40]!r}, which the tokenizer turns into a special token"
-        raise InputError(explain("text of the conversation", got=got, expected="text that has ordinary tokens"))
+        raise InputError(explain("text of the conversation", got=got, expected="text with ordinary tokens"))
 
     def _reset_backend(self) -> None:
-        """Undo truncation, padding and splitting, which the backend keeps from the last call of the tokenizer."""
+        """Undo truncation, padding and splitting, which the backend keeps from earlier calls of the tokenizer."""
         if self._backend.truncation is not None:
             self._backend.no_truncation()
         if self._backend.padding is not None:
@@ -416,18 +426,18 @@ class PieceEncoder:
             self._backend.encode_special_tokens = False
 
     def _quoted_ids(self, text: str) -> list[int]:
-        """Return the ids of a protected token's text as plain text: split by the tokenizer, or else cut in two."""
+        """Encode the text of a protected token as ordinary text, which the tokenizer splits or which is cut in two."""
         for ids in self._spellings(text):
             if ids and not self.protected_ids.intersection(ids):
                 return ids
         got = f"{text!r}, which the tokenizer always turns into a special token"
-        raise InputError(explain("text of the conversation", got=got, expected="text that has ordinary tokens"))
+        raise InputError(explain("text of the conversation", got=got, expected="text with ordinary tokens"))
 
     def _spellings(self, text: str) -> Iterator[list[int]]:
-        """Yield the ways to encode a protected token's text, the most natural one first."""
+        """Yield candidate encodings of a protected token's text, the most natural one first."""
         if not self._lead:
             self._reset_backend()
-            # This setting splits special tokens, but not every added one.
+            # This setting splits special tokens, but not all added tokens.
             self._backend.encode_special_tokens = True
             try:
                 yield self._encode_raw(text)
@@ -441,23 +451,23 @@ class PieceEncoder:
         with catch_tokenizer_panics(self._tokenizer):
             return self._backend.encode(text, add_special_tokens=False).ids if text else []
 
-    def _leading_token(self) -> str:
-        """Return a special token to put before every text if the tokenizer treats the start of a text specially.
+    def _find_leading_token(self) -> str:
+        """Return a special token to prepend to every text if the tokenizer treats the start of a text specially.
 
-        SentencePiece tokenizers, for example, add a space there. The token's id is removed again.
+        SentencePiece tokenizers, for example, add a space there. The id of the prepended token is removed afterwards.
         """
-        # Tokens that swallow whitespace around them come last.
-        strips = self._protected.swallows_before | self._protected.swallows_after
+        # Tokens that strip whitespace around them come last.
+        strips = self._protected.lstrip_tokens | self._protected.rstrip_tokens
         for token in sorted(self._protected.special, key=lambda token: (token in strips, token)):
             ids = self._encode_raw(token + "a")
             if ids[:1] == [self._protected.ids[token]]:
                 return "" if ids[1:] == self._encode_raw("a") else token
         return ""
 
-    def _offset_index(self, segment: _Segment, inside: int) -> int:
-        """Return the index of the segment's token with the character at position `inside`."""
+    def _token_index(self, segment: _Segment, offset: int) -> int:
+        """Return the index of the token that contains character `offset` of the segment."""
         self._reset_backend()
-        skip, position = (1, inside + len(self._lead)) if self._lead else (0, inside)
+        skip, position = (1, offset + len(self._lead)) if self._lead else (0, offset)
         with catch_tokenizer_panics(self._tokenizer):
             offsets = self._backend.encode(self._lead + segment.text, add_special_tokens=False).offsets[skip:]
         return next((index for index, (_, end) in enumerate(offsets) if end > position), len(offsets))
@@ -469,12 +479,12 @@ _REPLACEMENT_CHARACTER = "\ufffd"
 
 
 def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[str]:
-    """Return the text of each token, with bytes that are not a whole character as lone surrogates (surrogateescape).
+    """Return the text of each token; bytes of incomplete characters become lone surrogates (surrogateescape).
 
-    So `joined_text` of any stretch of tokens is what the tokenizer decodes it to.
+    So `join_token_texts` gives the same text for consecutive tokens as the tokenizer's own decoding.
     """
     backend = cast("Any", tokenizer).backend_tokenizer
-    # Tokens are decoded after another one, because at the start of a text a decoder may drop a token's leading space.
+    # Each token is decoded after another one, because decoders may drop a leading space at the start of a text.
     first = backend.token_to_id("a")
     lead = [] if first is None else [first]
     lead_text = backend.decode(lead, skip_special_tokens=False)
@@ -484,17 +494,17 @@ def token_texts(tokenizer: PreTrainedTokenizerBase, ids: Sequence[int]) -> list[
         decoded = text.removeprefix(lead_text)
         texts[index] = decoded
         if _REPLACEMENT_CHARACTER in decoded:
-            texts[index] = _with_bytes(backend.id_to_token(index) or "", decoded)
+            texts[index] = _restore_bytes(backend.id_to_token(index) or "", decoded)
     return [texts[index] for index in ids]
 
 
-def joined_text(texts: Sequence[str]) -> str:
-    """Return the text of consecutive tokens, with U+FFFD for incomplete characters."""
+def join_token_texts(texts: Sequence[str]) -> str:
+    """Join the texts of consecutive tokens; incomplete characters become U+FFFD."""
     return "".join(texts).encode("utf-8", "surrogateescape").decode("utf-8", "replace")
 
 
-def _with_bytes(token: str, decoded: str) -> str:
-    """Return the token's bytes if its spelling in the vocabulary shows them and they agree with the decoded text."""
+def _restore_bytes(token: str, decoded: str) -> str:
+    """Return the token's bytes, surrogate-escaped, if the vocabulary shows them and they match the decoded text."""
     match, alphabet = _BYTE_TOKEN.fullmatch(token), _byte_alphabet()
     if match:
         raw = bytes.fromhex(match[1])
@@ -507,7 +517,7 @@ def _with_bytes(token: str, decoded: str) -> str:
 
 @cache
 def _byte_alphabet() -> dict[str, int]:
-    """Return the character by which byte-level vocabularies write each byte, mapped to the byte."""
+    """Return the characters with which byte-level vocabularies write the 256 bytes, mapped to those bytes."""
     # GPT-2's alphabet: printable Latin-1 as itself, the other bytes from U+0100 on, in order.
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     other_bytes = [byte for byte in range(256) if byte not in printable]

@@ -1,8 +1,8 @@
 """The program that renders chat templates for `templates`, under limits that the operating system enforces.
 
-It is run as a file and imports nothing of this package. A request is `REQUEST` (two lengths, and a limit in seconds),
-then the arguments common to many renderings and the messages, both as JSON. An answer is `ANSWER` (kind, length and the
-processor seconds used), then the text.
+It runs as a script and imports nothing from this package. A request is `REQUEST` (two lengths, and a limit in seconds),
+followed by the arguments that many renderings share and by the messages, both as JSON. An answer is `ANSWER` (kind,
+length, and CPU seconds used), followed by the text.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ if sys.platform != "win32":
 
 REQUEST, ANSWER = struct.Struct(">QQd"), struct.Struct(">cQd")
 TEXT, REFUSED, TOO_LARGE = b"T", b"R", b"L"
-# Memory that a rendering may need on top of the program's own: a constant, and an amount per byte of the request.
+# Memory that a rendering may use in addition to the program's own: a constant, and an amount per byte of the request.
 SPARE_BYTES, BYTES_PER_BYTE = 256 * 2**20, 32
-# Length of the text. Templates repeat and indent what they are given, and add some text of their own.
+# The maximum length of the text: templates repeat and indent their input, and add some text of their own.
 SPARE_CHARS, CHARS_PER_BYTE = 2 * 2**20, 8
 _MAX_REASON_CHARS = 2000
 
@@ -30,9 +30,9 @@ _MAX_REASON_CHARS = 2000
 def main() -> None:
     """Answer requests until stdin is closed."""
     requests, answers = sys.stdin.buffer, os.fdopen(os.dup(1), "wb")
-    # Answers use a copy of stdout. Whatever a library prints goes to stderr, so that it cannot corrupt an answer.
+    # Answers use a copy of stdout. Output of libraries goes to stderr instead, so that it cannot corrupt an answer.
     os.dup2(2, 1)
-    # Imported here, because the other process imports this module for its constants.
+    # Imported here, because the parent process imports this module for its constants.
     from transformers.utils.chat_template_utils import render_jinja_template
 
     start_bytes = _address_space()
@@ -43,7 +43,7 @@ def main() -> None:
         _limit(start_bytes, size, seconds)
         start_s = time.process_time()
         text = requests.read(num_common)
-        # Most requests have the same template and tools as the one before.
+        # Most requests have the same template and tools as the previous one.
         if text != common_text:
             common_text, common = text, json.loads(text)
         kind, answer = _render(render_jinja_template, common, json.loads(requests.read(num_messages)), size)
@@ -53,7 +53,7 @@ def main() -> None:
 
 
 def _render(render: Any, common: dict[str, Any], messages: list[Any], size: int) -> tuple[bytes, bytes]:
-    """Return the kind of the answer and its bytes: the rendering, or the reason why there is none."""
+    """Return the kind of the answer, and the rendering or the reason why there is none."""
     try:
         try:
             text: str = render([messages], **common)[0][0]
@@ -77,7 +77,7 @@ def _answer(answers: BinaryIO, kind: bytes, answer: bytes, seconds: float) -> No
 
 
 def _limit(start_bytes: int, size: int, seconds: float) -> None:
-    """Limit the memory and processor time of one rendering; 0 seconds is no time limit.
+    """Limit the memory and CPU time of one rendering; 0 seconds means no time limit.
 
     Above the memory limit Python raises MemoryError; at the time limit SIGPROF ends the process.
     """
@@ -87,14 +87,14 @@ def _limit(start_bytes: int, size: int, seconds: float) -> None:
     signal.setitimer(signal.ITIMER_PROF, seconds)
     if start_bytes:
         hard = resource.getrlimit(resource.RLIMIT_AS)[1]
-        allowed = start_bytes + SPARE_BYTES + BYTES_PER_BYTE * size
+        limit_bytes = start_bytes + SPARE_BYTES + BYTES_PER_BYTE * size
         resource.setrlimit(
-            resource.RLIMIT_AS, (allowed if hard == resource.RLIM_INFINITY else min(allowed, hard), hard)
+            resource.RLIMIT_AS, (limit_bytes if hard == resource.RLIM_INFINITY else min(limit_bytes, hard), hard)
         )
 
 
 def _address_space() -> int:
-    """Return the size of this process in bytes; 0 if the system does not tell, in which case no limit is set."""
+    """Return the virtual memory size of this process in bytes; 0 if unknown, in which case no limit is set."""
     # The first number of Linux's statm is the virtual memory in pages, which is what RLIMIT_AS limits.
     try:
         with open("/proc/self/statm", encoding="ascii") as file:  # noqa: PTH123 (pathlib is not needed here)

@@ -30,8 +30,8 @@ from typing import NamedTuple
 
 from torch import nn
 
-from composer_replication.batch.hint_placement import Part, Placement, hinted_turn, wrong_hints
-from composer_replication.batch.render.decision import Decision, decide
+from composer_replication.batch.hint_placement import Part, Placement, draw_unrelated_hints, hinted_turn
+from composer_replication.batch.render.decision import Decision, find_decision
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 from composer_replication.trainer.objective.reference import Response, response_logprobs
@@ -131,7 +131,7 @@ def prove_hints(
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
     # Chosen among all sites, so that the choice does not depend on which proofs are stored.
-    other_sites = wrong_hints(sites, [site.kind for site in sites], seed=seed)
+    other_sites = draw_unrelated_hints(sites, [site.kind for site in sites], seed=seed)
     by_site = {proof.site_id: proof for proof in stored}
     proofs: list[HintProof] = []
     for site, other_site in zip(sites, other_sites, strict=True):
@@ -169,7 +169,7 @@ class _Scores:
         self._model, self._renderer, self._site = model, renderer, site
         self._placement: Placement = placement
         self._part: Part = part
-        self.decision = site.decision or decide(renderer, site.rendered, site.span, None)
+        self.decision = site.decision or find_decision(renderer, site.rendered, site.span, None)
         self._own = DecidedCall(site.rendered, site.span, self.decision)
         self._max_context = max_context
 

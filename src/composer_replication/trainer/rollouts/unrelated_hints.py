@@ -12,14 +12,14 @@ from collections.abc import Mapping, Sequence
 
 import torch
 
-from composer_replication.batch.hint_placement import wrong_hints
+from composer_replication.batch.hint_placement import draw_unrelated_hints
 from composer_replication.trainer.rollouts.hint_distillation import NO_HINT, ErringTurn, ErringTurnFinder, ErringTurns
 
 
 def replace_by_unrelated_hints(finder: ErringTurnFinder, rollouts: Sequence[ErringTurns], seed: str) -> None:
     """Give each turn the hint for a turn with a different kind of error; drop turns for which there is no such hint."""
     turns = [turn for rollout in rollouts for turn in rollout.turns]
-    chosen = iter(wrong_hints(turns, [turn.kind for turn in turns], seed=seed))
+    chosen = iter(draw_unrelated_hints(turns, [turn.kind for turn in turns], seed=seed))
     for rollout in rollouts:
         own_turns, rollout.turns = rollout.turns, []
         for turn in own_turns:

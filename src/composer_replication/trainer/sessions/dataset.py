@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import nn
 
-from composer_replication.batch.hint_placement import Placement, hinted_turn, wrong_hints
+from composer_replication.batch.hint_placement import Placement, draw_unrelated_hints, hinted_turn
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.session_batch import SiteHint, session_batches
 from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
@@ -345,7 +345,7 @@ def cut_sessions(
 def _wrong_hints(sessions: Iterable[RenderedSession]) -> dict[str, str | None]:
     """Return an unrelated hint for each site that is trained on, keyed by site id."""
     hints = [hint for session in sessions for hint in session.hints]
-    wrong = wrong_hints([text for _, _, text in hints], [kind for _, kind, _ in hints])
+    wrong = draw_unrelated_hints([text for _, _, text in hints], [kind for _, kind, _ in hints])
     return {site_id: text for (site_id, _, _), text in zip(hints, wrong, strict=True)}
 
 
@@ -466,7 +466,7 @@ def _shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> 
     """
     sessions = list(sessions)
     sites = [site for session in sessions for site in session.sites]
-    wrong = iter(wrong_hints([site.hint for site in sites], [site.site.kind for site in sites], seed=seed))
+    wrong = iter(draw_unrelated_hints([site.hint for site in sites], [site.site.kind for site in sites], seed=seed))
     swapped = _pairs_to_swap([pair for session in sessions for pair in session.pairs], seed)
     return [_shuffled(session, [next(wrong) for _ in session.sites], swapped) for session in sessions]
 

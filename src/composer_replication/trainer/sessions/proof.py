@@ -18,7 +18,7 @@ from typing import TYPE_CHECKING, Any, cast
 from torch import distributed, nn
 
 from composer_replication.batch.hint_placement import Part, Placement
-from composer_replication.batch.render.decision import decide_like
+from composer_replication.batch.render.decision import find_matching_decision
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.runs import RunDir
@@ -136,7 +136,11 @@ def _controls(
         calls = (
             DecidedCall(candidate.rendered, candidate.span, decision)
             for candidate in nearest[:_MAX_CANDIDATES]
-            if (decision := decide_like(renderer, candidate.rendered, candidate.span, candidate.words, site.decision))
+            if (
+                decision := find_matching_decision(
+                    renderer, candidate.rendered, candidate.span, candidate.words, site.decision
+                )
+            )
         )
         if chosen := list(islice(calls, limit)):
             return chosen

@@ -13,15 +13,15 @@ from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
 from composer_replication.action_text import answer_turn, parse_action_text, text_follows_call, turn_of
-from composer_replication.batch.hint_placement import Part, Placement, why_no_target
+from composer_replication.batch.hint_placement import Part, Placement, exclusion_reason
 from composer_replication.batch.pair_tokens import comparable_ids
-from composer_replication.batch.render.decision import CallWords, Decision, decide_against
+from composer_replication.batch.render.decision import CallWords, Decision, find_decision_against
 from composer_replication.batch.render.renderer import (
     TEXT_FOLLOWS_CALL,
     RenderedSequence,
     Renderer,
     TurnSpan,
-    thinking_counts,
+    count_thinking,
 )
 from composer_replication.batch.session_batch import TokenPair
 from composer_replication.batch.tree_batch import CHANNELS
@@ -163,7 +163,7 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
         raise
     except InputError:  # no turns, or none that this template can render
         rendered_session.drops[f"conversations: {NOT_RENDERED}"] += 1
-    rendered_session.counts.update(thinking_counts(rendered_session.sequences))
+    rendered_session.counts.update(count_thinking(rendered_session.sequences))
     if settings.use_sites:
         _keep_sites(rendered_session, session, renderer)
     if settings.use_pairs:
@@ -204,18 +204,18 @@ def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Rendere
             # The first call, if the site does not identify a call in this turn.
             call_number = next((at for at, call in enumerate(turn.calls) if call.id == site.call_id), 0)
             options = {"format_name": session.conversation.format, "right": session.right_call(site)}
-            decision = decide_against(renderer, rendered, span, turn, call_number, **options)
+            decision = find_decision_against(renderer, rendered, span, turn, call_number, **options)
             into.sites.append(KeptSite(site, hint.text, rendered, span, decision, number))
 
 
 def _good_calls(into: RenderedSession, conversation: Conversation, good: frozenset[str]) -> list[GoodCall]:
     turns = enumerate(conversation.turns)
-    calls = {turn.id: (CallWords.of(turn.calls[0]), at) for at, turn in turns if turn.id in good and turn.calls}
+    calls = {turn.id: (CallWords.from_call(turn.calls[0]), at) for at, turn in turns if turn.id in good and turn.calls}
     return [
         GoodCall(rendered, span, *calls[span.turn_id])
         for rendered in into.sequences
         for span in rendered.spans
-        if span.turn_id in calls and not why_no_target(span)
+        if span.turn_id in calls and not exclusion_reason(span)
     ]
 
 

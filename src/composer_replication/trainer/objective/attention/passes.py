@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.batch.tree import TokenTree
-from composer_replication.batch.windows import bucket
+from composer_replication.batch.windows import padded_length
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.trainer.objective.attention.attend import Kind, tree_mask, use_tree_attention
 from composer_replication.trainer.objective.distributed import agreed_most, evaluating
@@ -57,7 +57,7 @@ def masked(body: Any, tree: TokenTree, kind: Kind) -> MaskedTree:
     if kind == "dense":
         return MaskedTree(tree, _dense(body, tree), length)
     # FlexAttention is compiled for each length; padding leaves only a few different lengths.
-    padded = tree.padded(bucket(length)) if kind == "flex" else tree
+    padded = tree.padded(padded_length(length)) if kind == "flex" else tree
     use_tree_attention(body)
     return MaskedTree(padded, tree_mask(padded, kind), length)
 
