@@ -1,14 +1,14 @@
 """Losses as pure functions of logits or log-probs, one algorithm per file.
 
-    rows         what all of them share: masks, reductions, the cap per row, checks
+    rows         shared by all of them: masks, reductions, the cap per row, checks
     lm_ce        cross-entropy of given tokens
     jsd          the generalized Jensen-Shannon divergence between student and teacher
     sdpo         self-distillation on the student's top-k entries
     taid         a target that moves from the student to the teacher during training
     entropy_opd  a mix of both KL directions that depends on the teacher's entropy
-    grpo         the policy gradient: group advantages and the clipped objective
+    grpo         group advantages and the clipped policy-gradient objective
     preference   DPO with a reference model, SimPO without
-    linear       the same losses computed from hidden rows and the LM head, in tiles
+    linear       the same losses, computed in tiles from hidden states and the LM head
 
 `compose_loss` and `LossComponents` need a model, so they live in `trainer.objective` and are lazy aliases here.
 """

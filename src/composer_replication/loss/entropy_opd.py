@@ -4,7 +4,9 @@
     gate="hard" (arXiv 2603.07079):   d = kl_st + 1[H_T > tau] * KL_topk(T || S)
 
 The hard gate's second term is computed on the teacher's top-k entries plus one tail bucket; without the bucket, a
-truncated KL can be negative. H_T is taken at the temperature of the loss. No gradient flows through either gate.
+truncated KL can be negative. H_T is computed at the temperature of the loss. No gradient flows through either gate.
+
+Shape suffixes: N rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,7 +41,7 @@ def teacher_entropy(teacher_logits: Tensor) -> Tensor:
 
 @dataclass(frozen=True, kw_only=True)
 class EntropyGate:
-    """The entropy-gated divergence of rows, with either gate of the module docstring; `h_max=None` means log V."""
+    """The entropy-gated divergence per row, with the gates of the module docstring; `h_max=None` means log V."""
 
     gate: Literal["soft", "hard"] = "soft"
     h_max: float | None = None
@@ -64,16 +66,17 @@ class EntropyGate:
         entropy_N = _log_prob_entropy(log_t)
         kl_st = log_prob_divergence(log_s, log_t, beta=1.0)
         if self.gate == "hard":
-            # The paper's second term: KL(T || S) on the teacher's top-k entries, for rows with an unsure teacher.
-            best = log_t.topk(self.top_k, dim=-1).indices
-            top_s, top_t = entries_with_tail(log_s, best), entries_with_tail(log_t, best)
+            # The paper's second term: KL(T || S) on the teacher's top-k entries, for rows in which the teacher is
+            # uncertain.
+            top_ids = log_t.topk(self.top_k, dim=-1).indices
+            top_s, top_t = entries_with_tail(log_s, top_ids), entries_with_tail(log_t, top_ids)
             return kl_st + (entropy_N > self.tau) * log_prob_divergence(top_s, top_t, beta=0.0)
         weight_N = (entropy_N / self.entropy_scale(log_t.shape[-1])).clamp(0.0, 1.0)
         return weight_N * log_prob_divergence(log_s, log_t, beta=0.0) + (1.0 - weight_N) * kl_st
 
     def entropy_scale(self, vocab: int) -> float:
-        """Return h_max, by default the largest entropy that the vocabulary allows."""
-        # log 1 is 0, and the scale is a divisor.
+        """Return h_max, by default the maximum entropy over the vocabulary."""
+        # log 1 is 0, which must not be a divisor.
         return self.h_max if self.h_max is not None else (math.log(vocab) or 1.0)
 
 
@@ -89,7 +92,7 @@ def entropy_aware_opd_loss(
     tau: float = 1.0,
     top_k: int = 16,
 ) -> Tensor:
-    """Return the entropy-gated divergence of the rows whose label is 1; see the module docstring for both gates."""
+    """Return the entropy-gated divergence, reduced over the rows whose label is 1; see the module docstring."""
     divergence = EntropyGate(gate=gate, h_max=h_max, temperature=float(temperature), tau=tau, top_k=top_k)
     rows.check_choice(reduction, rows.REDUCTIONS, "reduction")
     rows.check_logit_pair(student_logits, teacher_logits)

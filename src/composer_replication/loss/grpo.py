@@ -11,8 +11,10 @@ How the terms of B sequences become one loss, with TRL's names; `mask` marks the
     grpo     mean over sequences of each one's mean        dr_grpo  sum / (B * max_completion_length)
     bnpo     sum / sampled tokens of this micro-batch      dapo     sum / sampled tokens of the step (`num_items`)
 
-This is for engines without such a loss, or with a different one of the same name. TRL's trainer uses TRL's own; a test
-compares the two, values and gradients.
+It is meant for engines that lack such a loss or have a different one of the same name. With TRL's trainer, TRL's own
+loss is used; a test compares values and gradients of the two.
+
+Shape suffixes: B sequences, T time, G groups, N generations per group.
 """
 
 from __future__ import annotations
@@ -27,19 +29,19 @@ from composer_replication.loss import rows
 
 LossType = Literal["grpo", "bnpo", "dr_grpo", "dapo"]
 LOSS_TYPES: tuple[LossType, ...] = ("grpo", "bnpo", "dr_grpo", "dapo")
-# Added to the standard deviation, as TRL does: all rewards of a group may be equal.
+# Added to the standard deviation, as in TRL, because all rewards of a group may be equal.
 _STD_FLOOR = 1e-4
 
 
 class _PolicyLoss(NamedTuple):
-    """The loss, and the share of sampled tokens whose term was clipped and so has no gradient."""
+    """The loss, and the fraction of sampled tokens whose term was clipped and therefore has no gradient."""
 
     loss: Tensor
     clipped_share: Tensor
 
 
-def grouped(rewards: Tensor, num_generations: int) -> Tensor:
-    """Return the rewards (B,) as (groups, num_generations). Raises InputError if B is not a multiple."""
+def reshape_to_groups(rewards: Tensor, num_generations: int) -> Tensor:
+    """Reshape rewards (B,) to (G, num_generations). Raises InputError if B is not a multiple of `num_generations`."""
     if num_generations < 1 or rewards.dim() != 1 or rewards.numel() % num_generations:
         got = f"shape {tuple(rewards.shape)} for groups of {num_generations}"
         raise InputError(explain("rewards", got=got, expected="one reward per rollout, in whole groups"))
@@ -47,12 +49,12 @@ def grouped(rewards: Tensor, num_generations: int) -> Tensor:
 
 
 def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: Literal["group", "batch", "none"]) -> Tensor:
-    """Return the advantages (B,): the difference of each reward from its group's mean, scaled as the option says.
+    """Return the advantages (B,): each reward minus the mean of its group, scaled according to `scale_rewards`.
 
-    Rollouts of a group are adjacent. NaN means that a rollout has no reward; its advantage is 0.
+    Rollouts of a group are adjacent. A rollout without a reward has reward NaN and advantage 0.
     """
     rows.check_choice(scale_rewards, ("group", "batch", "none"), "scale_rewards")
-    groups_GN = grouped(rewards, num_generations)
+    groups_GN = reshape_to_groups(rewards, num_generations)
     advantages = groups_GN - groups_GN.nanmean(1, keepdim=True)
     if scale_rewards == "group":
         advantages = advantages / (_nan_std(groups_GN, 1) + _STD_FLOOR)
@@ -64,7 +66,7 @@ def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: Liter
 def clipped_terms(
     logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages: Tensor, *, epsilon: float, epsilon_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's term, and whether it was clipped, so that its gradient is 0.
+    """Return each token's term, and whether it was clipped, which makes its gradient 0.
 
     `advantages` are (B,) or (B, T).
     """
@@ -93,8 +95,8 @@ def grpo_loss(
     Args:
         old_logprobs_BT: Log-probs under the weights that sampled; `logprobs_BT.detach()` if those are the current ones.
         advantages: One per sequence (B,) or per token (B, T).
-        accumulation: Number of micro-batches per step; their losses and gradients add up to those of the step.
-        num_items: For "dapo", the sampled tokens of all micro-batches of the step. Unset: the step is this batch.
+        accumulation: Number of micro-batches per step; their losses and gradients sum to those of the step.
+        num_items: For "dapo", the sampled tokens of all micro-batches of the step. Unset: this batch is the step.
     """
     rows.check_choice(loss_type, LOSS_TYPES, "loss_type")
     high = epsilon if epsilon_high is None else epsilon_high
@@ -103,13 +105,13 @@ def grpo_loss(
     _check_shapes(logprobs_BT, old_logprobs_BT, advantages, mask_BT)
     is_sampled_BT = rows.to_boolean_mask(mask_BT, logprobs_BT[..., None])
     assert is_sampled_BT is not None
-    # Masked entries may hold anything, even NaN: zeroed before the arithmetic, they reach neither value nor gradient.
+    # Masked entries may be anything, even NaN. Zeroed before the arithmetic, they reach neither value nor gradient.
     new_BT = torch.where(is_sampled_BT, rows.in_compute_dtype(logprobs_BT), 0.0)
     old_BT = torch.where(is_sampled_BT, rows.in_compute_dtype(old_logprobs_BT), 0.0)
     terms_BT, is_clipped_BT = clipped_terms(
         new_BT, old_BT, rows.in_compute_dtype(advantages), epsilon=epsilon, epsilon_high=high
     )
-    # A masked token has ratio 1, so its term is its advantage: it must not count.
+    # A masked token has ratio 1, so its term would be its advantage.
     terms_BT = torch.where(is_sampled_BT, terms_BT, 0.0)
     rows.check_finite_rows(terms_BT.flatten(), "grpo_loss")
     counts_B = is_sampled_BT.sum(1)
@@ -128,7 +130,7 @@ def _denominator(
     num_items: float | None,
     accumulation: int,
 ) -> Tensor | float:
-    """Return what the sum over all tokens is divided by."""
+    """Return the divisor for the sum over all tokens."""
     if loss_type == "dr_grpo":
         if max_completion_length is None or max_completion_length < 1:
             what = 'max_completion_length of loss_type "dr_grpo"'
@@ -156,7 +158,7 @@ def _check_shapes(logprobs: Tensor, old: Tensor, advantages: Tensor, mask: Tenso
 
 def _nan_std(values: Tensor, dim: int) -> Tensor:
     """Return the sample standard deviation of the values that are not NaN; NaN if there are fewer than two."""
-    # As TRL computes it: with Bessel's correction, where one value gives 0 / 0.
+    # As in TRL, with Bessel's correction, so a single value gives 0 / 0.
     counts = (~values.isnan()).sum(dim, keepdim=True)
     squares = (values - values.nanmean(dim, keepdim=True)) ** 2
     return (squares.nansum(dim, keepdim=True) / (counts - 1).clamp(min=0)).sqrt()

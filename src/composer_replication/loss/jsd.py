@@ -5,7 +5,9 @@
     JSD_0 = KL(p_T || p_S)  (kl_ts, mode-covering)      JSD_1 = KL(p_S || p_T)  (kl_st, mode-seeking)
 
 Both logits are divided by the temperature; there is no T^2 factor. The scale is discontinuous at the ends: as beta goes
-to 0, JSD_beta / beta goes to kl_ts, but JSD_0 *is* kl_ts. Upstream is the same, and comparisons with it depend on that.
+to 0, JSD_beta / beta goes to kl_ts, but JSD_0 *is* kl_ts. Upstream behaves the same way, which comparisons rely on.
+
+Shape suffixes: N rows, K entries of a distribution, V vocabulary.
 """
 
 from __future__ import annotations
@@ -25,7 +27,7 @@ def log_prob_divergence(log_s_NK: Tensor, log_t_NK: Tensor, beta: float) -> Tens
         return (log_t_NK.exp() * (log_t_NK - log_s_NK)).sum(-1)
     if beta == 1.0:
         return (log_s_NK.exp() * (log_s_NK - log_t_NK)).sum(-1)
-    # log M without leaving log space: probabilities of unlikely entries would underflow.
+    # log M is computed in log space, where probabilities of unlikely entries do not underflow.
     log_m_NK = torch.logaddexp(log_s_NK + math.log1p(-beta), log_t_NK + math.log(beta))
     teacher_part = log_t_NK.exp() * (log_t_NK - log_m_NK)
     student_part = log_s_NK.exp() * (log_s_NK - log_m_NK)
@@ -34,7 +36,7 @@ def log_prob_divergence(log_s_NK: Tensor, log_t_NK: Tensor, beta: float) -> Tens
 
 @dataclass(frozen=True, kw_only=True)
 class JSD:
-    """Generalized JSD of rows; with `top_k`, of the teacher's k most likely entries, renormalized on both sides."""
+    """Generalized JSD per row; with `top_k`, on the teacher's k most likely entries, renormalized on both sides."""
 
     beta: float = 0.5
     temperature: float = 1.0
@@ -51,8 +53,8 @@ class JSD:
         student = rows.in_compute_dtype(student_NV) / self.temperature
         teacher = rows.in_compute_dtype(teacher_NV).detach() / self.temperature
         if self.top_k is not None:
-            best = teacher.topk(self.top_k, dim=-1).indices
-            student, teacher = student.gather(-1, best), teacher.gather(-1, best)
+            top_ids = teacher.topk(self.top_k, dim=-1).indices
+            student, teacher = student.gather(-1, top_ids), teacher.gather(-1, top_ids)
         return log_prob_divergence(student.log_softmax(-1), teacher.log_softmax(-1), self.beta)
 
 
@@ -69,10 +71,10 @@ def generalized_jsd_loss(
 ) -> Tensor:
     """Return JSD_beta over the positions whose label is not -100 (0 counts, as upstream); see the module docstring.
 
-    `batchmean` divides by the number of such positions; without labels, as upstream, by the batch size and not by
-    B * T. `token_clip` caps a token's divergence after the sum over the vocabulary (upstream clamps single entries
-    before the sum). With `logits_are_probs` the inputs are already distributions, and temperature and top_k are
-    ignored, as upstream.
+    `batchmean` divides by the number of such positions; without labels, as upstream, by the batch size rather than by
+    B * T. `token_clip` caps each token's divergence after the sum over the vocabulary (upstream clamps single entries
+    before the sum). With `logits_are_probs` the inputs are probabilities, and temperature and top_k are ignored, as
+    upstream.
     """
     divergence = JSD(beta=float(beta), temperature=float(temperature), top_k=top_k)
     rows.check_choice(reduction, rows.REDUCTIONS, "reduction")

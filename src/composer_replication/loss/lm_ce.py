@@ -1,6 +1,8 @@
 """Next-token cross-entropy with label smoothing, one value per row:
 
 nll = -((1 - eps) log p(target) + eps / V * sum_v log p(v))
+
+Shape suffixes: N rows, V vocabulary.
 """
 
 from __future__ import annotations

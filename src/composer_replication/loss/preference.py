@@ -8,7 +8,9 @@ SimPO (arXiv 2405.14734) needs no reference model and uses log-probs averaged ov
 
     loss = - logsigmoid(beta (avg log pi_c - avg log pi_r) - gamma)
 
-A response includes its end-of-turn token. SimPO's own code has `gamma_beta_ratio`, which is gamma / beta.
+A response includes its end-of-turn token. The `gamma_beta_ratio` of SimPO's own code is gamma / beta.
+
+Shape suffix: B pairs.
 """
 
 from __future__ import annotations
@@ -36,7 +38,7 @@ def dpo_loss(
         ref_chosen_logprobs=ref_chosen_logprobs,
         ref_rejected_logprobs=ref_rejected_logprobs,
     )
-    # How much more than the reference model the policy prefers the chosen response.
+    # How much more strongly than the reference model the policy prefers the chosen response.
     margin = (chosen - ref_chosen.detach()) - (rejected - ref_rejected.detach())
     values_B = -F.logsigmoid(beta * margin)
     rows.check_finite_rows(values_B, "dpo_loss")

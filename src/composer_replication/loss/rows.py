@@ -1,7 +1,7 @@
-"""What all row-wise losses share: check inputs, select the rows that count, and reduce their values.
+"""The shared parts of all row-wise losses: input checks, selection of the rows that count, and reductions.
 
-A *row* is one position's logits over the vocabulary. Rows are selected before any arithmetic, so an ignored row costs
-nothing, gets no gradient, and may contain NaN. Shape suffixes: B batch, T time, N rows, V vocabulary.
+A *row* is the logits of one position over the vocabulary. Rows are selected before any arithmetic, so an ignored row
+costs nothing, gets no gradient, and may contain NaN. Shape suffixes: B batch, T time, N rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ IGNORE_INDEX = -100
 
 
 class Divergence(Protocol):
-    """A distance between a student row and a teacher row; gradients flow to the student only."""
+    """A divergence between student rows and teacher rows; gradients flow to the student only."""
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor: ...
 
@@ -29,8 +29,8 @@ class Divergence(Protocol):
 
 
 def in_compute_dtype(logits: Tensor) -> Tensor:
-    """Return the logits in the dtype in which losses are computed: fp64 for fp64, otherwise fp32."""
-    # Tests with finite differences need fp64.
+    """Cast to the dtype in which losses are computed: fp64 stays fp64, anything else becomes fp32."""
+    # fp64 stays for tests with finite differences.
     return logits if logits.dtype == torch.float64 else logits.float()
 
 
@@ -61,18 +61,18 @@ def check_mask_shape(mask: Tensor, logits: Tensor, name: str) -> None:
 
 
 def labels_to_mask(labels: Tensor | None, logits: Tensor, name: str = "labels") -> Tensor | None:
-    """Return which rows count by upstream's convention: -100 is ignored, anything else counts, including 0."""
+    """Return a mask of the rows that count by upstream's convention: everything but -100, including 0."""
     if labels is None:
         return None
     check_mask_shape(labels, logits, name)
-    # A boolean mask has no -100, so every row would count.
+    # A boolean mask contains no -100, so every row would count.
     if labels.dtype == torch.bool:
         raise InputError(explain(f"{name} dtype", got="bool", expected=f"integers, {IGNORE_INDEX} where ignored"))
     return labels != IGNORE_INDEX
 
 
 def to_boolean_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> Tensor | None:
-    """Return which rows count by the 0/1 convention: 1 (True) counts. Raises InputError on other numbers."""
+    """Return a mask of the rows that count by the 0/1 convention: those with 1. Raises InputError on other numbers."""
     if mask is None:
         return None
     check_mask_shape(mask, logits, name)
@@ -84,7 +84,7 @@ def to_boolean_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> 
     return row_mask
 
 
-# The comparisons below are written so that NaN, for which every comparison is false, is refused as well.
+# The comparisons below also reject NaN, for which every comparison is false.
 
 
 def check_unit_interval(value: float, name: str) -> None:
@@ -132,8 +132,8 @@ def check_choice(value: str, choices: tuple[str, ...], name: str) -> None:
 
 
 def check_finite_rows(values_N: Tensor, what: str) -> None:
-    """Raise NonFiniteError, with the first such row, if a value is NaN or infinite."""
-    # One such value would turn every weight into NaN in the next optimizer step.
+    """Raise NonFiniteError, naming the first bad row, if a value is NaN or infinite."""
+    # A single bad value would turn every weight into NaN in the next optimizer step.
     finite = torch.isfinite(values_N.detach())
     if not bool(finite.all()):
         bad = (~finite).nonzero()[:, 0]
@@ -171,19 +171,19 @@ def select_rows(logits: Tensor, row_mask: Tensor | None) -> Tensor:
 
 
 def reduce_rows(values_N: Tensor, row_mask: Tensor | None, shape: torch.Size, reduction: str, entries: int) -> Tensor:
-    """Return the reduced values of the rows that count; `shape` is that of the logits.
+    """Reduce the values of the rows that count; `shape` is the shape of the logits.
 
-    none       the values in the shape of the rows, 0 where ignored
+    none       the values at the positions of their rows, 0 at ignored rows
     sum        the sum
     batchmean  the sum / number of rows (without a mask: / batch size)
-    mean       the sum / (number of rows * `entries`), with the number of vocabulary entries that were summed
+    mean       the sum / (number of rows * `entries`), where `entries` is the number of vocabulary entries per row
     """
     if reduction == "none":
         if row_mask is None:
             return values_N.reshape(shape[:-1])
         scattered = values_N.new_zeros(shape[:-1])
         return scattered.masked_scatter(row_mask, values_N)
-    # Without rows this is an exact 0 that is attached to the graph, so the gradient is 0 and not missing.
+    # Without rows this is an exact 0 in the autograd graph, so the gradient is 0 rather than missing.
     total = values_N.sum()
     if reduction == "sum":
         return total
@@ -193,7 +193,7 @@ def reduce_rows(values_N: Tensor, row_mask: Tensor | None, shape: torch.Size, re
 
 
 def check_pair_vectors(**logprobs: Tensor) -> list[Tensor]:
-    """Return the vectors in the compute dtype. Raises ShapeError unless all are floating point and of one length."""
+    """Cast the vectors to the compute dtype. Raises ShapeError unless all are floating point and equally long."""
     for name, values in logprobs.items():
         if not isinstance(values, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ShapeError(explain(name, got=type(values).__name__, expected="a tensor (B,), one entry per pair"))
@@ -203,5 +203,5 @@ def check_pair_vectors(**logprobs: Tensor) -> list[Tensor]:
             raise ShapeError(explain(f"{name} dtype", got=values.dtype, expected="a floating-point dtype"))
     lengths = {name: tuple(values.shape) for name, values in logprobs.items()}
     if len(set(lengths.values())) > 1:
-        raise ShapeError(explain("log-prob vectors", got=lengths, expected="one length"))
+        raise ShapeError(explain("log-prob vectors", got=lengths, expected="equal lengths"))
     return [in_compute_dtype(values) for values in logprobs.values()]

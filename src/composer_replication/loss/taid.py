@@ -5,10 +5,12 @@
 
 This is a cross-entropy, so at its minimum it equals the entropy of p_t, not zero; its gradient is that of KL(p_t || q).
 
-Schedule: the first finite loss is only stored; from then on, with rel = (prev - loss) / (prev + 1e-15),
+Schedule: the first finite loss is only stored. From then on, with rel = (prev - loss) / (prev + 1e-15),
 
     m <- beta m + (1 - beta) rel        delta = alpha sigmoid(m) (1 - t)
-    t <- min(t_end, max(t_start + (t_end - t_start) step / N, t + delta))
+    t <- min(t_end, max(t_start + (t_end - t_start) step / N, t + delta))        N: number of training steps
+
+Shape suffixes: N rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -26,10 +28,10 @@ from composer_replication.loss import rows
 
 @dataclass(frozen=True, kw_only=True)
 class CrossEntropyToTeacher:
-    """The divergence - sum_v p_T(v) log q(v) of rows: TAID's loss if the teacher logits are the mix."""
+    """The cross-entropy - sum_v p_T(v) log q(v) per row: TAID's loss if the teacher logits are the mix."""
 
     def check(self, vocab: int) -> None:
-        """Do nothing: there are no options."""
+        """Do nothing, because there are no options to check."""
         del vocab
 
     def __call__(self, student_NV: Tensor, teacher_NV: Tensor) -> Tensor:
@@ -38,7 +40,7 @@ class CrossEntropyToTeacher:
 
 
 def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | None = None, *, t: float) -> Tensor:
-    """Return the mean cross-entropy to the mix over `mask`; see the module docstring."""
+    """Return the mean cross-entropy to TAID's target over the rows of `mask`; see the module docstring."""
     t = float(t)
     rows.check_unit_interval(t, "t")
     rows.check_logit_pair(student_logits, teacher_logits)
@@ -54,8 +56,8 @@ def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | Non
 class TAIDScheduler:
     """Moves t from `t_start` to `t_end`, faster while the loss falls. Call `update_t` only on steps where TAID ran.
 
-    A step without the channel has no loss. A loss of 0 for it would look like a perfect drop and then like an
-    explosion, from which the momentum would need thousands of steps to recover.
+    A step without this channel has no loss. Reporting it as 0 would look like a sudden drop followed by an explosion,
+    from which the momentum would need thousands of steps to recover.
     """
 
     def __init__(
@@ -78,7 +80,7 @@ class TAIDScheduler:
         self.num_train_steps = num_train_steps
         self.t_start, self.t_end, self.alpha, self.beta = t_start, t_end, alpha, beta
         self.disable_adaptive = disable_adaptive
-        # fp32 tensors, as upstream: over a long schedule, Python floats would drift away from its values.
+        # fp32 tensors, as upstream: over a long schedule, Python floats would drift away from upstream's values.
         self._t = torch.tensor(t_start, dtype=torch.float32, device=device)
         self._previous_loss = torch.tensor(math.inf, dtype=torch.float32, device=device)
         self._momentum = torch.zeros((), dtype=torch.float32, device=device)
@@ -89,9 +91,9 @@ class TAIDScheduler:
         return float(self._t)
 
     def update_t(self, loss: Tensor | float, global_step: int) -> Tensor | None:
-        """Move t after a step with this loss, and return the adaptive delta.
+        """Update t after a step with this loss, and return the adaptive delta.
 
-        Returns None, and does not move t, for the first finite loss and for losses that are not finite.
+        Returns None and leaves t unchanged for the first finite loss, and for losses that are not finite.
         """
         current = torch.as_tensor(loss).detach().to(self._t)
         if not bool(torch.isfinite(current)):
@@ -100,7 +102,7 @@ class TAIDScheduler:
             self._previous_loss = current.clone()
             return None
         relative_drop = (self._previous_loss - current) / (self._previous_loss + 1e-15)
-        # An overflow would keep the momentum infinite for good.
+        # After an overflow the momentum would stay infinite.
         relative_drop = relative_drop.clamp(-1e30, 1e30)
         self._momentum = self.beta * self._momentum + (1 - self.beta) * relative_drop
         delta = self.alpha * torch.sigmoid(self._momentum) * (1 - self._t)
@@ -115,9 +117,9 @@ class TAIDScheduler:
         return delta
 
     def state_dict(self) -> dict[str, float | None]:
-        """Return the state as plain numbers, for a checkpoint in JSON; `previous_loss` is None before the first loss.
+        """Return the state as JSON numbers, for a checkpoint; `previous_loss` is None before the first loss.
 
-        Every fp32 value is restored exactly, because a Python float holds it without rounding.
+        Every fp32 value is restored exactly, because a Python float represents it without rounding.
         """
         previous = None if bool(torch.isinf(self._previous_loss)) else float(self._previous_loss)
         return {"t": self.t, "previous_loss": previous, "momentum": float(self._momentum)}

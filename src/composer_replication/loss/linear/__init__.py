@@ -1,12 +1,12 @@
-"""Compute losses from hidden rows and the LM head: exact, in tiles, with no (N, V) tensor kept for backward.
+"""Compute exact losses in tiles from hidden states and the LM head; no (N, V) tensor is kept for backward.
 
-head            the LM head, weighted sums of teachers' heads, matrix products, and sizes of tiles
-weighted        a divergence or cross-entropy as a weighted sum over rows, with gradients from the forward pass
-logprobs        log-probs of given tokens, differentiable per row; the statistics that row weights need
+head            the LM head, terms of the teacher logits, matrix products, and tile sizes
+weighted        weighted sums of a divergence or cross-entropy over rows; gradients in the forward pass
+logprobs        log-probs of given tokens, differentiable per row; row statistics
 tile_losses     the values and gradients of one tile of logits
-gradients       the loop over all tiles, the products of their gradients, and deferred checks
-kernels         the calls of Triton kernels, and the choice between Triton and torch
-triton_kernels  the kernels, imported only if they are used
+gradients       the loop over tiles, the gradients of hidden states and head, and deferred checks
+kernels         the choice between Triton and torch, and the calls of Triton kernels
+triton_kernels  the Triton kernels, imported only if they are used
 """
 
 from composer_replication.loss.linear.head import LinearHead, TeacherTerm

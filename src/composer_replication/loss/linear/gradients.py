@@ -1,4 +1,7 @@
-"""The loop that both fused functions share: logits tile by tile, their gradients slab by slab, and their products."""
+"""The loop of the fused losses: logits tile by tile, gradients slab by slab; and checks after the backward pass.
+
+Shape suffixes: N rows, n rows of a tile or slab, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -16,7 +19,7 @@ TileVisitor = Callable[[slice, Tensor, Tensor | None, list[Tensor]], None]
 
 
 class NeededGradients(NamedTuple):
-    """Which of the three inputs need a gradient."""
+    """Which of the three inputs (hidden states, weight, bias) need a gradient."""
 
     hidden: bool
     weight: bool
@@ -31,13 +34,13 @@ class Gradients(NamedTuple):
     bias: Tensor | None
 
     def stored_like(self, *originals: Tensor | None) -> Gradients:
-        """Return the gradients in the dtype in which they are stored until backward: the originals', but never fp16."""
+        """Cast the gradients to the dtypes for storage until backward: those of the originals, but never fp16."""
         pairs = zip(self, originals, strict=True)
         return Gradients(*(None if g is None or o is None else g.to(products.grad_dtype(o)) for g, o in pairs))
 
     def scaled_like(self, factor: Tensor | None, *originals: Tensor | None) -> list[Tensor | None]:
-        """Return the gradients times the factor, in the originals' dtypes, as autograd expects them."""
-        # In place, so that the head's gradient is never held twice.
+        """Multiply the gradients by `factor` in place, and cast them to the originals' dtypes, as autograd expects."""
+        # In place, so that there are never two copies of the head's gradient.
         if factor is not None:
             for grad in self:
                 _ = grad if grad is None else grad.mul_(factor)
@@ -48,7 +51,9 @@ class Gradients(NamedTuple):
 def visit_tiles(
     operands: Operands, plan: TilePlan, slab: slice, visit: TileVisitor, *, num_scratch: int, with_grad: bool
 ) -> Tensor | None:
-    """Call `visit` with the logits of every tile. Return d loss / d (hidden @ weight.T + bias) of the slab, or None."""
+    """Call `visit` with the logits of every tile of a slab; with `with_grad`, return d loss / d (hidden @ weight.T +
+    bias).
+    """
     hidden, head = operands.hidden, operands.head
     slab_rows = slab.stop - slab.start
     wide = products.product_dtype(hidden)
@@ -73,10 +78,10 @@ def visit_tiles(
 def accumulate_gradients(
     operands: Operands, plan: TilePlan, needed: NeededGradients, visit: TileVisitor, *, num_scratch: int = 0
 ) -> Gradients:
-    """Return the needed gradients, summed over slabs, after visiting all tiles."""
+    """Visit all tiles, and return the needed gradients summed over slabs."""
     hidden, weight = operands.hidden, operands.head.weight
     wide = products.product_dtype(hidden)
-    # With one slab, its product is rounded once, directly to the weight's dtype. More slabs are summed in fp32.
+    # The product of a single slab is rounded once, directly to the weight's dtype. Several slabs are summed in fp32.
     single_slab = 0 < plan.num_rows <= plan.slab_rows
     grad_hidden = torch.zeros_like(hidden, dtype=products.grad_dtype(hidden)) if needed.hidden else None
     grad_weight = grad_bias = None
@@ -101,11 +106,11 @@ def accumulate_gradients(
 
 
 class _PendingCheck:
-    """A check on a GPU result that does not make the host wait in the middle of a step.
+    """A check of a GPU result that does not make the host wait in the middle of a step.
 
     Reading the result in the forward pass would stall the host until the GPU has caught up, and then the GPU until the
-    host has queued the backward pass: 2% of a training step, measured. So the result is copied to pinned memory while
-    the GPU works, and read once the backward pass is queued, which is before `backward()` returns. (An optimizer that
+    host has queued the backward pass, which costs a measured 2% of a training step. So the result is copied to pinned
+    memory asynchronously, and read when the backward pass is queued, before `backward()` returns. (An optimizer that
     runs inside the backward pass has already stepped by then.)
     """
 
@@ -117,12 +122,12 @@ class _PendingCheck:
         self._arrived.record()
 
     def resolve_after_backward(self) -> None:
-        """Run the check when the whole backward pass has been queued. Call this inside a backward function."""
+        """Schedule the check for the end of the backward pass. Call this inside a backward function."""
         # torch has no public API for a callback at the end of a backward pass.
         torch.autograd.Variable._execution_engine.queue_callback(self.resolve)  # pyright: ignore
 
     def resolve(self) -> None:
-        """Wait for the result, and raise the error if it is bad."""
+        """Wait for the result, and raise the error if the check failed."""
         self._arrived.synchronize()
         if not bool(self._passed):
             self._raise_error()
@@ -131,7 +136,7 @@ class _PendingCheck:
 def check_now_or_after_backward(
     passed: Tensor, raise_error: Callable[[], None], *, backward_follows: bool
 ) -> _PendingCheck | None:
-    """Check at once on CPU or without a backward pass; otherwise return a check for the backward pass to resolve."""
+    """Check now on CPU or without a backward pass; otherwise return a check for the backward pass to resolve."""
     if passed.is_cuda and backward_follows:
         return _PendingCheck(passed, raise_error)
     if not bool(passed):

@@ -1,7 +1,8 @@
 """The LM head as data, its matrix products, and the sizes of the tiles in which logits are computed.
 
-Teacher logits are a weighted sum of heads applied to hidden rows (`TeacherTerm`). Shape suffixes: N rows, n rows of a
-tile, H hidden, V vocabulary.
+Teacher logits are a weighted sum of LM heads applied to hidden states (`TeacherTerm`).
+
+Shape suffixes: N rows, n rows of a tile, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -46,7 +47,7 @@ class LinearHead:
         return replace(self, weight=self.weight.detach(), bias=bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return all logits at once, differentiable. For small inputs and tests; the fused losses do not use it."""
+        """Return all logits at once, differentiable. For small inputs and tests; the fused losses do not call this."""
         logits = rows.in_compute_dtype(hidden) @ rows.in_compute_dtype(self.weight).T
         if self.bias is not None:
             logits = logits + self.bias
@@ -64,7 +65,7 @@ class LinearHead:
             out_nV.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def grad_through_transform(self, grad_nV: Tensor, logits_nV: Tensor) -> None:
-        """Turn d/d logits into d/d (hidden @ weight.T + bias), in place; `logits_nV` are the capped logits."""
+        """Convert d/d logits to d/d (hidden @ weight.T + bias) in place; `logits_nV` are the capped logits."""
         # tanh' = 1 - tanh^2, and logits / softcap is the tanh.
         if self.softcap is not None:
             grad_nV.mul_(1.0 - (logits_nV / self.softcap).square())
@@ -76,17 +77,18 @@ class LinearHead:
 class TeacherTerm:
     """One summand of the teacher logits: coefficient * head(hidden), always detached.
 
-    One term is a plain teacher. Two terms (0.99 reference model + 0.01 live model) are a trust region.
-    `TeacherTerm.student(1 - t)` with `TeacherTerm(hidden, head, t)` is TAID's mix, and needs no extra matrix product.
+    A single term is a plain teacher. Two terms, 0.99 of a reference model and 0.01 of the live model, are a trust
+    region. `TeacherTerm.student(1 - t)` with `TeacherTerm(hidden, head, t)` is TAID's mix; the student's term needs no
+    extra matrix product.
     """
 
-    hidden: Tensor | None  # (N, H); None: the student's rows
+    hidden: Tensor | None  # (N, H); None for the student's own logits
     head: LinearHead | None
     coefficient: float = 1.0
 
     @classmethod
     def student(cls, coefficient: float) -> TeacherTerm:
-        """Return a term with the student's own logits, detached."""
+        """Return a term for the student's own logits, detached."""
         return cls(hidden=None, head=None, coefficient=coefficient)
 
     def detached(self) -> TeacherTerm:
@@ -98,17 +100,17 @@ class TeacherTerm:
 
 @dataclass(frozen=True, eq=False)
 class Operands:
-    """Hidden rows and head, ready for matrix products; gradients are cast back to the originals' dtypes."""
+    """Hidden states and head, ready for matrix products; gradients are cast back to the original dtypes."""
 
     hidden: Tensor
     head: LinearHead
 
 
 def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
-    """Return both detached and contiguous; under autocast in its dtype."""
+    """Detach hidden states and head and make them contiguous; under autocast, cast them to its dtype."""
     hidden, head = hidden_NH.detach(), head.detached()
     device = hidden.device.type
-    # Autocast would cast the inputs of the model's own head in the same way; it does not reach these products.
+    # Autocast would cast the inputs of the model's own head the same way, but does not apply to these products.
     if torch.is_autocast_enabled(device) and hidden.dtype != torch.float64:
         dtype = torch.get_autocast_dtype(device)
         hidden, head = hidden.to(dtype), replace(head, weight=head.weight.to(dtype))
@@ -116,7 +118,7 @@ def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
 
 
 def prepare_teacher_operands(term: TeacherTerm) -> TeacherTerm:
-    """Return the term with its operands prepared."""
+    """Prepare the operands of a term."""
     if term.hidden is None or term.head is None:
         return term
     operands = prepare_operands(term.hidden, term.head)
@@ -152,14 +154,16 @@ def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
 
 
 def check_teacher_terms(terms: Sequence[TeacherTerm], num_rows: int, vocab: int) -> None:
-    """Raise unless there is a term with a coefficient that is not 0, and all terms match the student's shape."""
+    """Raise unless some coefficient is not 0 and all terms match the student's shape."""
     if not terms:
         raise InputError(explain("teacher_terms", got="an empty sequence", expected="at least one TeacherTerm"))
     if all(term.coefficient == 0.0 for term in terms):
         raise InputError(explain("teacher_terms coefficients", got="all 0", expected="at least one that is not"))
     for index, term in enumerate(terms):
         if (term.hidden is None) != (term.head is None):
-            raise InputError(explain(f"teacher_terms[{index}]", got="hidden or head alone", expected="both or neither"))
+            raise InputError(
+                explain(f"teacher_terms[{index}]", got="only one of hidden and head", expected="both or neither")
+            )
         if term.hidden is None or term.head is None:
             continue
         check_rows_and_head(term.hidden, term.head, f"teacher_terms[{index}]")
@@ -179,9 +183,9 @@ def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
         raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))
 
 
-# Results of the matrix products are wider than half-precision operands. On CUDA the operands go to the tensor cores,
-# whose fp32 results are not rounded. On CPU half-precision weights are widened in blocks, so that no fp32 copy of the
-# whole head exists: 4096 rows of 4096 in fp32 are 64 MiB.
+# Matrix products of half-precision operands return fp32. On CUDA the tensor cores compute them without rounding the
+# results. On CPU half-precision weights are converted to fp32 in blocks, so that no fp32 copy of the whole head exists:
+# 4096 rows of 4096 in fp32 are 64 MiB.
 _BLOCK_ROWS = 4096
 
 
@@ -191,14 +195,14 @@ def product_dtype(operand: Tensor) -> torch.dtype:
 
 
 def grad_tile_dtype(operand: Tensor) -> torch.dtype:
-    """Return the dtype of logit gradients: on CUDA that of the operands, for the tensor cores; on CPU a wide one."""
-    # fp16 is widened on CUDA as well: a probability times 1 / N is below its range, and the loss scale that would lift
-    # it is applied only in the backward pass.
+    """Return the dtype of logit gradients: on CUDA that of the operands, for the tensor cores; on CPU fp32 or fp64."""
+    # fp16 is an exception: a probability times 1 / N underflows, and the loss scale that would prevent this is applied
+    # only in the backward pass.
     return operand.dtype if operand.is_cuda and operand.dtype != torch.float16 else product_dtype(operand)
 
 
 def grad_dtype(operand: Tensor) -> torch.dtype:
-    """Return the dtype in which a gradient is stored until backward: the operand's, but fp32 for fp16 (see above)."""
+    """Return the dtype in which a gradient is stored until backward: the operand's, but fp32 instead of fp16."""
     return torch.float32 if operand.dtype == torch.float16 else operand.dtype
 
 
@@ -225,7 +229,7 @@ def grad_hidden(grad_nV: Tensor, weight_VH: Tensor) -> Tensor:
 
 
 def grad_weight(grad_nV: Tensor, hidden_nH: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return d loss / d weight = grad.T @ hidden of all rows, in `dtype`."""
+    """Return d loss / d weight = grad.T @ hidden over all rows, in `dtype`."""
     if grad_nV.dtype == hidden_nH.dtype and (dtype == grad_nV.dtype or not grad_nV.is_cuda):
         return (grad_nV.T @ hidden_nH).to(dtype)
     total_VH = torch.zeros(grad_nV.shape[1], hidden_nH.shape[1], dtype=dtype, device=grad_nV.device)
@@ -235,8 +239,8 @@ def grad_weight(grad_nV: Tensor, hidden_nH: Tensor, dtype: torch.dtype) -> Tenso
 
 def add_grad_weight(total_VH: Tensor, grad_nV: Tensor, hidden_nH: Tensor) -> None:
     """Add grad.T @ hidden to `total_VH`."""
-    # Sums over slabs stay in fp32: rounding each partial sum to bf16 would lose the small, steady contributions of
-    # unlikely tokens, and bias training.
+    # Sums over slabs stay in fp32: rounding each partial sum to bf16 would lose the small but systematic contributions
+    # of unlikely tokens and bias training.
     if grad_nV.dtype == total_VH.dtype == hidden_nH.dtype:
         total_VH.addmm_(grad_nV.T, hidden_nH)
     elif grad_nV.is_cuda and grad_nV.dtype == hidden_nH.dtype and total_VH.dtype == torch.float32:
@@ -259,7 +263,7 @@ _CUDA_SLAB_ROWS = 1024
 BLOCK_COLUMNS, NUM_WARPS = 4096, 16
 # Autograd on a divergence without a kernel keeps about eight tensors of the size of a tile.
 _CUDA_GENERIC_TILE_ROWS = 64
-# On CPU, one tile of logits has about this size.
+# The approximate size of one tile of logits on CPU.
 _CPU_TILE_BYTES = 16 * 2**20
 
 
@@ -267,10 +271,10 @@ _CPU_TILE_BYTES = 16 * 2**20
 class TilePlan:
     """The number of rows per tile and slab in one call.
 
-    A *tile* is the rows whose logits exist at the same time; a *slab* the rows whose logit gradients are multiplied
-    into the head's gradient at the same time. Both are bounded for every N, so memory does not grow with N, and large
-    enough that the matrix products are compute-bound on a GPU. A slab larger than a tile saves memory traffic, because
-    the head's gradient is summed in fp32 once per slab.
+    A *tile* is a range of rows whose logits exist at the same time; a *slab* is a range of rows whose logit gradients
+    enter the head's gradient in one matrix product. Both have a maximum size, so memory does not grow with N, and both
+    are large enough for compute-bound matrix products on a GPU. A slab larger than a tile saves memory traffic, because
+    the head's gradient is summed in fp32 only once per slab.
     """
 
     num_rows: int
@@ -289,7 +293,7 @@ class TilePlan:
 def plan_tiles(
     num_rows: int, vocab: int, *, device: torch.device, element_bytes: int, has_kernel: bool, tile_rows: int | None
 ) -> TilePlan:
-    """Return sizes for this device; `tile_rows` sets the size of a tile and the minimum size of a slab."""
+    """Choose sizes for this device; `tile_rows` overrides the size of a tile and the minimum size of a slab."""
     if tile_rows is not None:
         if tile_rows < 1:
             raise InputError(explain("tile_rows", got=tile_rows, expected="None or an integer >= 1"))

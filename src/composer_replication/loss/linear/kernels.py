@@ -1,4 +1,7 @@
-"""Choose between Triton and torch, and call the Triton kernels, which are imported on first use on a GPU."""
+"""Choose between Triton and torch, and call the Triton kernels, which are imported on first use on a GPU.
+
+Shape suffixes: n rows of a tile, V vocabulary.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,7 @@ BACKENDS = ("auto", "torch", "triton")
 
 
 class _TokenStats(NamedTuple):
-    """The log of the normalizer, the given token's logit, and the mean logit of each row."""
+    """The log normalizer, the logit of the given token, and the mean logit of each row."""
 
     log_z: Tensor
     chosen: Tensor
@@ -28,7 +31,7 @@ class _TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class DivergenceKernel:
-    """A row divergence that `triton_kernels` implements; `mode` selects its formula there."""
+    """A divergence that `triton_kernels` implements; `mode` selects the formula there."""
 
     mode: str
     beta: float = 0.0
@@ -54,10 +57,10 @@ def _triton_kernels() -> ModuleType:
     return triton_kernels
 
 
-def wants_triton(backend: str, operand: Tensor) -> bool:
-    """Return whether to use Triton: with "auto", for CUDA tensors other than fp64 if Triton is installed.
+def should_use_triton(backend: str, operand: Tensor) -> bool:
+    """Whether to use Triton: with "auto", for CUDA tensors other than fp64 if Triton is installed.
 
-    Raises InputError if the backend is "triton" and that is impossible.
+    Raises InputError if the backend is "triton" but Triton cannot be used.
     """
     rows.check_choice(backend, BACKENDS, "backend")
     possible = operand.is_cuda and operand.dtype != torch.float64 and _has_triton()
@@ -79,12 +82,17 @@ def _has_triton() -> bool:
 
 
 def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> _TokenStats:
-    """Return the statistics of every row, from one pass over the tile."""
+    """Compute the statistics of every row in one pass over the tile."""
     return _TokenStats(*_triton_kernels().token_stats(logits_nV, token_ids_n))
 
 
 def write_token_grad(
-    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
+    logits_nV: Tensor,
+    token_ids_n: Tensor,
+    log_z_n: Tensor,
+    row_scale_n: Tensor,
+    label_smoothing: float,
+    grad_nV: Tensor,
 ) -> None:
-    """Write pull * (p - (1 - eps) onehot - eps / V), the gradient of pull * cross_entropy, to `grad_nV`."""
-    _triton_kernels().write_token_grad(logits_nV, token_ids_n, log_z_n, pull_n, label_smoothing, grad_nV)
+    """Write row_scale * (p - (1 - eps) onehot - eps / V), the gradient of row_scale * cross_entropy, to `grad_nV`."""
+    _triton_kernels().write_token_grad(logits_nV, token_ids_n, log_z_n, row_scale_n, label_smoothing, grad_nV)

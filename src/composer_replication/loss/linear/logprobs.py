@@ -1,8 +1,10 @@
-"""Compute log-probs of given tokens from hidden rows and the LM head, differentiable per row.
+"""Compute log-probs of given tokens from hidden states and the LM head, differentiable per row.
 
-A preference loss turns sums of these into one number, so the weight of a row is not known in the forward pass. The
-forward pass stores one normalizer per row; the backward pass computes each tile of logits again and turns it into its
-gradient. `linear_row_stats` computes, without gradients, what row weights need to know about student and teacher.
+A preference loss is a nonlinear function of sums of log-probs, so the weight of a row is unknown in the forward pass.
+The forward pass stores one normalizer per row; the backward pass recomputes each tile of logits and replaces it by its
+gradient. `linear_row_stats` computes, without gradients, the statistics on which row weights depend.
+
+Shape suffixes: N rows, n rows of a tile, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -39,9 +41,9 @@ from composer_replication.loss.linear.head import (
 from composer_replication.loss.linear.tile_losses import (
     ChosenTokens,
     num_term_tiles,
+    put_back_tensors,
     sum_of_terms,
-    with_tensors,
-    without_tensors,
+    take_out_tensors,
 )
 
 
@@ -57,9 +59,9 @@ def linear_token_logprobs(
     check_rows_and_head(hidden_NH, head, "student")
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
     rows.check_token_dtype(token_ids_N)
-    tokens = ChosenTokens.of(token_ids_N, head.vocab)
+    tokens = ChosenTokens.from_ids(token_ids_N, head.vocab)
     operands = prepare_operands(hidden_NH, head)
-    use_kernel = kernels.wants_triton(backend, operands.hidden)
+    use_kernel = kernels.should_use_triton(backend, operands.hidden)
     plan = plan_tiles(
         hidden_NH.shape[0],
         head.vocab,
@@ -72,7 +74,7 @@ def linear_token_logprobs(
 
 
 class _LinearTokenLogprobs(torch.autograd.Function):
-    """The log-probs of tokens: normalizers in the forward pass, gradients in the backward pass."""
+    """Token log-probs: stores normalizers in the forward pass, and computes gradients in the backward pass."""
 
     @staticmethod
     def forward(  # pyright: ignore[reportIncompatibleMethodOverride]
@@ -101,7 +103,7 @@ class _LinearTokenLogprobs(torch.autograd.Function):
             visit_tiles(operands, plan, slice(0, plan.num_rows), visit, num_scratch=0, with_grad=False)
         logprobs_N = chosen_N - log_z_N
 
-        # Must not refer to logprobs_N: through this closure, the output would keep its own graph alive.
+        # Must not refer to logprobs_N: the closure would keep the output's own graph alive.
         def raise_error() -> None:
             tokens.check()
             rows.check_finite_rows(chosen_N - log_z_N, "linear_token_logprobs")
@@ -110,7 +112,7 @@ class _LinearTokenLogprobs(torch.autograd.Function):
         backward_follows = grad_enabled and any(ctx.needs_input_grad[:3])
         ctx.check = check_now_or_after_backward(passed, raise_error, backward_follows=backward_follows)
         saved: list[Tensor] = []
-        ctx.operands, ctx.plan, ctx.use_kernel = without_tensors(operands, saved), plan, use_kernel
+        ctx.operands, ctx.plan, ctx.use_kernel = take_out_tensors(operands, saved), plan, use_kernel
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N, *saved)
         return logprobs_N
 
@@ -118,16 +120,16 @@ class _LinearTokenLogprobs(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, grad_N: Tensor) -> tuple[Tensor | None, ...]:  # pyright: ignore[reportIncompatibleMethodOverride]
         hidden_NH, weight_VH, bias_V, token_ids_N, log_z_N, *saved = ctx.saved_tensors
-        operands: Operands = with_tensors(ctx.operands, tuple(saved))
+        operands: Operands = put_back_tensors(ctx.operands, tuple(saved))
         if ctx.check is not None:
             ctx.check.resolve_after_backward()
-        # The derivative of the loss by each row's log-prob.
-        pull_N = grad_N.to(log_z_N.dtype).contiguous()
+        # The derivative of the loss with respect to each row's log-prob.
+        row_scale_N = grad_N.to(log_z_N.dtype).contiguous()
 
         def visit(tile: slice, logits_nV: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]) -> None:
             del scratch
             if grad_nV is not None:
-                inputs = logits_nV, token_ids_N[tile], log_z_N[tile], pull_N[tile]
+                inputs = logits_nV, token_ids_N[tile], log_z_N[tile], row_scale_N[tile]
                 _write_logprob_grad(*inputs, grad_nV, use_kernel=ctx.use_kernel)
 
         with torch.autocast(hidden_NH.device.type, enabled=False):
@@ -136,16 +138,16 @@ class _LinearTokenLogprobs(torch.autograd.Function):
 
 
 def _write_logprob_grad(
-    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, grad_nV: Tensor, *, use_kernel: bool
+    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, row_scale_n: Tensor, grad_nV: Tensor, *, use_kernel: bool
 ) -> None:
-    """Write pull * (onehot - softmax), the gradient of pull * logprob, to `grad_nV`."""
+    """Write row_scale * (onehot - softmax), the gradient of row_scale * logprob, to `grad_nV`."""
     # The kernel writes the gradient of the cross-entropy, which is the negative log-prob.
     if use_kernel:
-        kernels.write_token_grad(logits_nV, token_ids_n, log_z_n, -pull_n, 0.0, grad_nV)
+        kernels.write_token_grad(logits_nV, token_ids_n, log_z_n, -row_scale_n, 0.0, grad_nV)
         return
-    wide_nV = (logits_nV - log_z_n[:, None]).exp_().mul_(-pull_n[:, None])
-    wide_nV.scatter_add_(-1, token_ids_n[:, None], pull_n[:, None])
-    # Rounded once, after onehot - softmax.
+    wide_nV = (logits_nV - log_z_n[:, None]).exp_().mul_(-row_scale_n[:, None])
+    wide_nV.scatter_add_(-1, token_ids_n[:, None], row_scale_n[:, None])
+    # The copy rounds once, after onehot - softmax.
     grad_nV.copy_(wide_nV)
 
 
@@ -154,7 +156,7 @@ _apply = cast("Callable[..., Tensor]", _LinearTokenLogprobs.apply)  # pyright: i
 
 
 class RowStats(NamedTuple):
-    """Statistics of each row at temperature 1: the log-probs of its token, and the teacher's entropy in nats."""
+    """Statistics per row at temperature 1: the log-probs of its token, and the teacher's entropy in nats."""
 
     student_logprobs: Tensor
     teacher_logprobs: Tensor
@@ -170,16 +172,16 @@ def linear_row_stats(
     *,
     tile_rows: int | None = None,
 ) -> RowStats:
-    """Return log p_S(y_n), log p_T(y_n) and H_T(n) of every row, (N,) each; NaN for tokens outside the vocabulary.
+    """Return log p_S(y_n), log p_T(y_n) and H_T(n) per row, (N,) each; NaN for tokens outside the vocabulary.
 
-    This costs one more matrix product per head than the loss alone. No (N, V) tensor is created.
+    This takes one matrix product per head in addition to those of the loss. No (N, V) tensor is created.
     """
     num_rows, vocab = hidden_NH.shape[0], head.vocab
     check_rows_and_head(hidden_NH, head, "student")
     check_teacher_terms(teacher_terms, num_rows, vocab)
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
     rows.check_token_dtype(token_ids_N)
-    tokens = ChosenTokens.of(token_ids_N, vocab)
+    tokens = ChosenTokens.from_ids(token_ids_N, vocab)
     student = prepare_operands(hidden_NH, head)
     terms = tuple(prepare_teacher_operands(term) for term in teacher_terms)
     wide = products.product_dtype(student.hidden)
@@ -199,5 +201,5 @@ def linear_row_stats(
     )
     with torch.autocast(hidden_NH.device.type, enabled=False):
         visit_tiles(student, plan, slice(0, num_rows), visit, num_scratch=num_term_tiles(terms), with_grad=False)
-    # Raising here would make the host wait for the GPU. With NaN, the loss that is weighted with these raises instead.
+    # Raising here would make the host wait for the GPU. With NaN, the loss that uses these values raises instead.
     return RowStats(*torch.where(tokens.ids_N == tokens.safe_N, stats_3N, math.nan).unbind(0))

@@ -1,7 +1,9 @@
-"""Losses of one tile of logits: return the values of its rows and write their weighted gradient.
+"""The losses of one tile of logits: row values, and the gradient of their weighted sum.
 
-Autograd differentiates the row functions of the dense losses on the tile, so both paths use the same formula. On CUDA,
-divergences with a Triton kernel are computed by it in three passes over the tile.
+Autograd differentiates the row functions of the dense losses on the tile, so dense and fused losses share one formula.
+On CUDA, divergences with a Triton kernel are computed by the kernel, in three passes over the tile.
+
+Shape suffixes: N all rows, n rows of a tile, V vocabulary.
 """
 
 from __future__ import annotations
@@ -22,9 +24,9 @@ from composer_replication.loss.lm_ce import TokenCrossEntropy
 
 @dataclass(frozen=True, eq=False)
 class ChosenTokens:
-    """Token ids, and the same clamped to the vocabulary, which are safe to index with.
+    """Token ids, and a copy clamped to the vocabulary that is safe as an index.
 
-    So whether the ids are valid can be checked later, without a wait for the GPU.
+    This allows checking the ids later, without waiting for the GPU.
     """
 
     ids_N: Tensor
@@ -32,13 +34,13 @@ class ChosenTokens:
     vocab: int
 
     @classmethod
-    def of(cls, token_ids_N: Tensor, vocab: int) -> ChosenTokens:
-        """Return the ids with their clamped version."""
-        # A copy: the caller may reuse the buffer before the ids are checked.
+    def from_ids(cls, token_ids_N: Tensor, vocab: int) -> ChosenTokens:
+        """Clamp the ids to the vocabulary."""
+        # A copy, because the caller may reuse the buffer before the ids are checked.
         return cls(token_ids_N.clone(), token_ids_N.clamp(0, vocab - 1).contiguous(), vocab)
 
     def are_valid(self) -> Tensor:
-        """Return, as a tensor on the ids' device, whether all ids are in the vocabulary."""
+        """Return whether all ids are in the vocabulary, as a tensor on their device."""
         return (self.ids_N == self.safe_N).all()
 
     def check(self) -> None:
@@ -51,23 +53,23 @@ class TileLoss(Protocol):
 
     @property
     def has_kernel(self) -> bool:
-        """Whether a Triton kernel computes it."""
+        """Whether a Triton kernel computes this loss."""
         ...
 
     def __call__(
         self, student_nV: Tensor, tile: slice, weights_n: Tensor, grad_nV: Tensor | None, scratch: list[Tensor]
     ) -> Tensor:
-        """Return the values of the rows, and write their weighted gradient to `grad_nV` unless that is None."""
+        """Return the row values, and write the gradient of their weighted sum to `grad_nV` unless that is None."""
         ...
 
     @property
     def num_scratch(self) -> int:
-        """The number of tile-sized buffers that it needs."""
+        """The number of tile-sized scratch buffers that this loss needs."""
         ...
 
     @property
     def tokens(self) -> ChosenTokens | None:
-        """The tokens whose ids remain to be checked, if any."""
+        """The tokens whose ids are still to be checked, if any."""
         ...
 
 
@@ -78,21 +80,21 @@ def values_and_grad_by_autograd(
     token_clip: float | None,
     grad_nV: Tensor | None,
 ) -> Tensor:
-    """Return the rows' values, and write d(sum weights * capped values) / d logits to `grad_nV`."""
+    """Return the row values, and write d(sum weights * capped values) / d logits to `grad_nV`."""
     with torch.enable_grad():
         leaf = student_nV.detach().requires_grad_(grad_nV is not None)
         values_n = row_function(leaf)
         if grad_nV is not None:
-            pull = weights_n if token_clip is None else weights_n * rows.cap_factor(values_n, token_clip)
-            # `pull` is the derivative of the weighted sum by each row's value.
-            (grad,) = torch.autograd.grad(values_n, leaf, pull.to(values_n.dtype))
+            # The derivative of the weighted sum with respect to each row's value.
+            row_scale = weights_n if token_clip is None else weights_n * rows.cap_factor(values_n, token_clip)
+            (grad,) = torch.autograd.grad(values_n, leaf, row_scale.to(values_n.dtype))
             grad_nV.copy_(grad)
     return values_n.detach()
 
 
 @dataclass(frozen=True, eq=False)
 class DivergenceTile:
-    """A divergence from the teacher, whose logits are summed term by term."""
+    """A divergence from the teacher, whose logits are a sum of terms."""
 
     divergence: rows.Divergence
     terms: Sequence[TeacherTerm]
@@ -122,15 +124,15 @@ class DivergenceTile:
 
 
 def num_term_tiles(terms: Sequence[TeacherTerm]) -> int:
-    """Return the number of scratch tiles of `sum_of_terms`: one for the sum, and one more if heads are added to it."""
+    """Return the number of scratch tiles for `sum_of_terms`: one for the sum, and one for further heads if any."""
     return 1 + (sum(term.hidden is not None for term in terms) > 1)
 
 
 def sum_of_terms(terms: Sequence[TeacherTerm], student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
-    """Return the teacher's logits of a tile, in the first of its `num_term_tiles` scratch tiles."""
+    """Compute the teacher's logits for a tile, in the first of `num_term_tiles` scratch tiles."""
     total_nV = scratch[0]
     is_empty = True
-    # Heads come before the student's own logits, so that the first head can be written directly into the sum.
+    # Heads come before the student's own logits, so that the first head can write directly into the sum.
     for term in sorted(terms, key=lambda term: term.hidden is None):
         if term.coefficient == 0.0:
             continue
@@ -148,7 +150,7 @@ def sum_of_terms(terms: Sequence[TeacherTerm], student_nV: Tensor, tile: slice, 
 
 
 def _swap_arguments(divergence: rows.Divergence, teacher_nV: Tensor, student_nV: Tensor) -> Tensor:
-    # `partial` binds leading arguments, and the teacher is the second one of a divergence.
+    # `partial` binds leading arguments, but the teacher is the second argument of a divergence.
     return divergence(student_nV, teacher_nV)
 
 
@@ -186,36 +188,36 @@ class CrossEntropyTile:
         return TokenCrossEntropy(label_smoothing=self.label_smoothing)(student_nV, token_ids_n)
 
 
-# Autograd frees tensors from `save_for_backward` as soon as the graph is done, and notices if one was changed in
-# between. A tensor in an attribute of the context would live as long as the loss does. So dataclasses with tensors are
-# taken apart for `save_for_backward`, and reassembled in the backward pass.
+# Autograd frees tensors from `save_for_backward` as soon as the backward pass is done, and detects in-place changes. A
+# tensor in an attribute of the context would live as long as the loss. So tensors are taken out of their dataclasses
+# for `save_for_backward`, and put back in the backward pass.
 _RECORDS = (ChosenTokens, CrossEntropyTile, DivergenceTile, LinearHead, Operands, TeacherTerm)
 
 
 @dataclass(frozen=True)
 class _Slot:
-    """The index of a saved tensor, in the tensor's place."""
+    """A placeholder for a saved tensor: its index."""
 
     index: int
 
 
-def without_tensors(record: Any, tensors: list[Tensor]) -> Any:
-    """Return the record with a slot in place of every tensor; the tensors are appended to `tensors`."""
+def take_out_tensors(record: Any, tensors: list[Tensor]) -> Any:
+    """Replace every tensor of a record by a placeholder, and append the tensors to `tensors`."""
     if isinstance(record, Tensor):
         tensors.append(record)
         return _Slot(len(tensors) - 1)
-    return _mapped(record, partial(without_tensors, tensors=tensors))
+    return _map_parts(record, partial(take_out_tensors, tensors=tensors))
 
 
-def with_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
-    """Return the record with its tensors restored: the inverse of `without_tensors`."""
+def put_back_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
+    """Restore the tensors of a record: the inverse of `take_out_tensors`."""
     if isinstance(record, _Slot):
         return tensors[record.index]
-    return _mapped(record, partial(with_tensors, tensors=tensors))
+    return _map_parts(record, partial(put_back_tensors, tensors=tensors))
 
 
-def _mapped(record: Any, change: Callable[[Any], Any]) -> Any:
-    """Return a record or tuple with every part changed, and anything else unchanged."""
+def _map_parts(record: Any, change: Callable[[Any], Any]) -> Any:
+    """Apply `change` to every part of a record or tuple; return anything else unchanged."""
     if isinstance(record, tuple):
         return tuple(change(part) for part in cast("tuple[Any, ...]", record))
     if isinstance(record, _RECORDS):

@@ -1,5 +1,5 @@
 # pyright: basic, reportCallIssue=false, reportGeneralTypeIssues=false
-"""Triton kernels over a tile of logits: one program per row, which reads the row in blocks.
+"""Triton kernels on a tile of logits: one program per row, which reads the row in blocks.
 
 The divergence kernel makes three passes over a row: the first computes both normalizers, the second the row's value,
 and the third the gradient, including the row's weight and cap. With p and q the teacher's and the student's
@@ -9,6 +9,8 @@ distributions at the temperature, d value / d student logit is 1 / temperature t
     kl_st                  q (log q - log p - kl_st)
     jsd                    (1 - beta) q (log q - log m - KL(q || m)),   m = (1 - beta) q + beta p
     entropy_soft           w (q - p) + (1 - w) q (log q - log p - kl_st),   w = clamp(H(p) / entropy_scale, 0, 1)
+
+Shape suffixes: n rows of a tile, V vocabulary.
 """
 
 from __future__ import annotations
@@ -33,8 +35,8 @@ _MODES = {"kl_ts": 0, "kl_st": 1, "jsd": 2, "cross_entropy": 3, "entropy_soft": 
 @triton.jit
 def _log_normalizer(row_ptr, n_cols: tl.constexpr, inv_temperature, BLOCK: tl.constexpr):
     """Return the row's maximum, and log sum exp(z - maximum)."""
-    # Not added: their sum would lose digits that every log-prob of the row needs. The running sum is rescaled whenever
-    # the maximum grows (online softmax).
+    # Returned separately: adding them would lose digits of every log-prob of the row. The running sum is rescaled
+    # whenever the maximum grows (online softmax).
     largest = -float("inf")
     total = 0.0
     for start in range(0, n_cols, BLOCK):
@@ -70,8 +72,8 @@ def _row_sums(
     MODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the two sums that the value and its gradient need, and for `entropy_soft` the teacher's entropy."""
-    # Sums per lane, reduced once at the end, so that the loop has no reduction across warps.
+    """Return the two sums for the row's value and gradient, and for `entropy_soft` the teacher's entropy."""
+    # One sum per lane, reduced only at the end, so that the loop has no reduction across warps.
     first_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     second_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     entropy_sum = tl.zeros((BLOCK,), dtype=tl.float32)
@@ -99,8 +101,8 @@ def _row_sums(
 
 
 @triton.jit
-def _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE: tl.constexpr):
-    """Return the gradient of the value at one block of student logits, without the row's weight and temperature."""
+def _gradient(log_q, log_p, first, second, gate, beta, log_beta, log_1_minus_beta, MODE: tl.constexpr):
+    """Return the gradient of the value for one block of student logits, without the row's weight and temperature."""
     q = tl.exp(log_q)
     if MODE == 0 or MODE == 3:
         grad = q - tl.exp(log_p)
@@ -110,7 +112,7 @@ def _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_b
         log_m = _log_mixture(log_q, log_p, log_1_minus_beta, log_beta)
         grad = (1.0 - beta) * q * (log_q - log_m - second)
     else:
-        grad = unsure * (q - tl.exp(log_p)) + (1.0 - unsure) * q * (log_q - log_p - second)
+        grad = gate * (q - tl.exp(log_p)) + (1.0 - gate) * q * (log_q - log_p - second)
     return grad
 
 
@@ -135,7 +137,7 @@ def _divergence_kernel(
     WRITE_GRAD: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    # int64, because row * stride may exceed 2**31.
+    # int64, because row * stride can exceed 2**31.
     row = tl.program_id(0).to(tl.int64)
     student_row = student_ptr + row * student_stride
     teacher_row = teacher_ptr + row * teacher_stride
@@ -156,26 +158,26 @@ def _divergence_kernel(
         MODE,
         BLOCK,
     )
-    unsure = 0.0
+    gate = 0.0
     value = first
     if MODE == 2:
         value = beta * first + (1.0 - beta) * second
     elif MODE == 4:
-        unsure = tl.minimum(tl.maximum(entropy * inv_entropy_scale, 0.0), 1.0)
-        value = unsure * first + (1.0 - unsure) * second
+        gate = tl.minimum(tl.maximum(entropy * inv_entropy_scale, 0.0), 1.0)
+        value = gate * first + (1.0 - gate) * second
     tl.store(value_ptr + row, value)
 
     if WRITE_GRAD:
         # The factor of the whole row: its weight, the temperature's derivative, and the cap (see `rows.cap_rows`).
-        pull = tl.load(weight_ptr + row) * inv_temperature
-        pull = tl.where(value > cap, pull * (cap / value), pull)
+        row_scale = tl.load(weight_ptr + row) * inv_temperature
+        row_scale = tl.where(value > cap, row_scale * (cap / value), row_scale)
         for start in range(0, n_cols, BLOCK):
             offsets = start + tl.arange(0, BLOCK)
             inside = offsets < n_cols
             log_q = tl.load(student_row + offsets, mask=inside, other=0.0) * inv_temperature - top_q - rest_q
             log_p = tl.load(teacher_row + offsets, mask=inside, other=0.0) * inv_temperature - top_p - rest_p
-            grad = _gradient(log_q, log_p, first, second, unsure, beta, log_beta, log_1_minus_beta, MODE)
-            grad = (grad * pull).to(grad_ptr.dtype.element_ty)
+            grad = _gradient(log_q, log_p, first, second, gate, beta, log_beta, log_1_minus_beta, MODE)
+            grad = (grad * row_scale).to(grad_ptr.dtype.element_ty)
             tl.store(grad_ptr + row * grad_stride + offsets, grad, mask=inside)
 
 
@@ -187,10 +189,10 @@ def divergence_rows(
     token_clip: float | None,
     grad_nV: Tensor | None,
 ) -> Tensor:
-    """Return the values of the tile's rows, and write their weighted, capped gradient to `grad_nV` if given."""
+    """Return the row values of a tile, and write their weighted, capped gradient to `grad_nV` unless it is None."""
     num_rows, vocab = student_nV.shape
     values_n = torch.empty(num_rows, dtype=torch.float32, device=student_nV.device)
-    # A kernel needs a pointer; without WRITE_GRAD it is not used.
+    # The kernel needs some pointer here, which is unused without WRITE_GRAD.
     grad = student_nV if grad_nV is None else grad_nV
     mixes = kernel.mode == "jsd"
     _divergence_kernel[(num_rows,)](
@@ -245,7 +247,7 @@ def _token_grad_kernel(
     logits_ptr,
     token_ptr,
     log_z_ptr,
-    pull_ptr,
+    row_scale_ptr,
     grad_ptr,
     logits_stride,
     grad_stride,
@@ -259,12 +261,12 @@ def _token_grad_kernel(
     inside = offsets < n_cols
     z = tl.load(logits_ptr + row * logits_stride + offsets, mask=inside, other=0.0)
     target = tl.where(offsets == tl.load(token_ptr + row), 1.0 - label_smoothing, 0.0) + label_smoothing / n_cols
-    grad = (tl.exp(z - tl.load(log_z_ptr + row)) - target) * tl.load(pull_ptr + row)
+    grad = (tl.exp(z - tl.load(log_z_ptr + row)) - target) * tl.load(row_scale_ptr + row)
     tl.store(grad_ptr + row * grad_stride + offsets, grad.to(grad_ptr.dtype.element_ty), mask=inside)
 
 
 def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """Return the log normalizer, the given token's logit, and the mean logit of each row."""
+    """Return the log normalizer, the logit of the given token, and the mean logit of each row."""
     num_rows, vocab = logits_nV.shape
     log_z, chosen, mean = (torch.empty(num_rows, dtype=torch.float32, device=logits_nV.device) for _ in range(3))
     _token_stats_kernel[(num_rows,)](
@@ -282,15 +284,20 @@ def token_stats(logits_nV: Tensor, token_ids_n: Tensor) -> tuple[Tensor, Tensor,
 
 
 def write_token_grad(
-    logits_nV: Tensor, token_ids_n: Tensor, log_z_n: Tensor, pull_n: Tensor, label_smoothing: float, grad_nV: Tensor
+    logits_nV: Tensor,
+    token_ids_n: Tensor,
+    log_z_n: Tensor,
+    row_scale_n: Tensor,
+    label_smoothing: float,
+    grad_nV: Tensor,
 ) -> None:
-    """Write pull * (softmax - (1 - eps) onehot - eps / V) to `grad_nV`."""
+    """Write row_scale * (softmax - (1 - eps) onehot - eps / V) to `grad_nV`."""
     num_rows, vocab = logits_nV.shape
     _token_grad_kernel[(num_rows, triton.cdiv(vocab, BLOCK_COLUMNS))](
         logits_nV,
         token_ids_n,
         log_z_n,
-        pull_n,
+        row_scale_n,
         grad_nV,
         logits_nV.stride(0),
         grad_nV.stride(0),

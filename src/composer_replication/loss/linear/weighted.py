@@ -1,8 +1,10 @@
-"""Compute sum_n weight_n * loss_n from hidden rows and the LM head, with no (N, V) tensor kept for backward.
+"""Compute sum_n weight_n * loss_n from hidden states and the LM head; no (N, V) tensor is kept for backward.
 
 The weights are known in the forward pass, so the gradients of the weighted sum can be computed there: logits are
-computed once, turned into their gradient, and multiplied into the gradients of hidden rows and weight. The backward
-pass only scales those. That is four matrix products for a divergence; storing only the normalizers would need eight.
+computed once, replaced by their gradient, and multiplied into the gradients of hidden states and weight. The backward
+pass only scales these. A divergence takes four matrix products; storing only the normalizers would take eight.
+
+Shape suffixes: N rows, n rows of a tile, H hidden size, V vocabulary.
 """
 
 from __future__ import annotations
@@ -43,15 +45,15 @@ from composer_replication.loss.linear.tile_losses import (
     CrossEntropyTile,
     DivergenceTile,
     TileLoss,
-    with_tensors,
-    without_tensors,
+    put_back_tensors,
+    take_out_tensors,
 )
 from composer_replication.loss.lm_ce import check_label_smoothing
 from composer_replication.loss.taid import CrossEntropyToTeacher
 
 
 class LinearLoss(NamedTuple):
-    """The differentiable weighted sum, and the detached values of the rows before cap and weights."""
+    """The differentiable weighted sum, and the detached value of each row before cap and weights."""
 
     loss: Tensor
     row_values: Tensor
@@ -68,9 +70,9 @@ def linear_divergence(
     tile_rows: int | None = None,
     backend: kernels.Backend = "auto",
 ) -> LinearLoss:
-    """Return sum_n weight_n * min(1, token_clip / d_n) * d_n, with d_n the divergence of row n from the summed teacher.
+    """Return sum_n weight_n * min(1, token_clip / d_n) * d_n, with d_n the divergence of row n from the teacher.
 
-    Differentiable in `hidden_NH`, `head.weight` and `head.bias`. Weights (default 1 / N), the factor of the clip and
+    Differentiable in `hidden_NH`, `head.weight` and `head.bias`. The weights (default 1 / N), the clip factor and the
     teacher terms are constants.
     """
     num_rows, vocab = hidden_NH.shape[0], head.vocab
@@ -81,7 +83,7 @@ def linear_divergence(
         rows.check_positive(token_clip, "token_clip")
     student = prepare_operands(hidden_NH, head)
     terms = tuple(prepare_teacher_operands(term) for term in teacher_terms)
-    kernel = divergence_kernel(divergence, vocab) if kernels.wants_triton(backend, student.hidden) else None
+    kernel = divergence_kernel(divergence, vocab) if kernels.should_use_triton(backend, student.hidden) else None
     tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)
 
@@ -102,13 +104,13 @@ def linear_cross_entropy(
     check_row_vector(token_ids_N, hidden_NH, "token_ids")
     rows.check_token_dtype(token_ids_N)
     student = prepare_operands(hidden_NH, head)
-    use_kernel = kernels.wants_triton(backend, student.hidden)
-    tile_loss = CrossEntropyTile(ChosenTokens.of(token_ids_N, head.vocab), label_smoothing, use_kernel)
+    use_kernel = kernels.should_use_triton(backend, student.hidden)
+    tile_loss = CrossEntropyTile(ChosenTokens.from_ids(token_ids_N, head.vocab), label_smoothing, use_kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, None, tile_rows)
 
 
 def divergence_kernel(divergence: rows.Divergence, vocab: int) -> kernels.DivergenceKernel | None:
-    """Return the kernel of a divergence, or None if it has only a torch formula (top-k variants, custom ones)."""
+    """Return the Triton kernel for a divergence; None for top-k variants and custom divergences."""
     # The exact type is compared, because a subclass may have changed the formula.
     if type(divergence) is JSD and divergence.top_k is None:
         mode = {0.0: "kl_ts", 1.0: "kl_st"}.get(divergence.beta, "jsd")
@@ -149,7 +151,7 @@ def _weighted_sum(
 
 
 class _Job(NamedTuple):
-    """A weighted sum on detached operands, which a second backward pass can compute again."""
+    """A weighted sum on detached operands, which can be recomputed for a second backward pass."""
 
     student: Operands
     tile_loss: TileLoss
@@ -157,7 +159,7 @@ class _Job(NamedTuple):
     plan: TilePlan
 
     def run(self, needed: NeededGradients) -> tuple[Tensor, Gradients]:
-        """Return the rows' values and the needed gradients of the weighted sum."""
+        """Return the value of each row and the needed gradients of the weighted sum."""
         weights_N, tile_loss = self.weights_N, self.tile_loss
         values_N = torch.empty(self.plan.num_rows, dtype=weights_N.dtype, device=weights_N.device)
 
@@ -170,7 +172,7 @@ class _Job(NamedTuple):
 
 
 def _raise_error(tokens: ChosenTokens | None, values_N: Tensor, loss: Tensor) -> None:
-    """Raise the error that explains a failed check, the most specific one first."""
+    """Raise the most specific error that explains a failed check."""
     if tokens is not None:
         tokens.check()
     rows.check_finite_rows(values_N, "linear-fused loss")
@@ -190,20 +192,20 @@ class _LinearWeightedSum(torch.autograd.Function):
         token_clip: float | None,
         grad_enabled: bool,
     ) -> tuple[Tensor, Tensor]:
-        # needs_input_grad ignores no_grad, and grad mode is always off inside `forward`, so the caller passes it.
+        # needs_input_grad ignores no_grad, and grad mode is always off inside `forward`, so the caller passes the mode.
         needs_grad = NeededGradients(*(grad_enabled and needed for needed in ctx.needs_input_grad[:3]))
         values_N, gradients = job.run(needs_grad)
         loss = (job.weights_N * rows.cap_rows(values_N, token_clip)).sum()
         tokens = job.tile_loss.tokens
         passed = torch.isfinite(values_N).all() & torch.isfinite(loss)
         passed = passed if tokens is None else passed & tokens.are_valid()
-        # A clone: through the check, the output would keep its own graph alive.
+        # A clone, because the check would otherwise keep the output's own graph alive.
         raise_error = partial(_raise_error, tokens, values_N, loss.clone())
         ctx.check = check_now_or_after_backward(passed, raise_error, backward_follows=any(needs_grad))
         saved: list[Tensor] = []
-        ctx.job = _Job(*without_tensors(tuple(job), saved))
+        ctx.job = _Job(*take_out_tensors(tuple(job), saved))
         ctx.save_for_backward(hidden_NH, weight_VH, bias_V, *saved)
-        # Cast now, so that the fp32 sum of the head's gradient is freed before the backward pass needs the memory.
+        # Cast now, to free the fp32 sum of the head's gradient before the backward pass needs the memory.
         ctx.gradients, ctx.needed = gradients.stored_like(hidden_NH, weight_VH, bias_V), needs_grad
         ctx.mark_non_differentiable(values_N)
         return loss, values_N
@@ -214,11 +216,11 @@ class _LinearWeightedSum(torch.autograd.Function):
         (*originals,) = ctx.saved_tensors[:3]
         if ctx.check is not None:
             ctx.check.resolve_after_backward()
-        # The gradients are given away and scaled in place, which saves a copy of the head's. A second backward pass
-        # through a retained graph computes them again.
+        # The gradients are scaled in place and handed over, which saves a copy of the head's gradient. A second
+        # backward pass through a retained graph recomputes them.
         gradients, ctx.gradients, ctx.check = ctx.gradients, None, None
         if gradients is None:
-            job = _Job(*with_tensors(tuple(ctx.job), ctx.saved_tensors[3:]))
+            job = _Job(*put_back_tensors(tuple(ctx.job), ctx.saved_tensors[3:]))
             gradients = job.run(ctx.needed)[1].stored_like(*originals)
         return (*gradients.scaled_like(grad_loss, *originals), None, None, None)
 

@@ -20,7 +20,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.loss.grpo import grouped
+from composer_replication.loss.grpo import reshape_to_groups
 
 Batch = dict[str, Any]
 Total = Callable[[Tensor], Tensor]
@@ -76,7 +76,7 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
     A NaN means that no reward function judged the rollout, and is ignored. A group with fewer than two rewards counts
     as equal. TRL's frac_reward_zero_std does not count such groups, although their advantages are 0 as well.
     """
-    groups_GN = grouped(torch.as_tensor(rewards, dtype=torch.float32), num_generations)
+    groups_GN = reshape_to_groups(torch.as_tensor(rewards, dtype=torch.float32), num_generations)
     judged_GN = ~groups_GN.isnan()
     highest_G = groups_GN.masked_fill(~judged_GN, -torch.inf).amax(1)
     lowest_G = groups_GN.masked_fill(~judged_GN, torch.inf).amin(1)
@@ -171,8 +171,8 @@ def _replaceable_groups(equal_G: Tensor, new_equal_G: Tensor, plan: list[list[in
 
 
 def _merged_rewards(rewards: Tensor, new: Tensor, slots: list[list[tuple[int, int]]], num_generations: int) -> Tensor:
-    merged_GN = grouped(rewards, num_generations).clone()
-    new_GN = grouped(new, num_generations)
+    merged_GN = reshape_to_groups(rewards, num_generations).clone()
+    new_GN = reshape_to_groups(new, num_generations)
     local, drawn = merged_GN.shape[0] // len(slots), new_GN.shape[0] // len(slots)
     for rank, pairs in enumerate(slots):
         for group, number in pairs:
