@@ -15,7 +15,7 @@ from tiny import tiny_model, tiny_tokenizer
 from transformers.utils.import_utils import is_serve_available
 
 from composer_replication.teacher_replay import replay_trace
-from composer_replication.teacher_replay.ask_and_retry import Patience
+from composer_replication.teacher_replay.ask_and_retry import RetryPolicy
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.requests import RequestSettings
 
@@ -79,7 +79,7 @@ def test_a_real_server_answers_counts_its_tokens_and_is_not_asked_twice(served, 
         cache=tmp_path / "s.sqlite",
         max_concurrency=2,
         settings=RequestSettings(max_tokens=8),
-        patience=Patience(max_attempts=2),
+        patience=RetryPolicy(max_attempts=2),
         environment={},
     )
     first = asyncio.run(replay_trace(asked, [teacher], 1.0, options=options))

@@ -29,7 +29,7 @@ from composer_replication.runs.directory import MadeElsewhere, made_elsewhere
 from composer_replication.runs.files import read_tools
 from composer_replication.runs.lineage import find_source
 from composer_replication.teacher_replay import forget as replayed
-from composer_replication.teacher_replay.forget import AnswersOfRun
+from composer_replication.teacher_replay.forget import AnswerCounts
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -83,7 +83,7 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     if plan.answers is not None:
         unowned = f" and {plan.answers.num_unowned:,} of unknown sessions" if plan.answers.num_unowned else ""
         lines.append(
-            f"{verb} {plan.answers.num_gone:,} paid answers of theirs{unowned} from teacher_cache.sqlite; "
+            f"{verb} {plan.answers.num_removed:,} paid answers of theirs{unowned} from teacher_cache.sqlite; "
             f"{plan.answers.num_kept:,} of other sessions stay, and so does the amount spent"
         )
     for artefact in plan.elsewhere:
@@ -112,7 +112,7 @@ class Forgetting:
     conversations: tuple[str, ...]
     filtered: tuple[str, ...]  # artefacts that lose some of their rows
     deleted: tuple[str, ...]  # artefacts that are deleted
-    answers: AnswersOfRun | None = None  # paid answers of teachers; None without a teacher cache
+    answers: AnswerCounts | None = None  # paid answers of teachers; None without a teacher cache
     num_conventions: int = 0  # user rules that only these sessions state
     # Files outside of the run that may contain the sessions or be trained on them, and targets of links in the run.
     # They are not removed: the user has to decide.
@@ -133,7 +133,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     remaining = {conversation_id for conversation_id, _, _ in links} - chosen
     answers = replayed.count_answers(run, remaining, chosen)
     # A teacher cache that cannot be read is deleted as a whole.
-    derived = [name for name in existing if name not in replayed.OWN or (name == replayed.STORE and answers is None)]
+    derived = [name for name in existing if name not in replayed.CLEANED_ARTEFACTS or (name == replayed.STORE and answers is None)]
     num_conventions = ConventionsFile(run).num_stated_only_in(chosen)
     linked = tuple(_link_targets(run, (*derived, *_REWRITTEN)))
     # A rule of a forgotten session may be the hint of sites in other sessions. Then all sites have to be found again.
@@ -179,7 +179,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
         return plan
 
 
-def _unowned(run: RunDir, answers: AnswersOfRun) -> InputError:
+def _unowned(run: RunDir, answers: AnswerCounts) -> InputError:
     got = f"{answers.num_unowned:,} answers without the session that they were requested for"
     fix = (
         "Repeat the earlier `crf replay`, which adds the sessions: cached answers are not requested or paid for again. "

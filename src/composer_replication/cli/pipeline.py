@@ -37,7 +37,7 @@ from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import NOT_THERE, sha256_of_file
 from composer_replication.runs.files import control_name, read_evaluation, struck_sites, weight_files_digest
 from composer_replication.runs.shared_reads import sharing_reads
-from composer_replication.teacher_replay.teachers import read_specs, writer_in
+from composer_replication.teacher_replay.teachers import hint_writer_name, read_specs
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.training import TrainingCallbacks
@@ -103,7 +103,7 @@ def _sites_settings(config: CrfConfig, run: RunDir) -> dict[str, Any]:
     return {
         "min_confidence": options.min_confidence,
         "struck": sorted(struck_sites(run)),
-        "writer": writer_in(options.writer),
+        "writer": hint_writer_name(options.writer),
     }
 
 

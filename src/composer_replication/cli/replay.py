@@ -41,7 +41,7 @@ from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import held_out_of
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
-from composer_replication.teacher_replay.ask_and_retry import answer_of, call_result, session_of
+from composer_replication.teacher_replay.ask_and_retry import answer_from_record, call_result, session_of
 from composer_replication.teacher_replay.cost_survey import PlannedState, PriceRange, Survey
 from composer_replication.teacher_replay.forget import AskedTools
 from composer_replication.teacher_replay.ledger import TeacherStore
@@ -51,7 +51,7 @@ from composer_replication.teacher_replay.replay import (
     ReplayReport,
     check_cap_fits_a_call,
     check_threshold,
-    environment_of,
+    resolve_environment,
     teachers_of,
 )
 from composer_replication.teacher_replay.replay import replay as ask_teachers
@@ -236,12 +236,12 @@ def plan_replay(
     teachers = teachers or teachers_of(read_specs(section.teachers, "replay.teachers"), None, options)
     if options.gate is not None:
         check_threshold(len(teachers), options.agreement_threshold)
-    gate = gate_of(run, environment_of(options), no_scrub=no_scrub, allowed=allowed, gate=options.last_gate)
+    gate = gate_of(run, resolve_environment(options), no_scrub=no_scrub, allowed=allowed, gate=options.last_gate)
     states = RunStates(section, run)
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
     with TeacherStore(options.cache) as store:
         survey = Survey(teachers, options, store, gate)
-        planned_states = [survey.look_at(turn_state.state) for turn_state in states.read()]
+        planned_states = [survey.add_state(turn_state.state) for turn_state in states.read()]
         meter = store.meter()
     return _ReplayPlan(
         run=run,
@@ -356,7 +356,7 @@ def _with_tools_stored(plan: _ReplayPlan) -> Iterator[TraceState]:
     asked_tools = AskedTools(plan.run)
     for turn_state in plan.states.read(only=(planned.state_id for planned in plan.planned_states), verify=False):
         if turn_state.state.get("tools"):
-            asked_tools.keep(session_of(turn_state.state), turn_state.state["tools"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
+            asked_tools.record(session_of(turn_state.state), turn_state.state["tools"])  # pyright: ignore[reportTypedDictNotRequiredAccess]
         yield turn_state.state
 
 
@@ -398,8 +398,8 @@ def _rows(
                 counts["reply gone" if outcomes.was_answered(planned.state_id, index) else "not asked"] += 1
                 continue
             if reply is not None:
-                store.ascribe(key, planned.session)
-            answer = answer_of(reply or {}, is_cached=True) if failed is None else None
+                store.add_reply_session(key, planned.session)
+            answer = answer_from_record(reply or {}, is_cached=True) if failed is None else None
             result = failed if answer is None else call_result(planned.state_id, planned.flags, teacher.slug, answer)
             assert result is not None
             if is_unsent(result):
@@ -502,7 +502,7 @@ class RunStates:
             if conversation.id in self._held_out:
                 continue
             session_tools = (
-                asked_tools.of(conversation, tools.of(conversation.format)) if tools and asked_tools else None
+                asked_tools.tools_for(conversation, tools.of(conversation.format)) if tools and asked_tools else None
             )
             failures = self._failures_of(conversation) if ids is None else {}
             for turn_state in self._states_of(conversation, failures):

@@ -57,7 +57,7 @@ from composer_replication.sites import course as gates
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
 from composer_replication.teacher_replay.replay import ReplayOptions
-from composer_replication.teacher_replay.teachers import read_specs, writer_in
+from composer_replication.teacher_replay.teachers import hint_writer_name, read_specs
 from composer_replication.types import Conversation, ErrorSite, Hint
 
 _CAPTION = (
@@ -293,7 +293,7 @@ def write_sites(
         settings={
             "min_confidence": section.min_confidence,
             "struck": sorted(struck),
-            "writer": writer_in(section.writer),
+            "writer": hint_writer_name(section.writer),
             **({} if written is None else {"writer_calls": sum(written.counts.values()), "writer_usd": written.paid}),
         },
     )

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING
 from composer_replication.cli.console import log, print_json, show, table
 
 if TYPE_CHECKING:
-    from composer_replication.teacher_replay.prices import Listed
+    from composer_replication.teacher_replay.prices import ListedModel
 
 _MAX_SHOWN = 40
 
@@ -30,7 +30,7 @@ def run(args: argparse.Namespace) -> int:
     import os
 
     from composer_replication.errors import InputError
-    from composer_replication.teacher_replay.prices import list_models, with_prices
+    from composer_replication.teacher_replay.prices import add_prices, list_models
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS, OPENROUTER, OPENROUTER_KEY
 
     base_url = args.base_url or OPENROUTER
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     slugs = args.slug or [teacher["slug"] for teacher in DEFAULT_TEACHERS]
     address = {"base_url": args.base_url} if args.base_url else {}
     key = {"api_key_env": args.api_key_env} if args.api_key_env else {}
-    teachers = with_prices([{"slug": slug, **address, **key} for slug in slugs], listed)
+    teachers = add_prices([{"slug": slug, **address, **key} for slug in slugs], listed)
     models = {model.slug: model for model in listed}
     _show([models[teacher["slug"]] for teacher in teachers], as_json=args.json)
     if args.output is not None:
@@ -71,7 +71,7 @@ def _advice_without_prices(slugs: Sequence[str]) -> str:
     return f"Prices come from the endpoint; without it, write the teachers file by hand: {example}.{suggestions}"
 
 
-def _show(listed: Sequence[Listed], *, as_json: bool) -> None:
+def _show(listed: Sequence[ListedModel], *, as_json: bool) -> None:
     if as_json:
         print_json({"models": [model._asdict() for model in listed]})
         return

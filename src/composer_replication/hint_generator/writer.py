@@ -29,11 +29,17 @@ from composer_replication.hint_generator.facts import collect_facts
 from composer_replication.hint_generator.write import HintWriter, quotes_call
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.outgoing import Find, LastGate
-from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, NOT_SENT, Asker, TeacherAnswer, work_off
+from composer_replication.teacher_replay.ask_and_retry import (
+    KEPT_BACK,
+    NOT_SENT,
+    BudgetedClient,
+    TeacherAnswer,
+    run_jobs,
+)
 from composer_replication.teacher_replay.endpoint import TeacherClient
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions, teachers_of
-from composer_replication.teacher_replay.requests import RequestBuilder, as_data
+from composer_replication.teacher_replay.requests import RequestBuilder, fence_text
 from composer_replication.teacher_replay.teachers import check_cap, to_dollars
 from composer_replication.types import Conversation, ErrorSite, Message, Turn
 
@@ -101,7 +107,7 @@ async def write_hints(
     builder = RequestBuilder(writer, options.settings._replace(fence=False))  # the prompt delimits its data itself
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) as store:
-        asker = Asker(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
+        asker = BudgetedClient(client, store, cap_nano=check_cap(max_total_usd), gate=gate, patience=options.patience)
 
         async def write_one(pair: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = pair
@@ -120,7 +126,7 @@ async def write_hints(
                 texts[site.id] = text
 
         async with client:
-            await work_off((pair for pair in sites if pair[0].is_kept), write_one, num_workers=options.max_concurrency)
+            await run_jobs((pair for pair in sites if pair[0].is_kept), write_one, num_workers=options.max_concurrency)
     if cap_errors and len(cap_errors) == len(costs_nano):
         fix = "Raise the cap (--max-usd, sites.max_usd), or use templates only."
         got = f"${max_total_usd:g}; {cap_errors[0].removeprefix('budget: ')}"
@@ -129,7 +135,7 @@ async def write_hints(
 
 
 async def _ask(
-    asker: Asker, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
+    asker: BudgetedClient, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
 ) -> TeacherAnswer:
     """Return the model's answer, or an error if the request may contain a secret."""
     label = f"site {site.id}"
@@ -159,7 +165,7 @@ def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | N
     arguments = arguments_text(call)[:max_shown] if call else ""
     right = ", ".join(dict.fromkeys(right_texts(collect_facts(site, conversation))))[:max_shown]
     facts_text = f"\n\nKnown to be right: {right}" if right else ""
-    rule, data = as_data(f"Arguments: {arguments}\n\nError: {error_text[:max_shown]}{facts_text}")
+    rule, data = fence_text(f"Arguments: {arguments}\n\nError: {error_text[:max_shown]}{facts_text}")
     return [
         {"role": "system", "content": f"{_SYSTEM}\n\n{rule}"},
         {"role": "user", "content": f"Tool: {site.tool}\nKind of error: {site.kind}\n{data}"},

@@ -18,7 +18,14 @@ from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.files import TEACHERS
 from composer_replication.sites.actions.equality import Tools, action_key, action_kind
-from composer_replication.teacher_replay.votes import StateContexts, Vote, count_votes, is_unsent, reply_text, voter_of
+from composer_replication.teacher_replay.votes import (
+    StateContexts,
+    Vote,
+    answer_text,
+    count_votes,
+    is_unsent,
+    read_vote,
+)
 from composer_replication.types import Action, DPOPair, TeacherCallResult, TraceState
 
 
@@ -254,7 +261,7 @@ class _ExtractionInProgress:
         pair = DPOPair(
             state_id=state["state_id"],
             state_messages=state["messages"],
-            chosen=reply_text(answers[first], action),
+            chosen=answer_text(answers[first], action),
             rejected=state["student_action"],
             n_teachers_agreeing=len(vote.winner.teachers),
         )
@@ -270,7 +277,7 @@ class _ExtractionInProgress:
 
     def _action(self, result: TeacherCallResult) -> Action | None:
         """Return a teacher's action; None, and counted as a failed reply, if its answer has no vote."""
-        action, reason = voter_of(result)
+        action, reason = read_vote(result)
         if action is None:
             self.report.fail(reason)
         return action

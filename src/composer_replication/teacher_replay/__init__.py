@@ -1,16 +1,16 @@
-"""Teachers: other models are asked what they would have done in logged states, cached and within a spending cap.
+"""Ask other models (teachers) what they would have done in logged states, with a cache and a spending cap.
 
-teachers       which models are asked, where, with which key and at which price
-prices         looks up what an endpoint's models cost
-requests       the bytes of a request, with tool results fenced as data, its highest cost and its cache key
-endpoint       one HTTP attempt: a reply, or a failure and what it means for retrying and money
-ask_and_retry  one question: from the store, else within the cap, with retries; many sessions at once
-ledger         the store: replies and money spent, shared by processes
-tables         the tables of the store, and the check of a whole store
-votes          what the answers agree on, and whether another answer can matter
-replay         every teacher at every state
-cost_survey    what a replay would ask and cost, before anything is sent
-forget         removes sessions from the store, and remembers the tools that a session was asked about with
+teachers       the models to ask, with their endpoints, keys and prices
+prices         look up the prices of an endpoint's models
+requests       build requests, with tool results fenced as data, a maximum cost and a cache key
+endpoint       one HTTP attempt: a reply, or a failure and its consequences for retries and costs
+ask_and_retry  one question: answered from the store, or asked within the cap and retried; many sessions at once
+ledger         the store of replies and of money spent, shared by processes
+tables         the tables of the store, upgrades, and integrity checks
+votes          count votes for equal actions, and decide whether another answer can matter
+replay         ask every teacher in every state
+cost_survey    estimate the requests and costs of a replay before anything is sent
+forget         remove sessions from the store; record the tools with which a session was asked about
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a replay would ask and cost, computed before anything is sent."""
+"""Estimate the requests and the cost of a replay before anything is sent."""
 
 from __future__ import annotations
 
@@ -16,14 +16,12 @@ from composer_replication.teacher_replay.requests import RequestBuilder, flags
 from composer_replication.teacher_replay.teachers import Teacher, to_dollars
 from composer_replication.types import TraceState
 
-# Real prompts have about four bytes per token and the answers of coding agents are short: the low end of the cost.
-_BYTES_PER_TOKEN, _USUAL_ANSWER = 4, 120
+# For the low estimate: prompts have about four bytes per token, and the answers of coding agents are short.
+_BYTES_PER_TOKEN, _USUAL_ANSWER_TOKENS = 4, 120
 
 
 class PlannedState(NamedTuple):
-    """A state that is asked about; `keys` are those of its requests by teacher, empty if no request
-    can hold the state.
-    """
+    """A state to ask about. `keys` has the request key of each teacher, empty if no request can be built."""
 
     state_id: str
     session: str
@@ -33,10 +31,10 @@ class PlannedState(NamedTuple):
 
 @dataclass(kw_only=True)
 class PriceRange:
-    """The calls to send, the calls in the store, and the range of prices, before anything is spent.
+    """The number of calls to send and of cached calls, and the range of their total price.
 
-    `spent_usd` is the cost of earlier replays, `left_nano` the rest of the cap, which suffices for about `num_fitting`
-    calls. `cheapest_nano` is the highest possible cost of the cheapest call, None if there is none to send.
+    `spent_usd` is the cost of earlier replays, and `left_nano` the rest of the cap, which suffices for about
+    `num_fitting` calls. `cheapest_nano` is the maximum cost of the cheapest call; None if there is no call to send.
     """
 
     num_calls: int = 0
@@ -50,9 +48,9 @@ class PriceRange:
 
 
 class Survey:
-    """Builds the requests of all states, checks their bytes, and adds up the cost of those that are not in the store.
+    """Builds the requests for all states, scans them for secrets, and sums the cost of those that are not in the store.
 
-    `finds` are texts that look like secrets, each once, at the first state that contains it.
+    `finds` are texts that look like secrets, each listed once, at the first state that contains it.
     """
 
     def __init__(
@@ -60,16 +58,17 @@ class Survey:
     ) -> None:
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._teachers, self._store, self._gate = teachers, store, gate
-        self._bounds, self._usual = array("q"), array("q")  # of calls to send
+        self._max_costs, self._usual_costs = array("q"), array("q")  # of calls to send
         self._num_cached = 0
         self.finds: dict[bytes, Find] = {}
 
-    def look_at(self, state: TraceState) -> PlannedState:
+    def add_state(self, state: TraceState) -> PlannedState:
+        """Add the requests about a state to the survey."""
         keys: list[bytes] = []
         for teacher, builder in zip(self._teachers, self._builders, strict=True):
             try:
                 request = request_of(builder, state)
-            except InputError:  # the call will fail with this error, at no cost
+            except InputError:  # the replay reports this as the call's result, at no cost
                 keys.append(b"")
                 continue
             keys.append(request.key)
@@ -78,29 +77,27 @@ class Survey:
                 continue
             for find in self._gate.in_request(request.body, request.label):
                 self.finds.setdefault(find.digest, find)
-            self._bounds.append(request.bound_nano)
-            self._usual.append(teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER))
+            self._max_costs.append(request.bound_nano)
+            self._usual_costs.append(teacher.price.bound(len(request.body) // _BYTES_PER_TOKEN, _USUAL_ANSWER_TOKENS))
         return PlannedState(state["state_id"], session_of(state), flags(state["messages"]), tuple(keys))
 
     def price(self, spent: int, remaining: int) -> PriceRange:
-        """Return the lowest and highest price of asking every teacher once, without cached replies."""
+        """Return the estimated and the maximum price of all calls that are not cached."""
         return PriceRange(
-            num_calls=len(self._bounds),
+            num_calls=len(self._max_costs),
             num_cached=self._num_cached,
-            num_fitting=self._fitting(remaining),
-            cheapest_nano=min(self._bounds, default=None),
+            num_fitting=self._count_fitting(remaining),
+            cheapest_nano=min(self._max_costs, default=None),
             left_nano=remaining,
-            low_usd=to_dollars(sum(self._usual)),
-            high_usd=to_dollars(sum(self._bounds)),
+            low_usd=to_dollars(sum(self._usual_costs)),
+            high_usd=to_dollars(sum(self._max_costs)),
             spent_usd=to_dollars(spent),
         )
 
-    def _fitting(self, remaining: int) -> int:
-        """Return about how many calls fit in order: each needs its highest cost reserved, and then
-        costs what is usual.
-        """
-        number = 0
-        for bound, usual in zip(self._bounds, self._usual, strict=True):
-            if bound <= remaining:
-                remaining, number = remaining - usual, number + 1
-        return number
+    def _count_fitting(self, remaining: int) -> int:
+        """Estimate how many calls fit into `remaining`: each reserves its maximum cost and is billed a usual one."""
+        num_fitting = 0
+        for max_cost, usual_cost in zip(self._max_costs, self._usual_costs, strict=True):
+            if max_cost <= remaining:
+                remaining, num_fitting = remaining - usual_cost, num_fitting + 1
+        return num_fitting

@@ -1,6 +1,4 @@
-"""Asks teachers what they would have done in each state, cached and within a spending cap, whatever
-the endpoint does.
-"""
+"""Ask every teacher what it would have done in every state, with a cache, a spending cap and retries."""
 
 from __future__ import annotations
 
@@ -16,16 +14,16 @@ from composer_replication.errors import InputError, explain
 from composer_replication.privacy.outgoing import LastGate
 from composer_replication.teacher_replay.ask_and_retry import (
     AFTER_STOP,
-    Asker,
-    Numbered,
-    Patience,
+    BudgetedClient,
+    NumberedState,
+    RetryPolicy,
     TeacherAnswer,
-    by_teacher,
     call_result,
+    group_by_session,
+    run_jobs,
+    run_lanes,
     session_of,
-    sessions,
-    work_off,
-    work_off_lanes,
+    sessions_by_teacher,
 )
 from composer_replication.teacher_replay.endpoint import TeacherClient
 from composer_replication.teacher_replay.ledger import TeacherStore
@@ -39,7 +37,7 @@ from composer_replication.teacher_replay.teachers import (
     read_teachers,
     to_dollars,
 )
-from composer_replication.teacher_replay.votes import Gate, gate_of
+from composer_replication.teacher_replay.votes import AskingGate, make_gate
 from composer_replication.types import TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)
@@ -47,20 +45,20 @@ T = TypeVar("T")
 GateName = Literal["exact", "agree"]
 OrderName = Literal["longest_first", "in_order"]
 OnResult = Callable[[int, int, TeacherCallResult], None]
-"""Called with the number of a state, the number of a teacher, and the result."""
+"""Called with the index of a state, the index of a teacher, and the result."""
 OnMeter = Callable[[Meter], None]
 """Called with the amounts spent and reserved, after each result."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class ReplayOptions:
-    """How to ask.
+    """Options of a replay.
 
-    `cache` is a file (a store of replies and of money spent, shared by restarts and processes), or None for this call
-    only. `gate`: None asks all teachers; "exact" asks the next teacher only while its vote can change the pair; "agree"
-    stops when the first teacher agrees with the student. `order`: the longest state of a session first and then the
-    others side by side, since the provider's cache then holds all their prompts; or "in_order", one state after the
-    other.
+    `cache` is the file of the store (replies and money spent), which restarts and other processes share; None keeps
+    both in memory. `gate`: None asks all teachers; "exact" asks the next teacher only while its vote can change the
+    pair; "agree" stops when the first teacher agrees with the student. `order`: "longest_first" asks about the longest
+    state of a session first and about the others concurrently, because the provider has cached all of their prompts by
+    then; "in_order" asks about one state after the other.
     """
 
     base_url: str | None = None
@@ -71,12 +69,12 @@ class ReplayOptions:
     agreement_threshold: int = 2
     timeout_s: float = 120.0
     settings: RequestSettings = field(default_factory=RequestSettings)
-    patience: Patience = field(default_factory=Patience)
+    patience: RetryPolicy = field(default_factory=RetryPolicy)
     prices: Mapping[str, Price] = field(default_factory=dict[str, Price])
     environment: Mapping[str, str] | None = field(default=None, repr=False)
-    """The environment for keys; None is the process's own."""
+    """The environment in which API keys are looked up; None is that of the process."""
     last_gate: LastGate | None = None
-    """Checks every request before it is sent; None is a check that knows the environment's secrets."""
+    """Checks every request for secrets before it is sent; None is a check for the secrets in the environment."""
 
     def __post_init__(self) -> None:
         for name in ("max_concurrency", "agreement_threshold"):
@@ -90,9 +88,10 @@ class ReplayOptions:
 
 @dataclass(kw_only=True)
 class ReplayReport:
-    """What a replay did: counts by name, and the money of the store as a whole, in US dollars.
+    """The result of a replay: counts by name, and the amounts of the whole store in US dollars.
 
-    `stopped` names a teacher that billed more than its bound, `given_up` an endpoint of no use: both end the replay.
+    Two things end a replay early: a teacher that billed more than its maximum cost (`stopped`), and an endpoint that
+    refuses requests or cannot be reached (`given_up`).
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -116,35 +115,36 @@ async def replay_trace(
     gate: GateName | None = None,
     options: ReplayOptions | None = None,
 ) -> list[TeacherCallResult]:
-    """Return the answers of all teachers in all states, state by state; fewer if the cap or a gate cut calls.
+    """Ask all teachers about all states, and return the answers by state; the cap or a gate may skip calls.
 
-    After an endpoint was given up, or a teacher billed more than its bound, calls are not sent and have an `error` that
-    begins with "stopped: ". The cap is hard: the highest cost of a request is reserved before it is sent, and requests
-    wait until those under way leave room. Raises InputError for a cap below the price of every single call. With a
-    `cache`, answers are not asked for again, and the cap covers all that the store ever spent. `resume=False` refuses a
-    store that holds replies already. `options` has everything else.
+    If an endpoint is given up, or a teacher bills more than its maximum cost, the remaining calls are not sent and
+    their `error` begins with "stopped: ". The cap is never exceeded: the maximum cost of a request is reserved before
+    it is sent, and requests wait until those in flight leave room. Raises InputError if the cap is below the price of
+    every single call. With a `cache`, stored answers are not paid for again, and the cap covers everything that the
+    store ever spent. `resume=False` rejects an existing store. `options` has all further options.
     """
     keywords = {"base_url": base_url, "cache": cache, "max_concurrency": max_concurrency, "gate": gate}
     changed = {name: value for name, value in keywords.items() if value not in (None, 64)}
     if options is not None and changed:
-        fix = "Put them into ReplayOptions."
-        raise InputError(explain("replay_trace", got=f"options and {sorted(changed)}", expected="one", fix=fix))
+        fix = "Set them in ReplayOptions."
+        got = f"both options and {sorted(changed)}"
+        raise InputError(explain("arguments of replay_trace", got=got, expected="options only", fix=fix))
     replay_options = options or ReplayOptions(**changed)  # pyright: ignore[reportArgumentType]
     resolved_teachers = teachers_of(teachers, api_key, replay_options)
     if replay_options.gate is not None:
         check_threshold(len(resolved_teachers), replay_options.agreement_threshold)
-    _check_all(states)
+    _check_states(states)
     if not resume and replay_options.cache is not None and Path(replay_options.cache).exists():
-        fix = "Leave resume=True, or name another file."
+        fix = "Use resume=True, or choose another file."
         raise InputError(explain("cache", got=f"{replay_options.cache}, which exists", expected="a new file", fix=fix))
     _check_affordable(states, resolved_teachers, max_total_usd, replay_options)
     results: dict[tuple[int, int], TeacherCallResult] = {}
 
-    def keep(state: int, teacher: int, result: TeacherCallResult) -> None:
+    def store_result(state: int, teacher: int, result: TeacherCallResult) -> None:
         results[state, teacher] = result
 
     report = await replay(
-        states, resolved_teachers, max_total_usd, options=replay_options, on_result=keep, reports_calls_over_cap=False
+        states, resolved_teachers, max_total_usd, options=replay_options, on_result=store_result, reports_calls_over_cap=False
     )
     if why := report.given_up or report.stopped:
         num_kept_back = report.counts.get(AFTER_STOP, 0)
@@ -152,16 +152,16 @@ async def replay_trace(
     return [results[key] for key in sorted(results)]
 
 
-def environment_of(options: ReplayOptions) -> Mapping[str, str]:
-    """Return the environment in which keys and known secrets are looked up."""
+def resolve_environment(options: ReplayOptions) -> Mapping[str, str]:
+    """Return the environment in which API keys and known secrets are looked up."""
     return os.environ if options.environment is None else options.environment
 
 
 def teachers_of(specs: Sequence[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
-    """Return the described teachers, each with its key and price."""
+    """Resolve descriptions of teachers to teachers with keys and prices."""
     return read_teachers(
         specs,
-        environment=environment_of(options),
+        environment=resolve_environment(options),
         api_key=api_key,
         base_url=options.base_url,
         prices=options.prices,
@@ -179,20 +179,20 @@ async def replay(
     store: TeacherStore | None = None,
     reports_calls_over_cap: bool = True,
 ) -> ReplayReport:
-    """Ask as `replay_trace` does, but hand over each result as it comes, so that memory does not grow with the states.
+    """Do the same as `replay_trace`, but pass each result to a callback, so that memory does not grow with the states.
 
-    `store` is an open store to use instead of `options.cache`; it stays open. Calls that the cap kept back also have a
-    result unless `reports_calls_over_cap` is false.
+    `store` is an open store to use instead of `options.cache`; it is not closed. Calls that do not fit into the cap
+    have a result too, unless `reports_calls_over_cap` is false.
     """
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
     client = TeacherClient(max_concurrency=options.max_concurrency, timeout_s=options.timeout_s)
     with TeacherStore(options.cache) if store is None else contextlib.nullcontext(store) as store:
-        gate = options.last_gate or LastGate(environment_of(options))
-        asker = Asker(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
+        gate = options.last_gate or LastGate(resolve_environment(options))
+        asker = BudgetedClient(client, store, cap_nano=cap_nano, gate=gate, patience=options.patience)
         async with client:
             run = _Replay(asker, teachers, options, _with_meter(on_result, on_meter, store), reports_calls_over_cap)
-            await run.all_of(states, options.order, num_workers=options.max_concurrency)
+            await run.ask_all(states, options.order, num_workers=options.max_concurrency)
         meter = store.meter()
         report.counts = dict(asker.counts) | dict(run.gate.counts if run.gate else {})
         report.spent_usd, report.unknown_billed_usd = to_dollars(meter.spent), to_dollars(meter.unknown)
@@ -205,17 +205,17 @@ def _with_meter(on_result: OnResult, on_meter: OnMeter | None, store: TeacherSto
     if on_meter is None:
         return on_result
 
-    def on_both(state: int, teacher: int, result: TeacherCallResult) -> None:
+    def report_both(state: int, teacher: int, result: TeacherCallResult) -> None:
         on_meter(store.meter())
         on_result(state, teacher, result)
 
-    return on_both
+    return report_both
 
 
 class _Replay:
     def __init__(
         self,
-        asker: Asker,
+        asker: BudgetedClient,
         teachers: Sequence[Teacher],
         options: ReplayOptions,
         on_result: OnResult,
@@ -224,17 +224,20 @@ class _Replay:
         self._asker, self._on_result, self._reports_calls_over_cap = asker, on_result, reports_calls_over_cap
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._slugs = [teacher.slug for teacher in teachers]
-        self.gate: Gate | None = gate_of(options.gate, options.agreement_threshold, len(teachers))
+        self.gate: AskingGate | None = make_gate(options.gate, options.agreement_threshold, len(teachers))
 
-    async def all_of(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
-        """Ask all questions: a session one by one in order, or its longest state first and then all others."""
+    async def ask_all(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
+        """Ask about all states of each session: one after the other, or the longest first and then the others."""
         if self.gate is None:
-            lanes = ([(numbered, index) for numbered in group] for group, index in by_teacher(states, len(self._slugs)))
-            await self._work_off(lanes, self._of_one_teacher, order, num_workers)
+            lanes = (
+                [(numbered, index) for numbered in group]
+                for group, index in sessions_by_teacher(states, len(self._slugs))
+            )
+            await self._run(lanes, self._ask_one_teacher, order, num_workers)
         else:
-            await self._work_off(self._gated(states), self._of_all_teachers, order, num_workers)
+            await self._run(self._gated(states), self._ask_all_teachers, order, num_workers)
 
-    async def _work_off(
+    async def _run(
         self, lanes: Iterable[list[T]], work: Callable[[T], Awaitable[None]], order: OrderName, num_workers: int
     ) -> None:
         async def one_by_one(lane: list[T]) -> None:
@@ -242,36 +245,38 @@ class _Replay:
                 await work(job)
 
         if order == "in_order":
-            await work_off(lanes, one_by_one, num_workers=num_workers)
+            await run_jobs(lanes, one_by_one, num_workers=num_workers)
         else:
-            await work_off_lanes((lane[::-1] for lane in lanes), work, num_workers=num_workers)
+            await run_lanes((lane[::-1] for lane in lanes), work, num_workers=num_workers)
 
-    def _gated(self, states: Iterable[TraceState]) -> Iterator[list[Numbered]]:
-        """Yield sessions after the gate has read their states in order, since they are not asked about in order."""
+    def _gated(self, states: Iterable[TraceState]) -> Iterator[list[NumberedState]]:
+        """Yield sessions after the gate has read their states in order, because they are asked
+        about in another order.
+        """
         assert self.gate is not None
-        for group in sessions(states):
+        for group in group_by_session(states):
             self.gate.read_ahead([numbered.state for numbered in group])
             yield group
 
-    async def _of_one_teacher(self, job: tuple[Numbered, int]) -> None:
+    async def _ask_one_teacher(self, job: tuple[NumberedState, int]) -> None:
         await self._ask(*job)
 
-    async def _of_all_teachers(self, numbered: Numbered) -> None:
-        """Ask one teacher after the other, as long as the gate says that another answer matters."""
+    async def _ask_all_teachers(self, numbered: NumberedState) -> None:
+        """Ask one teacher after the other, until the gate says that no further answer matters."""
         assert self.gate is not None
         answers: list[TeacherCallResult] = []
         for teacher in range(len(self._slugs)):
-            if not self.gate.is_worth_asking(numbered.state, answers):
+            if not self.gate.should_ask(numbered.state, answers):
                 break
             answers.append(await self._ask(numbered, teacher))
-        self.gate.is_done_with(numbered.state)
+        self.gate.release(numbered.state)
 
-    async def _ask(self, numbered: Numbered, teacher: int) -> TeacherCallResult:
+    async def _ask(self, numbered: NumberedState, teacher: int) -> TeacherCallResult:
         number, state = numbered
-        _check(state, number)
+        _check_state(state, number)
         try:
             request = request_of(self._builders[teacher], state)
-        except InputError as error:  # a state that no request can hold costs nothing, and the others go on
+        except InputError as error:  # no request can be built: this costs nothing, and other states continue
             answer = TeacherAnswer(None, f"not sent: {error}"[:300], False, 0.0, 0)
         else:
             answer = await self._asker.ask(request)
@@ -282,26 +287,26 @@ class _Replay:
 
 
 def request_of(builder: RequestBuilder, state: TraceState) -> Request:
-    """Return the request that asks about a state."""
+    """Build the request that asks a teacher about a state."""
     label = f"state {state['state_id']}"
     return builder.build(state["messages"], state.get("tools"), session_of(state), label=label)
 
 
 def check_threshold(num_teachers: int, threshold: int) -> None:
-    """Raise InputError if that many teachers can never agree, so that no answer would make a pair."""
+    """Raise InputError if there are fewer teachers than must agree, so that no pair could result."""
     if num_teachers < threshold:
         some = f"{num_teachers} teacher{'s' * (num_teachers != 1)}"
-        fix = f"Name {threshold - num_teachers} more, or lower the threshold (replay.threshold, agreement_threshold)."
+        fix = f"Add {threshold - num_teachers} more, or lower the threshold (replay.threshold, agreement_threshold)."
         raise InputError(
             explain("threshold", got=f"{threshold} with {some}", expected=f"at least {threshold} teachers", fix=fix)
         )
 
 
 def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: float) -> None:
-    """Raise InputError if the rest of a cap is below the bound of the cheapest call."""
+    """Raise InputError if the rest of the cap is below the maximum cost of the cheapest call."""
     if left_nano < cheapest_nano:
         got = f"${max_total_usd:g}, of which ${to_dollars(max(0, left_nano)):.6f} is left"
-        expected = f"${to_dollars(cheapest_nano):.6f} or more: the most that the cheapest call can cost"
+        expected = f"at least ${to_dollars(cheapest_nano):.6f}, the maximum cost of the cheapest call"
         fix = "Raise the cap (--max-usd, max_total_usd), or allow shorter answers (replay.max_tokens, Settings)."
         raise InputError(explain("cap", got=got, expected=expected, fix=fix))
 
@@ -309,7 +314,7 @@ def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: flo
 def _check_affordable(
     states: Sequence[TraceState], teachers: Sequence[Teacher], max_total_usd: float, options: ReplayOptions
 ) -> None:
-    """Raise InputError if no call fits into the cap and none is answered already."""
+    """Raise InputError if no call fits into the cap and none is in the store."""
     cap_nano, cheapest = check_cap(max_total_usd), None
     builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
     is_new = options.cache is None or not Path(options.cache).exists()
@@ -320,7 +325,7 @@ def _check_affordable(
             for builder in builders:
                 try:
                     request = request_of(builder, state)
-                except InputError:  # this is reported as that state's result, and costs nothing
+                except InputError:  # the replay reports this as the call's result, at no cost
                     continue
                 if request.bound_nano <= remaining_nano or store.reply(request.key) is not None:
                     return
@@ -329,17 +334,17 @@ def _check_affordable(
         check_cap_fits_a_call(remaining_nano, cheapest, max_total_usd)
 
 
-def _check_all(states: Sequence[TraceState]) -> None:
-    """Check, before anything is paid for, that all states are states with different ids."""
+def _check_states(states: Sequence[TraceState]) -> None:
+    """Check, before anything is paid for, that all states are valid and have different ids."""
     seen_ids: set[str] = set()
     for number, state in enumerate(states):
-        _check(state, number)
+        _check_state(state, number)
         if state["state_id"] in seen_ids:
-            raise InputError(explain("state_id", got=f"{state['state_id']!r} twice", expected="every id once"))
+            raise InputError(explain("state_id", got=f"{state['state_id']!r} twice", expected="unique ids"))
         seen_ids.add(state["state_id"])
 
 
-def _check(state: TraceState, number: int) -> None:
+def _check_state(state: TraceState, number: int) -> None:
     for key in ("state_id", "messages", "student_action"):
         if key not in state:
             raise InputError(explain(f"state {number}", got=f"keys {sorted(state)}", expected=f"also {key!r}"))

@@ -1,4 +1,4 @@
-"""Teachers: the default ones, what the description of a teacher may hold, and prices in whole nano-dollars."""
+"""Teachers: the default ones, the format of their descriptions, and prices in whole nano-dollars."""
 
 from __future__ import annotations
 
@@ -15,18 +15,17 @@ from composer_replication.types import TeacherSpec
 
 OPENROUTER = "https://openrouter.ai/api/v1"
 OPENROUTER_KEY = "OPENROUTER_API_KEY"
-# Published prices; `crf teachers` looks up those of today. Every request to OpenRouter states its price as the maximum
-# (`provider.max_price`), so that a price increase leads to a refusal and not to a higher bill.
-# Claude Opus 4.7 and GPT-5: OpenRouter's list of 2026-06-12, as models.dev keeps it
-# (github.com/anomalyco/models.dev, providers/openrouter/models).
-# DeepSeek V4 Pro: its price at peak hours, twice that of other hours, as api-docs.deepseek.com/quick_start/pricing
-# had it on 2026-10-27; other providers on OpenRouter asked for less.
+# Published prices; `crf teachers` looks up the current ones. Every request to OpenRouter states its price as the
+# maximum (`provider.max_price`), so a price increase leads to a refusal instead of a higher bill. Claude Opus 4.7 and
+# GPT-5: OpenRouter's list of 2026-06-12, as models.dev keeps it (github.com/anomalyco/models.dev,
+# providers/openrouter/models). DeepSeek V4 Pro: its price at peak hours, twice that of other hours, as
+# api-docs.deepseek.com/quick_start/pricing had it on 2026-10-27; other providers on OpenRouter asked for less.
 DEFAULT_TEACHERS: list[TeacherSpec] = [
     TeacherSpec(slug="anthropic/claude-opus-4.7", input_per_mtok=5.0, output_per_mtok=25.0),
     TeacherSpec(slug="openai/gpt-5", input_per_mtok=1.25, output_per_mtok=10.0),
     TeacherSpec(slug="deepseek/deepseek-v4-pro", input_per_mtok=1.32, output_per_mtok=3.96),
 ]
-_OURS = {
+_RESERVED_FIELDS = {
     "model",
     "messages",
     "tools",
@@ -45,12 +44,12 @@ _OURS = {
     "service_tier",
     "prediction",
 }
-_KNOWN = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "base_url", "api_key_env", "extra"}
+_SPEC_KEYS = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "base_url", "api_key_env", "extra"}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """A checked teacher. Its repr does not show the key."""
+    """A teacher whose description was checked. Its repr does not show the key."""
 
     slug: str
     base_url: str
@@ -58,7 +57,7 @@ class Teacher:
     extra: Mapping[str, Any]
     api_key: str | None = field(repr=False)
     key_name: str = "api_key"
-    """The origin of the key: an environment variable, or the argument."""
+    """Where the key came from: the name of an environment variable or of an argument."""
 
     @property
     def is_openrouter(self) -> bool:
@@ -66,7 +65,7 @@ class Teacher:
 
 
 def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
-    """Return the teachers described in a file of `crf teachers`; `key` is the option that names the file."""
+    """Read descriptions of teachers from a file that `crf teachers` wrote; `key` is the option that names the file."""
 
     def refused(got: object) -> InputError:
         expected, fix = "a JSON list of teachers, each an object", "`crf teachers -o teachers.json` writes one."
@@ -79,15 +78,15 @@ def read_specs(path: str | None, key: str) -> list[dict[str, Any]]:
     except (OSError, ValueError) as error:
         raise refused(error) from error
     if not isinstance(specs, list):
-        raise refused(f"JSON, but no list: {type(specs).__name__}")
+        raise refused(f"JSON of type {type(specs).__name__}")
     for number, spec in enumerate(cast("list[object]", specs), start=1):
         if not isinstance(spec, dict):
             raise refused(f"a list whose item {number} is {spec!r:.60}")
     return cast("list[dict[str, Any]]", specs)
 
 
-def writer_in(path: str | None) -> str | None:
-    """Return the model that writes hints, the first of such a file; None if only templates do."""
+def hint_writer_name(path: str | None) -> str | None:
+    """Return the name of the model that writes hints, the first one in the file; None if only templates write hints."""
     first, *_ = [{}] if path is None else read_specs(path, "sites.writer") or [{}]
     return None if not first else str(first.get("slug"))
 
@@ -100,12 +99,12 @@ def read_teachers(
     base_url: str | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> list[Teacher]:
-    """Return teachers with their endpoint, price and key. Raises for anything missing, before a request is sent."""
+    """Check descriptions of teachers, and add endpoint, price and key. Raises InputError if anything is missing."""
     if not specs:
         raise InputError(explain("teachers", got="none", expected="at least one"))
     slugs = [str(spec.get("slug") or "") for spec in specs]
     if len(set(slugs)) < len(slugs) or not all(slugs):
-        raise InputError(explain("teachers", got=f"slugs {slugs}", expected="each with a slug of its own"))
+        raise InputError(explain("teachers", got=f"slugs {slugs}", expected="a unique slug for each"))
     return [_read(spec, environment, api_key, base_url, prices or {}) for spec in specs]
 
 
@@ -117,54 +116,56 @@ def _read(
     prices: Mapping[str, Price],
 ) -> Teacher:
     slug = str(spec["slug"])
-    if unknown := sorted(set(spec) - _KNOWN):
-        raise InputError(explain(f"teacher {slug}", got=f"keys {unknown}", expected=f"among {sorted(_KNOWN)}"))
+    if unknown := sorted(set(spec) - _SPEC_KEYS):
+        raise InputError(explain(f"teacher {slug}", got=f"keys {unknown}", expected=f"among {sorted(_SPEC_KEYS)}"))
     address = str(spec.get("base_url") or base_url or OPENROUTER).rstrip("/")
     if "@" in address.partition("://")[2].partition("/")[0]:
-        fix = "Put the key into an environment variable and name it with api_key_env."
-        raise InputError(explain(f"base_url of {slug}", got="a name or password in it", expected="none", fix=fix))
+        fix = "Put the key into an environment variable, and set api_key_env to its name."
+        raise InputError(
+            explain(f"base_url of {slug}", got="an address with a user name or password", expected="neither", fix=fix)
+        )
     if not address.startswith(("http://", "https://")):
         raise InputError(explain(f"base_url of {slug}", got=repr(address), expected="http:// or https://"))
     key_name = spec.get("api_key_env")
     key = environment.get(str(key_name)) if key_name else api_key or environment.get(OPENROUTER_KEY)
     if key is None and (key_name or address == OPENROUTER):
         raise MissingKeyError(str(key_name or OPENROUTER_KEY), slug)
-    price = price_of(spec) or prices.get(slug)
+    price = _parse_price(spec) or prices.get(slug)
     if price is None:
-        fix = "`crf teachers` looks prices up; or give input_per_mtok and output_per_mtok."
-        raise InputError(explain(f"price of {slug}", got="none", expected="one: a cap needs it", fix=fix))
-    # The key of one endpoint is sent to another address only if the user asked for that by name.
+        fix = "Run `crf teachers` to look up prices, or set input_per_mtok and output_per_mtok."
+        raise InputError(explain(f"price of {slug}", got=None, expected="a price, for the spending cap", fix=fix))
+    # The key for one endpoint is sent to another address only if the user requested that explicitly.
     default = (base_url or OPENROUTER).rstrip("/")
-    is_meant = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)
+    may_send_key = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)
     return Teacher(
         slug=slug,
         base_url=address,
         price=price,
         extra=_extra(spec, slug),
-        api_key=_clean(key) if is_meant else None,
+        api_key=_strip_key(key) if may_send_key else None,
         key_name=str(key_name) if key_name else "api_key" if api_key else OPENROUTER_KEY,
     )
 
 
 def _extra(spec: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Return further fields of the request, except those that decide its cost or content."""
+    """Return additional fields of the request. Raises InputError for fields that determine its cost or content."""
     extra: Any = spec.get("extra") or {}
     if not isinstance(extra, Mapping):
         raise InputError(explain(f"extra of {slug}", got=type(extra).__name__, expected="fields of a request"))
-    if ours := sorted(_OURS & set(extra)):
-        fix = "Longest answers, sampling and tools are settings of the replay."
-        raise InputError(explain(f"extra of {slug}", got=f"{ours}", expected="none of ours", fix=fix))
+    if ours := sorted(_RESERVED_FIELDS & set(extra)):
+        fix = "Set the length of answers, sampling and tools in the options of the replay."
+        raise InputError(explain(f"extra of {slug}", got=f"{ours}", expected="no reserved fields", fix=fix))
     return dict(extra)
 
 
-def _clean(key: str | None) -> str | None:
-    """Return a key without line ends, of which files from other systems have several kinds."""
+def _strip_key(key: str | None) -> str | None:
+    """Strip whitespace and line ends from a key. Raises InputError if other invalid characters remain."""
     if key is None:
         return None
     stripped = key.strip()
     if not stripped or not all(33 <= ord(character) < 127 for character in stripped):
-        got = f"{len(stripped)} characters, some of which no key has"
-        raise InputError(explain("a teacher's key", got=got, expected="printable ASCII without blanks"))
+        got = f"{len(stripped)} characters, some of them not printable ASCII"
+        raise InputError(explain("a teacher's key", got=got, expected="only printable ASCII, without spaces"))
     return stripped
 
 
@@ -179,17 +180,17 @@ class MissingKeyError(InputError, RuntimeError):
 
 # ---- money
 
-# Amounts are whole nano-dollars: sums are exact, and a bound is never rounded down below what it bounds.
+# Amounts are whole nano-dollars, so sums are exact, and maximum costs are rounded up.
 
 NANO = 10**9
-# SQLite holds sums below 2**63: a thousand absurdly large amounts still fit.
-_MOST = 2**53
+# SQLite stores sums below 2**63, so a thousand amounts of this size still fit.
+_MAX_NANO = 2**53
 
 
 def to_nano(dollars: float | str | Decimal) -> int:
-    """Return nano-dollars, rounded up and limited to what a ledger can hold."""
+    """Convert dollars to nano-dollars, rounded up and limited to the amounts that the ledger can store."""
     amount = Decimal(str(dollars))
-    return _MOST if amount > _MOST // NANO else int((amount * NANO).to_integral_value(ROUND_CEILING))
+    return _MAX_NANO if amount > _MAX_NANO // NANO else int((amount * NANO).to_integral_value(ROUND_CEILING))
 
 
 def to_dollars(nano: int) -> float:
@@ -197,20 +198,20 @@ def to_dollars(nano: int) -> float:
 
 
 class Price(NamedTuple):
-    """US dollars per million tokens, and per request if a provider charges that, too."""
+    """A price in US dollars per million tokens, and per request for providers that charge this too."""
 
     input_per_mtok: Decimal
     output_per_mtok: Decimal
     per_request: Decimal = Decimal(0)
 
     def bound(self, prompt_tokens: int, completion_tokens: int) -> int:
-        """Return the highest cost of this many tokens, in nano-dollars."""
+        """Return the maximum cost of this many tokens, in nano-dollars."""
         tokens = prompt_tokens * self.input_per_mtok + completion_tokens * self.output_per_mtok
         return to_nano(tokens / 1_000_000 + self.per_request)
 
 
-def price_of(teacher: Mapping[str, Any]) -> Price | None:
-    """Return a teacher's price, or None if it has none. Raises for an invalid price."""
+def _parse_price(teacher: Mapping[str, Any]) -> Price | None:
+    """Return the price in a teacher's description, or None. Raises InputError for an invalid price."""
     token_prices = [teacher.get(name) for name in ("input_per_mtok", "output_per_mtok")]
     if any(price is None for price in token_prices):
         return None
@@ -219,7 +220,7 @@ def price_of(teacher: Mapping[str, Any]) -> Price | None:
 
 
 def check_cap(max_total_usd: float) -> int:
-    """Return the cap in nano-dollars, rounded down."""
+    """Convert a cap to nano-dollars, rounded down. Raises InputError for an invalid amount."""
     if not isinstance(max_total_usd, int | float | Decimal) or not math.isfinite(max_total_usd) or max_total_usd < 0:
         raise InputError(explain("max_total_usd", got=repr(max_total_usd), expected="0 or more US dollars"))
     return int(Decimal(str(max_total_usd)) * NANO)

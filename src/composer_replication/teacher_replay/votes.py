@@ -1,9 +1,9 @@
-"""Votes of teachers for equal actions, and when the votes still to come cannot change the preference pair.
+"""Count teachers' votes for equal actions, and decide when further votes cannot change the preference pair.
 
 The class of equal actions with the most votes wins if it reaches the threshold; a tie is no consensus. A teacher that
-failed has no vote. The chosen text of the pair is that of the first teacher of the winning class, in the order of
-asking. The teachers asked so far are the first ones of that order: a class that wins whatever the others answer has a
-teacher among them, which precedes all that are not asked yet. So the chosen text cannot change either.
+failed has no vote. The chosen text of the pair comes from the first teacher of the winning class, in the order of
+asking. Once a class is certain to win, one of its teachers has already answered and precedes all teachers that have not
+been asked yet, so the chosen text cannot change either.
 """
 
 from __future__ import annotations
@@ -24,32 +24,32 @@ from composer_replication.sites.classify import classify
 from composer_replication.types import Action, TeacherCallResult, ToolCall, TraceState
 
 
-class _Voter(NamedTuple):
-    """A vote; `action` is None if there is none, and then `reason` says why: error, unreadable or empty."""
+class _TeacherVote(NamedTuple):
+    """The action that a teacher voted for; if it is None, `reason` is "error", "unreadable" or "empty"."""
 
     action: Action | None
     reason: str = ""
 
 
 def is_unsent(result: TeacherCallResult) -> bool:
-    """Return whether a call was kept back (the cap, a stop, a secret in it), so that nobody was asked."""
+    """Whether a call was never sent, because of the cap, a stop, or a secret in the request."""
     return result["error"] is not None and result.get("attempts") == 0
 
 
-def voter_of(result: TeacherCallResult) -> _Voter:
-    """Return what a teacher did, from the structured message if there is one, else from its text."""
+def read_vote(result: TeacherCallResult) -> _TeacherVote:
+    """Read a teacher's action from its structured message, or from its text if there is none."""
     if result["error"] is not None:
-        return _Voter(None, "error")
+        return _TeacherVote(None, "error")
     message = cast("Mapping[str, Any]", result).get("message")
     try:
         action = parse_reply(message if isinstance(message, Mapping) else result["response_text"] or "")
     except InputError:
-        return _Voter(None, "unreadable")
-    return _Voter(action) if action.calls or action.text.strip() else _Voter(None, "empty")
+        return _TeacherVote(None, "unreadable")
+    return _TeacherVote(action) if action.calls or action.text.strip() else _TeacherVote(None, "empty")
 
 
-def reply_text(result: TeacherCallResult, action: Action) -> str:
-    """Return a teacher's text, followed by the calls that only the message holds."""
+def answer_text(result: TeacherCallResult, action: Action) -> str:
+    """Return a teacher's text, followed by calls that only its structured message contains."""
     text = result["response_text"] or ""
     if not action.calls or len(parse_reply(text).calls) == len(action.calls):
         return text or action.text
@@ -61,7 +61,7 @@ Reason = Literal["consensus", "tie", "below_threshold", "no_votes"]
 
 @dataclass(frozen=True, slots=True)
 class _VoteClass:
-    """Teachers that did the same, in the order of asking."""
+    """Teachers that took equal actions, in the order of asking."""
 
     key: str
     teachers: tuple[str, ...]
@@ -69,7 +69,7 @@ class _VoteClass:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The result of a vote. `classes` are ordered by votes, then by who was asked first; `winner` is one of them or
+    """The result of a vote. `classes` are ordered by votes, then by the order of asking; `winner` is one of them or
     None.
     """
 
@@ -83,12 +83,12 @@ class Vote:
 
     @property
     def num_agreeing_pairs(self) -> int:
-        """The number of pairs of teachers that agree, of num_votes * (num_votes - 1) / 2."""
+        """The number of pairs of teachers that agree, out of num_votes * (num_votes - 1) / 2."""
         return sum(len(vote_class.teachers) * (len(vote_class.teachers) - 1) // 2 for vote_class in self.classes)
 
 
 def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -> Vote:
-    """Count the votes of teachers by the keys of their actions; None is a teacher that failed."""
+    """Count votes by the key of each teacher's action; a teacher that failed has None."""
     _check_threshold(threshold)
     teachers: dict[str, list[str]] = {}
     for teacher, key in keys_by_teacher.items():
@@ -106,7 +106,7 @@ def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -
     return Vote(classes[0], "consensus", classes)
 
 
-def can_still_change(
+def can_outcome_change(
     votes: Iterable[str | None],
     student: str,
     threshold: int,
@@ -114,10 +114,11 @@ def can_still_change(
     *,
     count_matters: bool = False,
 ) -> bool:
-    """Return whether the remaining teachers could vote or fail such that the pair changes.
+    """Whether the pair could still change, depending on the answers or failures of the remaining teachers.
 
-    `votes` are the keys of the teachers asked so far (None: failed), `student` is the key of what the student did. Two
-    pairs are the same if both are missing or both choose the same class; with `count_matters`, if as many agree, too.
+    `votes` are the action keys of the teachers asked so far (None: failed), and `student` is the key of the student's
+    action. Two pairs are equal if neither exists or both choose the same class; with `count_matters`, the number of
+    agreeing teachers must be equal too.
     """
     _check_threshold(threshold)
     counts = Counter(key for key in votes if key is not None)
@@ -127,7 +128,7 @@ def can_still_change(
     if num_remaining <= 0:
         return False
     if top >= threshold and top > second and ordered[0][0] != student:
-        # There is a pair. A rival that draws level undoes it; a class without votes so far counts as a rival, too.
+        # There is a pair. A class that draws level undoes it, even one without votes so far.
         return count_matters or second + num_remaining >= top
     # There is no pair. That changes if a class other than the student's reaches the threshold and beats all others.
     new_class = num_remaining >= threshold and num_remaining > top
@@ -147,37 +148,37 @@ def _check_threshold(threshold: int) -> None:
         raise InputError(explain("agreement threshold", got=repr(threshold), expected="an integer of at least 1"))
 
 
-# ---- what the messages before a state had shown: the folder, the schemas of tools, and the files
+# ---- the context of a state: the folder, tool schemas, and files that the messages before it have shown
 
-_MAX_SESSIONS = 64  # as many as are asked about at the same time
+_MAX_SESSIONS = 64  # the number of sessions that are asked about concurrently
 
 
-class ContextAlong:
-    """Reads what the messages before successive states of a session show; each message is read once."""
+class SessionContext:
+    """The context of successive states of one session; each message is read only once."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd = normal_path(cwd, None) if cwd else None
         self._tools = tool_schemas(tools)
         self._read: list[Mapping[str, Any]] = []
-        self._reader = _SessionStateBuilder(self._cwd)
+        self._state_builder = _SessionStateBuilder(self._cwd)
 
     def at(self, messages: Sequence[Mapping[str, Any]]) -> ActionContext:
         num_read = len(self._read)
         if num_read > len(messages) or list(messages[:num_read]) != self._read:
-            self._read, self._reader, num_read = [], _SessionStateBuilder(self._cwd), 0
+            self._read, self._state_builder, num_read = [], _SessionStateBuilder(self._cwd), 0
         for message in messages[num_read:]:
-            self._reader.take(message)
+            self._state_builder.add(message)
         self._read += messages[num_read:]
-        state = self._reader.state
+        state = self._state_builder.state
         return ActionContext(cwd=self._cwd, tools=self._tools, files=dict(state.files), shell_moved=state.shell_moved)
 
 
 class StateContexts:
-    """Contexts of states of any session: messages that an earlier state has shown are not read again."""
+    """The contexts of states of many sessions; messages of earlier states are not read again."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd, self._tools = cwd, tools
-        self._sessions: OrderedDict[str, tuple[object, object, ContextAlong]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[object, object, SessionContext]] = OrderedDict()
 
     def at(self, state: TraceState) -> ActionContext:
         state_fields = cast("Mapping[str, Any]", state)
@@ -185,7 +186,7 @@ class StateContexts:
         session = state["state_id"].rpartition("::")[0]
         held = self._sessions.pop(session, None)
         if held is None or held[0] != cwd or held[1] != tools:
-            held = (cwd, tools, ContextAlong(cwd=cwd, tools=tools))
+            held = (cwd, tools, SessionContext(cwd=cwd, tools=tools))
         self._sessions[session] = held
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)
@@ -193,16 +194,16 @@ class StateContexts:
 
 
 class _SessionStateBuilder:
-    """Adds what messages say to a session's state."""
+    """Updates a session's state from its messages."""
 
     def __init__(self, cwd: str | None) -> None:
         self.state = SessionState(cwd)
         self._calls: dict[str, ToolCall] = {}
 
-    def take(self, message: Mapping[str, Any]) -> None:
+    def add(self, message: Mapping[str, Any]) -> None:
         role, content = message.get("role"), message.get("content")
         if role == "assistant":
-            with contextlib.suppress(InputError):  # a turn that cannot be read shows nothing
+            with contextlib.suppress(InputError):  # a turn that cannot be parsed changes nothing
                 self._calls |= {call.id: call for call in message_calls(message, "a turn")}
         elif role in ("tool", "function"):
             self._result(message.get("tool_call_id"), content, is_error=None)
@@ -222,14 +223,13 @@ class _SessionStateBuilder:
             self.state.add(call, text, failed=failed)
 
 
-# ---- whether another teacher is worth asking: exactly (its vote can change the pair), or by a rule of thumb
+# ---- whether to ask another teacher: only if its vote can change the pair, or by a heuristic
 
 
 class StateVotes:
-    """What the answers to a state so far decide, by the same reading as `extract_pairs`.
+    """Evaluates the answers to a state so far in the same way as `extract_pairs`.
 
-    Messages that an earlier state of a session has shown are not read again: states come in order, or are read ahead in
-    order and then come in any order.
+    States must come in the order of their session, or be read ahead in that order, so that each message is read once.
     """
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
@@ -237,16 +237,16 @@ class StateVotes:
         self._ahead: dict[str, ActionContext] = {}
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """Read the states of a session ahead, and store what each shows until the state is done."""
+        """Read the states of a session in order, and store the context of each until it is released."""
         for state in states:
             self._ahead[state["state_id"]] = self._context(state)
 
-    def is_done_with(self, state: TraceState) -> None:
+    def release(self, state: TraceState) -> None:
         self._ahead.pop(state["state_id"], None)
 
     def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool:
-        """Return whether a teacher did what the student did."""
-        action = voter_of(answer).action
+        """Whether a teacher took the same action as the student."""
+        action = read_vote(answer).action
         if action is None:
             return False
         context = self._context(state)
@@ -255,18 +255,18 @@ class StateVotes:
     def can_change(
         self, state: TraceState, answers: Sequence[TeacherCallResult], *, threshold: int, num_teachers: int
     ) -> bool:
-        """Return whether teachers that were not asked yet can change the pair; `answers` are those of the first ones in
-        order.
+        """Whether the remaining teachers can change the pair; `answers` come from the teachers
+        asked so far, in order.
         """
-        actions = [voter_of(answer).action for answer in answers]
-        if not any(actions):  # nobody has voted yet: what the votes are compared with does not matter
-            return can_still_change([], "", threshold, num_teachers - len(answers))
+        actions = [read_vote(answer).action for answer in answers]
+        if not any(actions):  # nobody has voted yet, so the context does not matter
+            return can_outcome_change([], "", threshold, num_teachers - len(answers))
         context = self._context(state)
         student = self._student_key(state, context)
         if student is None:
-            return False  # the student's action cannot be read: there is no pair, whatever the teachers answer
+            return False  # the student's action cannot be parsed, so there is no pair
         votes = [None if action is None else action_key(action, context) for action in actions]
-        return can_still_change(votes, student, threshold, num_teachers - len(answers))
+        return can_outcome_change(votes, student, threshold, num_teachers - len(answers))
 
     def _student_key(self, state: TraceState, context: ActionContext) -> str | None:
         try:
@@ -279,10 +279,10 @@ class StateVotes:
         return self._contexts.at(state) if ahead is None else ahead
 
 
-class Gate:
-    """Counts the calls that a gate saved and, for a rule of thumb, the pairs it may have lost.
+class AskingGate:
+    """Decides whether to ask the next teacher, and counts saved calls and, for a heuristic, pairs that may be lost.
 
-    A call is saved if the answers so far decide the pair, not if an earlier teacher could not be asked.
+    A call counts as saved if the answers so far decide the pair, but not if an earlier teacher could not be asked.
     """
 
     def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: StateVotes) -> None:
@@ -290,22 +290,22 @@ class Gate:
         self.counts: Counter[str] = Counter()
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """Read the states of a session in order, before they are asked about in any order."""
+        """Read the states of a session in order; afterwards they may be asked about in any order."""
         self._votes.read_ahead(states)
 
-    def is_done_with(self, state: TraceState) -> None:
-        self._votes.is_done_with(state)
+    def release(self, state: TraceState) -> None:
+        self._votes.release(state)
 
-    def is_worth_asking(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
+    def should_ask(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
         can_change = self._votes.can_change(state, answers, threshold=self._threshold, num_teachers=self._num_teachers)
-        worth = can_change
-        if worth and self._kind == "agree" and len(answers) == 1:
-            worth = not self._votes.agrees_with_student(state, answers[0])
-            self.counts["pairs that may be lost"] += not worth
-        if not worth and all(answer["error"] is None for answer in answers):
+        is_useful = can_change
+        if is_useful and self._kind == "agree" and len(answers) == 1:
+            is_useful = not self._votes.agrees_with_student(state, answers[0])
+            self.counts["pairs that may be lost"] += not is_useful
+        if not is_useful and all(answer["error"] is None for answer in answers):
             self.counts["calls saved"] += self._num_teachers - len(answers)
-        return worth
+        return is_useful
 
 
-def gate_of(kind: Literal["exact", "agree"] | None, threshold: int, num_teachers: int) -> Gate | None:
-    return None if kind is None else Gate(kind, threshold, num_teachers, StateVotes())
+def make_gate(kind: Literal["exact", "agree"] | None, threshold: int, num_teachers: int) -> AskingGate | None:
+    return None if kind is None else AskingGate(kind, threshold, num_teachers, StateVotes())

@@ -134,7 +134,7 @@ def test_forgetting_a_session_takes_its_calls_pairs_and_answers_and_nobody_else_
         gone = forgettable(folder, server)
         num_chat = server.requests()["num_chat"]
         said = json.loads(must("forget", gone, "--run", "run", "--yes", "--json", cwd=folder))
-        assert said["answers"] == {"num_gone": 6, "num_kept": 174, "num_unowned": 0}
+        assert said["answers"] == {"num_removed": 6, "num_kept": 174, "num_unowned": 0}
         for name in ("conversations", "teacher_calls", "pairs"):
             text = (folder / "run" / f"{name}.jsonl").read_text()
             assert gone not in text

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.votes import can_still_change, count_votes
+from composer_replication.teacher_replay.votes import can_outcome_change, count_votes
 from refusals import refusal
 
 STUDENT = "s"
@@ -50,7 +50,7 @@ def test_gating_is_exact_over_all_completions(num_teachers, threshold, count_mat
         for seen in completions((), num_seen):
             left = num_teachers - num_seen
             reachable = {compare(outcome(each, threshold)) for each in completions(seen, left)}
-            changes = can_still_change(seen, STUDENT, threshold, left, count_matters=count_matters)
+            changes = can_outcome_change(seen, STUDENT, threshold, left, count_matters=count_matters)
             assert changes == (len(reachable) > 1), (seen, reachable)
 
 
@@ -59,7 +59,7 @@ def test_pairs_of_gated_asking_are_those_of_asking_everyone(threshold, note):
     asked = total = 0
     for votes in product(["a", "b", "c", STUDENT, None], repeat=4):
         gated = []
-        while can_still_change(gated, STUDENT, threshold, 4 - len(gated)):
+        while can_outcome_change(gated, STUDENT, threshold, 4 - len(gated)):
             gated.append(votes[len(gated)])
         assert without_count(outcome(gated, threshold)) == without_count(outcome(votes, threshold))
         asked, total = asked + len(gated), total + 4
@@ -97,7 +97,7 @@ def test_a_vote_compares_actions_by_meaning():
 
 @given(st.lists(st.sampled_from(["a", "b", STUDENT, None]), max_size=8), st.integers(1, 5))
 def test_nothing_changes_where_nobody_is_left(votes, threshold):
-    assert not can_still_change(votes, STUDENT, threshold, 0)
+    assert not can_outcome_change(votes, STUDENT, threshold, 0)
 
 
 @pytest.mark.parametrize("threshold", [0, -1, 1.5, True, "2"])
@@ -105,4 +105,4 @@ def test_a_threshold_that_is_no_count_is_an_error(threshold):
     with refusal(InputError, what="threshold", got=repr(threshold), expected="1"):
         count_votes({}, threshold)
     with refusal(InputError, what="threshold", got=repr(threshold), expected="1"):
-        can_still_change([], STUDENT, threshold, 1)
+        can_outcome_change([], STUDENT, threshold, 1)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from composer_replication.teacher_replay.ask_and_retry import Patience
+from composer_replication.teacher_replay.ask_and_retry import RetryPolicy
 from composer_replication.teacher_replay.replay import ReplayOptions, replay, teachers_of
 from composer_replication.teacher_replay.requests import RequestSettings
 
@@ -50,7 +50,7 @@ def options_for(server, **changes):
         "base_url": server.base_url if server else None,
         "max_concurrency": 16,
         "timeout_s": 2.0,
-        "patience": Patience(max_attempts=6, first_wait_s=0.01, longest_wait_s=5.0),
+        "patience": RetryPolicy(max_attempts=6, first_wait_s=0.01, longest_wait_s=5.0),
         "settings": RequestSettings(max_tokens=64),
         "environment": {},
     }

@@ -14,12 +14,12 @@ import pytest
 from replay_pieces import TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.ask_and_retry import Patience
+from composer_replication.teacher_replay.ask_and_retry import RetryPolicy
 from composer_replication.teacher_replay.endpoint import MAX_BODY
 from composer_replication.teacher_replay.prices import list_models
 from refusals import refusal
 
-ONCE = Patience(max_attempts=1)
+ONCE = RetryPolicy(max_attempts=1)
 GOOD = {"choices": [{"message": {"content": "hi"}, "finish_reason": "stop"}], "usage": {"cost": 0.0}}
 MODELS = {"data": [{"id": "a/b", "pricing": {"prompt": "0.1", "completion": "0.1"}}]}
 
@@ -172,7 +172,7 @@ def test_a_refusal_is_one_by_its_status_whatever_its_body_is(status, encoding, b
     seen = []
 
     async def ask(base_url):
-        options = options_for(None, base_url=base_url, patience=Patience(2, 0.001, 5.0))
+        options = options_for(None, base_url=base_url, patience=RetryPolicy(2, 0.001, 5.0))
         return await collect(states(1, 1), options, teachers=TEACHERS[1:2])
 
     answer = answering(body, encoding=encoding, status=status, more="retry-after: 0.3\r\n", asked=seen)
@@ -192,7 +192,7 @@ def test_a_refusal_is_one_by_its_status_whatever_its_body_is(status, encoding, b
 def test_an_answer_that_came_whole_and_cannot_be_read_is_paid_for_once(encoding, body):
     seen = []
     answer = answering(body, encoding=encoding, asked=seen)
-    found = asked(answer, patience=Patience(3, 0.001, 0.01))
+    found = asked(answer, patience=RetryPolicy(3, 0.001, 0.01))
     assert found["response_text"] is None
     assert not found["error"].startswith("HTTP")
     assert len(seen) == 1

@@ -7,7 +7,7 @@ import sqlite3
 import pytest
 
 from composer_replication.runs import RunDir
-from composer_replication.teacher_replay.forget import AnswersOfRun, count_answers, forget
+from composer_replication.teacher_replay.forget import AnswerCounts, count_answers, forget
 from composer_replication.teacher_replay.ledger import TeacherStore
 
 
@@ -16,7 +16,7 @@ def add(store, key, *sessions, cost=40):
     data = {"message": {"content": f"said {key.decode()}"}}
     store.settle(store.reserve(key, "t", 100, 10**9), cost, reply=(key, "t", data), session=first)
     for session in others:
-        store.ascribe(key, session)
+        store.add_reply_session(key, session)
 
 
 @pytest.fixture
@@ -39,9 +39,9 @@ def keys(path):
 
 
 def test_answers_of_other_sessions_and_shared_ones_stay(run, path):
-    assert count_answers(run, {"b"}, {"a"}) == AnswersOfRun(num_kept=2, num_gone=1, num_unowned=0)
+    assert count_answers(run, {"b"}, {"a"}) == AnswerCounts(num_kept=2, num_removed=1, num_unowned=0)
     # Nobody forgot `a`: it may have gone on under another id, and what was paid for it stays.
-    assert count_answers(run, {"b"}, {"c"}) == AnswersOfRun(num_kept=2, num_gone=0, num_unowned=1)
+    assert count_answers(run, {"b"}, {"c"}) == AnswerCounts(num_kept=2, num_removed=0, num_unowned=1)
     forget(run, set(), {"b"})
     assert keys(path) == {b"two", b"shared"}
     assert b"said one" not in path.read_bytes()
@@ -57,9 +57,9 @@ def test_what_was_spent_stays_spent(run, path):
 
 
 def test_an_answer_of_a_session_that_is_no_longer_known_is_nobodys(run, path):
-    assert count_answers(run, {"b", "c"}, set()) == AnswersOfRun(2, 0, 1)
-    assert count_answers(run, {"c"}, {"a"}) == AnswersOfRun(0, 2, 1)
-    assert count_answers(run, {"c"}, {"a", "b"}) == AnswersOfRun(0, 3, 0)
+    assert count_answers(run, {"b", "c"}, set()) == AnswerCounts(2, 0, 1)
+    assert count_answers(run, {"c"}, {"a"}) == AnswerCounts(0, 2, 1)
+    assert count_answers(run, {"c"}, {"a", "b"}) == AnswerCounts(0, 3, 0)
 
 
 def test_counting_changes_nothing(run, path):
@@ -77,11 +77,11 @@ def as_of_version_1(path):
 
 def test_a_store_of_the_version_before_owns_nothing_until_it_is_used_again(run, path):
     as_of_version_1(path)
-    assert count_answers(run, {"a", "b"}, set()) == AnswersOfRun(0, 0, 3)
+    assert count_answers(run, {"a", "b"}, set()) == AnswerCounts(0, 0, 3)
     with TeacherStore(path) as store:
         assert store.meter()[:3] == (120, 0, 0)
-        store.ascribe(b"one", "a")
-    assert count_answers(run, {"a", "b"}, set()) == AnswersOfRun(1, 0, 2)
+        store.add_reply_session(b"one", "a")
+    assert count_answers(run, {"a", "b"}, set()) == AnswerCounts(1, 0, 2)
 
 
 def test_a_file_that_is_no_store_is_none(run):

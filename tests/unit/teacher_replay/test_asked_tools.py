@@ -67,7 +67,7 @@ def test_one_more_session_costs_no_answer_of_the_others(tmp_path, logs):
 def test_a_session_that_goes_on_with_another_tool_is_asked_about_with_it(tmp_path, logs):
     run, _ = ingested(tmp_path / "run", logs)
     for state in run_states(run):
-        AskedTools(run).keep(state["session_id"], state["tools"])
+        AskedTools(run).record(state["session_id"], state["tools"])
     write(logs, "aaaaaaaa-1111", ("Read", {"path": "a"}), ("Grep", {"pattern": "x"}))
     run, _ = ingested(tmp_path / "run", logs)
     shown = [{tool["function"]["name"] for tool in state["tools"]} for state in run_states(run)]

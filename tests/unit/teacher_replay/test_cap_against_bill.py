@@ -32,8 +32,8 @@ from replay_pieces import KEY, collect, options_for, states
 
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
-from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, Patience
-from composer_replication.teacher_replay.endpoint import Reply, read_response
+from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, RetryPolicy
+from composer_replication.teacher_replay.endpoint import Reply, parse_response
 from composer_replication.teacher_replay.replay import request_of, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from refusals import refusal
@@ -73,7 +73,7 @@ RUNS = {
 }
 CHINESE = ("读取日志", "测试失败", "修改一行代码", "重新运行", "最后一行", "解析器")
 ANY_URL = "http://127.0.0.1:1/v1"
-QUICK = Patience(max_attempts=2, first_wait_s=0.005, longest_wait_s=0.01)
+QUICK = RetryPolicy(max_attempts=2, first_wait_s=0.005, longest_wait_s=0.01)
 
 
 def bounds(asked, teachers, options):
@@ -138,7 +138,7 @@ def counted(text, *, prompt=None, completion=None):
     request = RequestBuilder(teacher, RequestSettings(max_tokens=4000, fence=False)).build(
         [{"role": "user", "content": text}], None
     )
-    reply = read_response(200, {}, json.dumps({"choices": [choice], "usage": usage}).encode(), request)
+    reply = parse_response(200, {}, json.dumps({"choices": [choice], "usage": usage}).encode(), request)
     assert isinstance(reply, Reply)
     return reply.cost_nano
 

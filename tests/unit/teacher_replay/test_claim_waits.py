@@ -13,7 +13,7 @@ from replay_pieces import KEY, TEACHERS
 
 from composer_replication.privacy.outgoing import OpenGate
 from composer_replication.teacher_replay import ask_and_retry as ask
-from composer_replication.teacher_replay.ask_and_retry import Asker, Patience
+from composer_replication.teacher_replay.ask_and_retry import BudgetedClient, RetryPolicy
 from composer_replication.teacher_replay.endpoint import FailedRequest
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.requests import Request
@@ -33,8 +33,8 @@ class Failing:
 
 
 def asker(client, store, *, cap_nano=10**12, **patience):
-    given = Patience(max_attempts=4, first_wait_s=0.001, longest_wait_s=0.002, **patience)
-    return Asker(client, store, cap_nano=cap_nano, gate=OpenGate(), patience=given, seed=1)
+    given = RetryPolicy(max_attempts=4, first_wait_s=0.001, longest_wait_s=0.002, **patience)
+    return BudgetedClient(client, store, cap_nano=cap_nano, gate=OpenGate(), patience=given, seed=1)
 
 
 def a_request(key=b"k"):

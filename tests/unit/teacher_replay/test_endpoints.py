@@ -13,8 +13,8 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.teacher_replay import replay_trace
-from composer_replication.teacher_replay.ask_and_retry import Patience
-from composer_replication.teacher_replay.endpoint import FailedRequest, read_response
+from composer_replication.teacher_replay.ask_and_retry import RetryPolicy
+from composer_replication.teacher_replay.endpoint import FailedRequest, parse_response
 from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply
@@ -98,7 +98,7 @@ def test_what_is_in_the_store_is_told_although_the_key_is_wrong(tmp_path):
 
 def test_an_endpoint_that_is_not_there_is_given_up_in_seconds():
     with FaultServer() as server:
-        options = options_for(server, base_url=NOWHERE, patience=Patience())
+        options = options_for(server, base_url=NOWHERE, patience=RetryPolicy())
         begin = time.monotonic()
         found, report = run(collect(states(4, 1), options, teachers=ONE))
         assert time.monotonic() - begin < 12  # it was a minute
@@ -122,7 +122,7 @@ def test_a_server_that_starts_late_is_waited_for():
 
     async def start_late(place):
         options = options_for(
-            None, base_url=f"http://127.0.0.1:{place.getsockname()[1]}/v1", patience=Patience(first_wait_s=0.2)
+            None, base_url=f"http://127.0.0.1:{place.getsockname()[1]}/v1", patience=RetryPolicy(first_wait_s=0.2)
         )
         asked = asyncio.create_task(collect(states(2), options, teachers=ONE))
         await asyncio.sleep(0.6)
@@ -158,9 +158,9 @@ def test_a_text_that_a_moderator_refused_is_one_call_s_matter():
     (teacher,) = read_teachers(ONE, environment={}, api_key=KEY)
     request = RequestBuilder(teacher, RequestSettings()).build([{"role": "user", "content": "Go on."}], None)
     body = b'{"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"], "flagged_input": "y"}}}'
-    moderated = read_response(403, {}, body, request)
+    moderated = parse_response(403, {}, body, request)
     assert isinstance(moderated, FailedRequest)
-    assert moderated.concerns == "call"
-    assert read_response(403, {}, b'{"error": {"message": "bad key"}}', request).concerns == "account"
+    assert moderated.scope == "call"
+    assert parse_response(403, {}, b'{"error": {"message": "bad key"}}', request).scope == "account"
     in_flight = b'{"error": {"metadata": {"limit_source": "openrouter_in_flight_budget"}}}'
-    assert read_response(402, {}, in_flight, request).concerns == "call"
+    assert parse_response(402, {}, in_flight, request).scope == "call"

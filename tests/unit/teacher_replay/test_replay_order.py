@@ -9,7 +9,7 @@ import pytest
 from replay_pieces import TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
-from composer_replication.teacher_replay.ask_and_retry import work_off_lanes
+from composer_replication.teacher_replay.ask_and_retry import run_lanes
 from composer_replication.teacher_replay.replay import ReplayOptions
 from fault_server import FaultServer
 from refusals import refusal
@@ -92,9 +92,9 @@ def test_lanes_are_worked_off_whole_whatever_their_lengths():
         done.append(job)
 
     lanes = [[(lane, number) for number in range(1 + lane % 5)] for lane in range(40)]
-    asyncio.run(work_off_lanes(iter(lanes), work, num_workers=7))
+    asyncio.run(run_lanes(iter(lanes), work, num_workers=7))
     assert sorted(done) == sorted(job for lane in lanes for job in lane)
-    asyncio.run(work_off_lanes(iter([]), work, num_workers=3))
+    asyncio.run(run_lanes(iter([]), work, num_workers=3))
 
 
 def test_an_error_in_a_lane_ends_it_all():
@@ -103,7 +103,7 @@ def test_an_error_in_a_lane_ends_it_all():
         raise InputError(f"job {job}")
 
     with pytest.raises(InputError, match="job 1"):
-        asyncio.run(work_off_lanes([[1, 2], [1, 2]], work, num_workers=4))
+        asyncio.run(run_lanes([[1, 2], [1, 2]], work, num_workers=4))
 
 
 def test_an_order_that_is_none_is_named():

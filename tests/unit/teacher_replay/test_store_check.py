@@ -234,16 +234,16 @@ def test_a_store_of_the_version_before_whose_books_are_wrong_is_not_upgraded(tmp
 
 
 def test_another_process_that_upgrades_while_we_look_is_no_damage(tmp_path, monkeypatch):
-    path, version_of, done = old_store(tmp_path, "PRAGMA journal_mode = WAL"), tables.version_of, []
+    path, read_version, done = old_store(tmp_path, "PRAGMA journal_mode = WAL"), tables.read_version, []
 
     def upgraded_right_after(connection):
-        version = version_of(connection)
+        version = read_version(connection)
         if not done:
             done.append(version)
             TeacherStore(path).close()
         return version
 
-    monkeypatch.setattr(tables, "version_of", upgraded_right_after)
+    monkeypatch.setattr(tables, "read_version", upgraded_right_after)
     with TeacherStore(path) as store:
         assert store.meter() == (500, 0, 100, 4, "a reason")
     assert done == [2]

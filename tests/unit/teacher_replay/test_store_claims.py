@@ -22,7 +22,7 @@ from composer_replication.teacher_replay.ask_and_retry import session_of
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import replay_trace
 from composer_replication.teacher_replay.requests import RequestBuilder
-from composer_replication.teacher_replay.tables import Elsewhere
+from composer_replication.teacher_replay.tables import ClaimedElsewhere
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer
 from refusals import refusal
@@ -55,11 +55,11 @@ def test_a_request_in_flight_elsewhere_is_claimed_until_it_is_answered(tmp_path)
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         intent = one.reserve(b"k", "t", 100, 1000)
         claimed = other.reserve(b"k", "t", 100, 1000)
-        assert isinstance(claimed, Elsewhere)
+        assert isinstance(claimed, ClaimedElsewhere)
         assert re.search(rf"\b{os.getpid()}\b.*{re.escape(socket.gethostname())}.*\b20\d\d-", str(claimed.holder))
         assert isinstance(other.reserve(b"another", "t", 100, 1000), int)
         one.settle(intent, 40, reply=REPLY)
-        assert other.reserve(b"k", "t", 100, 1000) == Elsewhere(None)
+        assert other.reserve(b"k", "t", 100, 1000) == ClaimedElsewhere(None)
         assert other.reply(b"k") == REPLY[2]
         assert other.meter()[:3] == (40, 100, 0)
 
@@ -72,7 +72,7 @@ def test_a_request_that_failed_elsewhere_is_free_again(tmp_path):
 
 def test_a_killed_process_holds_neither_its_claims_nor_the_run(tmp_path, holder):
     with TeacherStore(tmp_path / "s.sqlite") as store:
-        assert isinstance(store.reserve(b"k", "t", 100, 10_000), Elsewhere)
+        assert isinstance(store.reserve(b"k", "t", 100, 10_000), ClaimedElsewhere)
         with refusal(RunError, what="s.sqlite", got="a replay of this run", fix=f"`kill {holder.pid}`") as error:
             store.hold("a replay of this run")
         assert re.search(rf"\b{holder.pid}\b.*{re.escape(socket.gethostname())}.*\b20\d\d-", error.value.got)
@@ -108,7 +108,7 @@ def test_a_store_has_one_set_of_owners_whatever_path_leads_to_it(tmp_path, monke
         one.hold("x")
         for path in ("link.sqlite", "folder/s.sqlite", "a/s.sqlite"):
             with TeacherStore(path) as other:
-                assert isinstance(other.reserve(b"k", "t", 100, 1000), Elsewhere), path
+                assert isinstance(other.reserve(b"k", "t", 100, 1000), ClaimedElsewhere), path
                 with refusal(RunError, what="s.sqlite", got=str(os.getpid())):
                     other.hold("x")
         assert one.meter()[:4] == (0, 100, 0, 0)
@@ -131,15 +131,15 @@ def test_a_number_that_another_process_has_now_does_not_keep_the_dead_alive(tmp_
     """This process lives under the number that the file names: by its lock, and by its start, it is another one."""
     store, start = tmp_path / "s.sqlite", owners._start_of(os.getpid())
     by_lock = lock_file(store, "a", start=start, is_locked=True)
-    assert not owners.is_alive(store, "a")
+    assert not owners.is_owner_alive(store, "a")
     assert not by_lock.exists()
     lock_file(store, "b", start="another boot 17", is_locked=False)
-    assert not owners.is_alive(store, "b")
+    assert not owners.is_owner_alive(store, "b")
     lock_file(store, "c", start=start, is_locked=False)
-    assert owners.is_alive(store, "c")
+    assert owners.is_owner_alive(store, "c")
     lock_file(store, "d", start=start, is_locked=False, host="elsewhere")
-    assert owners.is_alive(store, "d")  # nobody here can know
-    assert not owners.is_alive(store, "nobody")
+    assert owners.is_owner_alive(store, "d")  # nobody here can know
+    assert not owners.is_owner_alive(store, "nobody")
 
 
 def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monkeypatch):
@@ -150,11 +150,11 @@ def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monk
     def looking_meanwhile(descriptor):
         if not seen:
             seen.append("first")
-            seen.append(owners.is_alive(store, "a"))
+            seen.append(owners.is_owner_alive(store, "a"))
         return lives(descriptor)
 
     monkeypatch.setattr(owners, "_lives_without_lock", looking_meanwhile)
-    assert not owners.is_alive(store, "a")
+    assert not owners.is_owner_alive(store, "a")
     assert seen == ["first", False]
     assert not path.exists()
 
@@ -162,7 +162,7 @@ def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monk
 def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
     """Its lock file can be read, but neither written nor removed; a living one's lock is seen all the same."""
     store = tmp_path / "s.sqlite"
-    path, living = lock_file(store, "a", start="17", is_locked=True), owners.Owner(store)
+    path, living = lock_file(store, "a", start="17", is_locked=True), owners.ProcessLock(store)
     really_open = os.open
 
     def opening(path, flags, *mode, **more):
@@ -176,9 +176,9 @@ def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", opening)
         patch.setattr(Path, "unlink", refused)
-        assert not owners.is_alive(store, "a")
-        assert list(owners.dead_owners(store, ["a", living.name])) == ["a"]
-        assert owners.is_alive(store, living.name)
+        assert not owners.is_owner_alive(store, "a")
+        assert list(owners.find_dead_owners(store, ["a", living.name])) == ["a"]
+        assert owners.is_owner_alive(store, living.name)
     assert path.exists()
     living.close()
 
@@ -188,7 +188,7 @@ def test_where_there_are_no_locks_the_living_keep_their_claims(tmp_path, monkeyp
         monkeypatch.setattr(owners, name, lambda _: True)
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
-        assert isinstance(other.reserve(b"k", "t", 100, 1000), Elsewhere)
+        assert isinstance(other.reserve(b"k", "t", 100, 1000), ClaimedElsewhere)
 
 
 def test_an_owner_whose_file_was_taken_for_a_dead_ones_takes_another_name(tmp_path, monkeypatch):
@@ -202,9 +202,9 @@ def test_an_owner_whose_file_was_taken_for_a_dead_ones_takes_another_name(tmp_pa
         return try_lock(descriptor)
 
     monkeypatch.setattr(owners, "try_lock", removing_first)
-    owner = owners.Owner(tmp_path / "s.sqlite")
+    owner = owners.ProcessLock(tmp_path / "s.sqlite")
     assert [path.name for path in tmp_path.glob("*.lock")] == [f"s.sqlite.{owner.name}.lock"]
-    assert owners.is_alive(tmp_path / "s.sqlite", owner.name)
+    assert owners.is_owner_alive(tmp_path / "s.sqlite", owner.name)
     owner.close()
     assert len(removed) == 1
 
