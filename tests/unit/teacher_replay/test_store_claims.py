@@ -129,7 +129,7 @@ def lock_file(store, name, **said):
 
 def test_a_number_that_another_process_has_now_does_not_keep_the_dead_alive(tmp_path):
     """This process lives under the number that the file names: by its lock, and by its start, it is another one."""
-    store, start = tmp_path / "s.sqlite", owners._start_of(os.getpid())
+    store, start = tmp_path / "s.sqlite", owners._process_start(os.getpid())
     by_lock = lock_file(store, "a", start=start, is_locked=True)
     assert not owners.is_owner_alive(store, "a")
     assert not by_lock.exists()
@@ -145,7 +145,7 @@ def test_a_number_that_another_process_has_now_does_not_keep_the_dead_alive(tmp_
 def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monkeypatch):
     store, seen = tmp_path / "s.sqlite", []
     path = lock_file(store, "a", start="17", is_locked=True)
-    lives = owners._lives_without_lock
+    lives = owners._is_alive_without_lock
 
     def looking_meanwhile(descriptor):
         if not seen:
@@ -153,7 +153,7 @@ def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monk
             seen.append(owners.is_owner_alive(store, "a"))
         return lives(descriptor)
 
-    monkeypatch.setattr(owners, "_lives_without_lock", looking_meanwhile)
+    monkeypatch.setattr(owners, "_is_alive_without_lock", looking_meanwhile)
     assert not owners.is_owner_alive(store, "a")
     assert seen == ["first", False]
     assert not path.exists()
