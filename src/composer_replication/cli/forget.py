@@ -133,7 +133,11 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     remaining = {conversation_id for conversation_id, _, _ in links} - chosen
     answers = replayed.count_answers(run, remaining, chosen)
     # A teacher cache that cannot be read is deleted as a whole.
-    derived = [name for name in existing if name not in replayed.CLEANED_ARTEFACTS or (name == replayed.STORE and answers is None)]
+    derived = [
+        name
+        for name in existing
+        if name not in replayed.CLEANED_ARTEFACTS or (name == replayed.STORE and answers is None)
+    ]
     num_conventions = ConventionsFile(run).num_stated_only_in(chosen)
     linked = tuple(_link_targets(run, (*derived, *_REWRITTEN)))
     # A rule of a forgotten session may be the hint of sites in other sessions. Then all sites have to be found again.

@@ -144,7 +144,12 @@ async def replay_trace(
         results[state, teacher] = result
 
     report = await replay(
-        states, resolved_teachers, max_total_usd, options=replay_options, on_result=store_result, reports_calls_over_cap=False
+        states,
+        resolved_teachers,
+        max_total_usd,
+        options=replay_options,
+        on_result=store_result,
+        reports_calls_over_cap=False,
     )
     if why := report.given_up or report.stopped:
         num_kept_back = report.counts.get(AFTER_STOP, 0)

@@ -133,7 +133,7 @@ def _read(
     price = _parse_price(spec) or prices.get(slug)
     if price is None:
         fix = "Run `crf teachers` to look up prices, or set input_per_mtok and output_per_mtok."
-        raise InputError(explain(f"price of {slug}", got=None, expected="a price, for the spending cap", fix=fix))
+        raise InputError(explain(f"price of {slug}", got="none", expected="a price, for the spending cap", fix=fix))
     # The key for one endpoint is sent to another address only if the user requested that explicitly.
     default = (base_url or OPENROUTER).rstrip("/")
     may_send_key = bool(key_name) or address == OPENROUTER or (api_key is not None and address == default)

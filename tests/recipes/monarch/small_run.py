@@ -15,7 +15,7 @@ PRICES = {"a/one": (1.0, 2.0), "b/two": (1.0, 2.0)}
 BATCHES = 3
 
 
-def settings_of(folder: Path, url: str, **changes: Any) -> Any:
+def read_settings(folder: Path, url: str, **changes: Any) -> Any:
     from composer_replication.envs.student import student_folder
     from composer_replication.recipes.monarch.policy_trainer import LossSettings
     from composer_replication.recipes.monarch.run import BatchSettings, RunSettings
@@ -61,7 +61,7 @@ def main() -> None:
     def tell(_run: Any, pids: dict[str, int]) -> None:
         (folder / "pids.json").write_text(json.dumps(pids), encoding="utf-8")
 
-    asyncio.run(train(settings_of(folder, url), tell))
+    asyncio.run(train(read_settings(folder, url), tell))
 
 
 if __name__ == "__main__":

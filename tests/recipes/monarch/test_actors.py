@@ -27,7 +27,7 @@ from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer  #
 from composer_replication.recipes.monarch.rewarder import RewarderSettings  # noqa: E402
 from composer_replication.recipes.monarch.run import SupervisedActor  # noqa: E402
 from recipes.monarch.recorded import recorded_settings, save_recorded  # noqa: E402
-from recipes.monarch.small_run import BATCHES, PRICES, settings_of, train  # noqa: E402
+from recipes.monarch.small_run import BATCHES, PRICES, read_settings, train  # noqa: E402
 from recipes.recorded_steps import ITERATIONS, recorded_steps, start_weights, weight_sums  # noqa: E402
 
 ROLES = {"trainer", "generator", "rewarder", "teacher_pool"}
@@ -63,7 +63,7 @@ def last_state(folder: Path) -> dict[str, torch.Tensor]:
 @pytest.fixture(scope="module")
 def undisturbed(server, tmp_path_factory) -> Ended:
     folder = tmp_path_factory.mktemp("undisturbed")
-    records, deaths = asyncio.run(train(settings_of(folder, server.base_url)))
+    records, deaths = asyncio.run(train(read_settings(folder, server.base_url)))
     return Ended(records, deaths, last_state(folder))
 
 
@@ -112,7 +112,7 @@ def test_every_actor_is_killed_in_turn_and_the_weights_are_the_same(server, tmp_
         for actor in run.actors.values():
             actor.on_event = watch
 
-    records, deaths = asyncio.run(train(settings_of(tmp_path, server.base_url), prepare))
+    records, deaths = asyncio.run(train(read_settings(tmp_path, server.base_url), prepare))
     assert killed.keys() == ROLES
     assert deaths == dict.fromkeys(ROLES, 1)
     assert records == undisturbed.records

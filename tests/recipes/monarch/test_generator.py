@@ -16,7 +16,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, InputError, StaleArtefactError
 from composer_replication.recipes.monarch import generator as sampling
 from composer_replication.recipes.monarch.generator import Generator, GeneratorSettings
-from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings, reward_rows
+from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings, make_reward_rows
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights
 from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, sampled_runs
 from recipes.monarch.tiny_policies import save_tiny
@@ -107,7 +107,7 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
         turns = [each.completion_ids[run.start : run.end] for run in sampled_runs(each)]
         assert len(turns) > 1
         assert text == "\n".join(decode(ids, skip_special_tokens=True) for ids in turns)
-    known = reward_rows(kept, rows)
+    known = make_reward_rows(kept, rows)
     assert all(set(each["info"]) == {"files_worth"} and each["messages"] for each in known)
     maker = BatchBuilder(MODEL, BatchSettings(num_generations=2))
     found = maker.find_sites(kept, 0)

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.recipes.monarch import tensor_file as shared_weights
-from composer_replication.recipes.monarch.tensor_file import forget_shared_memory, shared_memory_folder
+from composer_replication.recipes.monarch.tensor_file import remove_shared_memory_note, shared_memory_folder
 
 
 @pytest.fixture
@@ -29,7 +29,7 @@ def test_a_killed_run_finds_its_folder_again(run):
     assert mode(folder) == 0o700
     assert mode(run / "shared_memory.json") == 0o600
     assert shared_memory_folder(run) == folder
-    forget_shared_memory(run)
+    remove_shared_memory_note(run)
     assert shared_memory_folder(run) != folder
 
 

@@ -14,7 +14,7 @@ from refusals import refusal
 PRICES = {"a/one": (1.0, 2.0), "b/two": (1.0, 2.0)}
 
 
-def settings_of(server, folder, **changes):
+def read_settings(server, folder, **changes):
     teachers = tuple(
         {"slug": slug, "input_per_mtok": price[0], "output_per_mtok": price[1], "base_url": server.base_url}
         for slug, price in PRICES.items()
@@ -41,7 +41,7 @@ def server(monkeypatch):
 
 
 def test_a_pool_started_anew_asks_nobody_twice_and_knows_what_is_spent(server, tmp_path):
-    settings = settings_of(server, tmp_path)
+    settings = read_settings(server, tmp_path)
     pairs = asyncio.run(TeacherPool(settings).pairs(states(3)))
     assert [each["state_id"] for each in pairs] == ["s0::1", "s1::1", "s2::1"]
     assert all(each["rejected"] == "I give up." and each["n_teachers_agreeing"] == 2 for each in pairs)
@@ -53,10 +53,10 @@ def test_a_pool_started_anew_asks_nobody_twice_and_knows_what_is_spent(server, t
 
 
 def test_the_cap_holds_over_all_pools_of_a_folder(server, tmp_path):
-    first = TeacherPool(settings_of(server, tmp_path))
+    first = TeacherPool(read_settings(server, tmp_path))
     asyncio.run(first.replay(states(2)))
     spent = asyncio.run(first.spent())["spent_usd"]
-    second = TeacherPool(settings_of(server, tmp_path, max_total_usd=spent))
+    second = TeacherPool(read_settings(server, tmp_path, max_total_usd=spent))
     assert len(asyncio.run(second.replay(states(4)))) == 4  # the answers that are there, and no new ones
     assert asyncio.run(second.spent()) == {"spent_usd": spent, "unknown_usd": 0.0, "max_total_usd": spent}
 

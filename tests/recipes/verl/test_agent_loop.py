@@ -26,7 +26,7 @@ SCRIPTS = [
 def test_sites_are_those_the_script_states(script: Scripted) -> None:
     output = run_loop(script.turns, script.question)
     found = {(site["turn_id"], site["kind"]) for site in sites_of(output)}
-    wanted = [each for each in script.sites if each.is_taught]
+    wanted = [each for each in script.sites if each.has_teacher]
     for site in wanted:
         assert {turn for turn, kind in found if kind in site.kinds} >= {assistant_id(site.turn)}, (found, site)
     assert len(found) == len(wanted), found

@@ -14,11 +14,11 @@ from verl.utils import tensordict_utils
 
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.errors import AlignmentError, ConfigError, InputError
-from composer_replication.recipes.verl.channel_loss import EngineChannels, settings_of
+from composer_replication.recipes.verl.channel_loss import EngineChannels, read_settings
 from composer_replication.recipes.verl.columns import (
     PAIRS,
     ReplayPair,
-    column_of,
+    read_column,
     read_pairs,
     read_sites,
     row_ids,
@@ -37,7 +37,7 @@ def found_in(data: Any) -> list[tuple[int, ...]]:
     """Every site of a batch: its tokens in its own row's ids, and its hinted ids."""
     return sorted(
         (turn.start, turn.end, turn.teacher_start, *ids[turn.start : turn.end], *turn.teacher_ids.tolist())
-        for text, ids in zip(column_of(data, SITES), row_ids(data), strict=True)
+        for text, ids in zip(read_column(data, SITES), row_ids(data), strict=True)
         for turn in read_sites(text, ids)
     )
 
@@ -75,7 +75,7 @@ def test_recorded_sites_come_back_from_every_place_verl_carries_them_to(number: 
 def test_what_verls_queue_keeps_in_one_mapping_is_found_too() -> None:
     batch = recorded_batches()[0]
     data = step_data(data_proto(batch))
-    texts = column_of(data, SITES)
+    texts = read_column(data, SITES)
     del data[SITES]
     assert found_in(data) == []
     fields = [{SITES: text, "turn_scores": []} for text in texts]
@@ -132,17 +132,17 @@ def test_a_padded_batch_has_no_rows_to_read() -> None:
 
 def test_rows_without_the_column_have_no_sites() -> None:
     proto = data_proto(recorded_batches()[0], with_sites=False)
-    assert column_of(step_data(proto), SITES) == [None] * 8
+    assert read_column(step_data(proto), SITES) == [None] * 8
     proto.non_tensor_batch[SITES] = np.array([None] * 8, dtype=object)
     assert found_in(step_data(proto)) == []
 
 
 def test_settings_are_strict() -> None:
-    assert settings_of({"composer": {"alpha_sdpo": 0.2}}) == EngineChannels(alpha_sdpo=0.2)
+    assert read_settings({"composer": {"alpha_sdpo": 0.2}}) == EngineChannels(alpha_sdpo=0.2)
     with refusal(ConfigError, what="composer", got="['alpha']", expected="alpha_sdpo"):
-        settings_of({"composer": {"alpha": 0.2}})
+        read_settings({"composer": {"alpha": 0.2}})
     with refusal(ConfigError, what="composer", got="None"):
-        settings_of({})
+        read_settings({})
     for wrong in ({"live_share": 1.5}, {"teacher_top_k": 0}, {"sdpo_wrapper": "taid"}, {"anneal": "cosine"}):
         with pytest.raises(InputError):
             EngineChannels(**wrong)  # type: ignore[arg-type]

@@ -15,8 +15,8 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import ConfigError
 from composer_replication.recipes.verl import agent_loop, registered, trainer
-from composer_replication.recipes.verl.agent_loop import options_of
-from composer_replication.recipes.verl.channel_loss import settings_of
+from composer_replication.recipes.verl.agent_loop import read_rollout_options
+from composer_replication.recipes.verl.channel_loss import read_settings
 from composer_replication.recipes.verl.trainer import ComposerWorker
 from recipes.verl.scripted_server import CONFIGS, load_config
 from refusals import refusal
@@ -50,9 +50,9 @@ def test_a_size_passes_verls_own_checks(name: str) -> None:
 @pytest.mark.parametrize("name", SIZES)
 def test_a_size_has_our_settings(name: str) -> None:
     parts = load_config(name).actor_rollout_ref
-    settings = settings_of(parts)
+    settings = read_settings(parts)
     assert (settings.alpha_sdpo, settings.live_share, settings.sdpo_jsd_beta) == (0.1, 0.01, 1.0)
-    options = options_of(parts)
+    options = read_rollout_options(parts)
     assert options.placement == "before_turn"
     longest = parts.rollout.prompt_length + parts.rollout.response_length
     assert options.max_teacher_length is not None
@@ -99,7 +99,7 @@ def test_a_wrong_name_is_an_error_before_any_process_starts() -> None:
     with open_dict(config):
         config.actor_rollout_ref.composer_sites.where = "anywhere"
     with refusal(ConfigError, what="composer_sites", got="['where']"):
-        options_of(config.actor_rollout_ref)
+        read_rollout_options(config.actor_rollout_ref)
 
 
 def test_verls_own_command_composes_a_size() -> None:
@@ -124,4 +124,4 @@ def test_verls_own_command_composes_a_size() -> None:
     text = done.stdout[done.stdout.index("model_engine:") :]
     printed = OmegaConf.create(text)
     assert printed.trainer.v1.trainer_mode == trainer.MODE
-    assert settings_of(printed.actor_rollout_ref).teacher_top_k == 256
+    assert read_settings(printed.actor_rollout_ref).teacher_top_k == 256

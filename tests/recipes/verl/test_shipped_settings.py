@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from composer_replication.recipes.verl.channel_loss import ChannelLoss, EngineChannels, settings_of
+from composer_replication.recipes.verl.channel_loss import ChannelLoss, EngineChannels, read_settings
 from composer_replication.recipes.verl.engine import StepChannels
 from recipes.plain_losses import Losses, gradients, load_start, plain_grpo, relative_gap
 from recipes.recorded_steps import Batch, fixed_batch
@@ -65,7 +65,7 @@ def test_the_shipped_values_make_the_step_of_the_formulas(
     monkeypatch: pytest.MonkeyPatch, temperature: float | None, own_temperature: float | None
 ) -> None:
     shipped = load_config("composer_1_gpu").actor_rollout_ref
-    settings = settings_of(shipped)
+    settings = read_settings(shipped)
     if own_temperature is not None:
         settings = replace(settings, sdpo_temperature=own_temperature)
     assert (settings.sdpo_jsd_beta, shipped.actor.use_dynamic_bsz, shipped.model.use_remove_padding) == (

@@ -10,7 +10,7 @@ from composer_replication.recipes.verl.channel_loss import (
     VALUES,
     ChannelLoss,
     EngineChannels,
-    TaughtRows,
+    TeacherRows,
     _concatenate,
     _teacher_rows,
     divergence_rows,
@@ -36,7 +36,7 @@ def teacher_logits(row):
 
 
 def taught_row(row, options, dtype):
-    """As `taught_rows` puts a row's turns together."""
+    """As `run_teacher` puts a row's turns together."""
     parts, first = [], 0
     for start, end in TURNS[row]:
         turn = ErringTurn(start, end, torch.zeros(1), 0, "kind", "hint", "turn")
@@ -131,6 +131,6 @@ def test_a_teacher_that_gave_its_best_entries_alone_has_the_tail_that_they_leave
     turn = ErringTurn(1, 5, torch.zeros(1), 0, "kind", "hint", "turn")
     whole = _teacher_rows(turn, teacher, settings())
     assert whole.tail_N1 is not None
-    alone = TaughtRows(whole.position_N, whole.ids_NK, whole.logprobs_NK)
+    alone = TeacherRows(whole.position_N, whole.ids_NK, whole.logprobs_NK)
     found, wanted = (divergence_rows(student, each, beta=1.0, temperature=1.0) for each in (alone, whole))
     torch.testing.assert_close(found, wanted)

@@ -57,7 +57,7 @@ def test_each_process_makes_its_attempts_once_whoever_comes_between(tmp_path, nu
 
 
 def test_a_wait_for_another_process_names_it_and_ends(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(ask, "_SAID_AFTER_S", 0.05)
+    monkeypatch.setattr(ask, "_WARN_AFTER_S", 0.05)
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         assert isinstance(other.reserve(b"k", "t", 700, 10_000), int)
         client = Failing()
@@ -82,8 +82,8 @@ def all_but_reserved(tmp_path):
 
 
 def test_room_that_another_process_holds_is_waited_for_once_for_all_requests(tmp_path, monkeypatch, caplog):
-    monkeypatch.setattr(ask, "_LONGEST_LOOK_S", 0.05)
-    monkeypatch.setattr(ask, "_SAID_AFTER_S", 0.1)
+    monkeypatch.setattr(ask, "_MAX_POLL_S", 0.05)
+    monkeypatch.setattr(ask, "_WARN_AFTER_S", 0.1)
     one, other, _ = all_but_reserved(tmp_path)
     client = Failing()
     with one, other:
@@ -102,7 +102,7 @@ def test_room_that_another_process_holds_is_waited_for_once_for_all_requests(tmp
 
 
 def test_the_wait_for_room_begins_again_when_the_other_process_makes_progress(tmp_path, monkeypatch):
-    monkeypatch.setattr(ask, "_LONGEST_LOOK_S", 0.02)
+    monkeypatch.setattr(ask, "_MAX_POLL_S", 0.02)
     one, other, intent = all_but_reserved(tmp_path)
     client = Failing()
     with one, other:

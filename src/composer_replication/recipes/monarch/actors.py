@@ -1,10 +1,11 @@
-"""The four actors: shells that Monarch can spawn, around classes that need no Monarch.
+"""The four actors: wrappers that Monarch can spawn, around classes that do not need Monarch.
 
-Every endpoint is async, because Monarch refuses a class that mixes sync and async ones. Long work runs in a thread so
-that the process can still answer its supervisor; an actor nevertheless does one thing at a time. Arguments and results
-are small, because Monarch pickles them between the processes of a host. Tensors go through files and shared memory.
+Every endpoint is async, because Monarch rejects classes that mix sync and async endpoints. Long work runs in a thread,
+so that the process can answer its supervisor; an actor still handles one call at a time. Arguments and results are
+small, because Monarch pickles them between processes. Tensors are passed in files and shared memory.
 
-Without Monarch these classes can be imported and inspected; creating one raises an error that says what to install.
+Without Monarch, these classes can be imported and inspected; creating an instance raises an error that says what to
+install.
 """
 
 from __future__ import annotations
@@ -36,7 +37,7 @@ def _undecorated(method: Any) -> Any:
     return method
 
 
-# Chosen at import time: the base class and the decorator are needed as soon as the actors below are defined.
+# Chosen at import time, because the definitions of the actors below need the base class and the decorator.
 _Actor: Any = _MissingMonarch
 _endpoint: Any = _undecorated
 if available("monarch"):
@@ -46,7 +47,7 @@ if available("monarch"):
 
 
 class _Process(_Actor):
-    """Base of the four actors: reports its role and process id."""
+    """Base class of the four actors, which reports role and process id."""
 
     backend = "monarch"
     role = ""
@@ -63,7 +64,7 @@ class TrainerActor(_Process):
 
     def __init__(self, settings: TrainerSettings) -> None:
         super().__init__()
-        # Imported in the actor's process: the caller should not load torch and transformers to name an actor.
+        # Imported in the actor's process, so that the caller need not load torch and transformers.
         from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer
 
         self._work = PolicyTrainer(settings)
@@ -80,7 +81,7 @@ class TrainerActor(_Process):
 
 
 class GeneratorActor(_Process):
-    """The actor that samples rollouts, with the newest weights or with a given version (`generator`)."""
+    """The actor that samples rollouts with the newest weights or with a specific version (`generator`)."""
 
     role = "generator"
 
@@ -99,7 +100,7 @@ class GeneratorActor(_Process):
 
 
 class RewarderActor(_Process):
-    """The actor that computes rewards with verifiers' protocol (`rewarder`)."""
+    """The actor that computes rewards with the protocol of verifiers (`rewarder`)."""
 
     role = "rewarder"
 
@@ -113,7 +114,7 @@ class RewarderActor(_Process):
     async def score(
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
-        """Return the reward of each completion; `rows` hold what else is known about each of them."""
+        """Return the reward of each completion; `rows` are the columns of each, as arguments for reward functions."""
         return await self._work.score(completions, rows=rows)
 
 
@@ -130,12 +131,12 @@ class TeacherPoolActor(_Process):
 
     @_endpoint
     async def replay(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-        """Return every teacher's answer at every state, or fewer if the spending cap is reached."""
+        """Return every teacher's answer in every state, or fewer if the spending cap is reached."""
         return await self._work.replay(states)
 
     @_endpoint
     async def pairs(self, states: Sequence[TraceState]) -> list[DPOPair]:
-        """Return DPO pairs: the answer that the teachers agree on (chosen) against the student's (rejected)."""
+        """Return DPO pairs of the answer on which the teachers agree (chosen) and the student's answer (rejected)."""
         return await self._work.pairs(states)
 
     @_endpoint

@@ -1,9 +1,9 @@
-"""Rollouts for the generator's actor: completions of numbered batches, sampled with a given version of the weights.
+"""Sample the rollouts of numbered batches with a specific version of the weights.
 
-Without `GeneratorSettings.episodes` a rollout is one answer to its prompt. With it, a rollout is a conversation with an
-environment, played by the package's own rollout loop. Tokens are sampled by vLLM if it is installed and there is a GPU,
-otherwise by a transformers model. Both samplers read weights from shared memory and are seeded per call, so a process
-that was restarted gives the same answer to the same request (with vLLM: on the same hardware and with the same batch).
+Without `GeneratorSettings.episodes`, a rollout is one answer to its prompt; otherwise it is a conversation with an
+environment, played by this package's own rollout loop. Tokens are sampled by vLLM if it is installed and there is a
+GPU, otherwise by a transformers model. Both samplers load weights from shared memory and are seeded per call, so a
+restarted process gives the same answer to the same request (with vLLM: on the same hardware and in the same batch).
 """
 
 from __future__ import annotations
@@ -27,13 +27,13 @@ from composer_replication.trainer.rollouts.sites import Rollout, sampled_runs, s
 
 Row = Mapping[str, Any]
 Prompt = str | Sequence[Mapping[str, Any]] | Row
-"""A text, a list of messages, or a row with the key `prompt` that holds one of the two."""
+"""A text, a list of messages, or a row whose `prompt` is one of the two."""
 
 
 class _RolloutEpisode(Talk, Protocol):
-    """A conversation with an environment, as created by the function `GeneratorSettings.episodes`.
+    """A conversation with an environment, created by the function that `GeneratorSettings.episodes` names.
 
-    Optional attributes: `tools` (schemas), `columns` (what the environment reports, for reward functions), `signals`.
+    Optional attributes: `tools` (schemas), `columns` (reports of the environment, for reward functions), `signals`.
     """
 
     prompt_ids: list[int]
@@ -68,7 +68,7 @@ class Generator:
     def __init__(self, settings: GeneratorSettings) -> None:
         self.settings = settings
         self._tokenizer: Any = load_tokenizer(settings.model)
-        # Episodes need the rollout loop of this package, which runs on a transformers model only.
+        # Episodes need the rollout loop of this package, which runs only on transformers models.
         engine: EngineName = "transformers" if settings.episodes else settings.engine
         self.sampler = _make_sampler(
             engine,
@@ -80,7 +80,7 @@ class Generator:
         )
         self._episodes: Callable[..., Sequence[_RolloutEpisode]] | None = None
         if settings.episodes:
-            self._episodes = function_named(settings.episodes, what="episodes")
+            self._episodes = load_function(settings.episodes, what="episodes")
         self._shared = SharedWeights(settings.weights)
         self._version: int | None = None
         self._calls = 0
@@ -88,16 +88,16 @@ class Generator:
     def rollout(
         self, prompts: Sequence[Prompt], *, batch_id: int | None = None, version: int | None = None
     ) -> list[str]:
-        """Return the text that the policy wrote for each prompt, its turns joined by newlines.
+        """Return the text that the policy wrote for each prompt, with newlines between its turns.
 
-        `batch_id` saves the rollouts as those of this batch. `version` selects the weights; None is the newest version.
-        The samples depend only on the weights, the seed, the batch and the position in it.
+        With `batch_id` the rollouts are saved as those of that batch. `version` selects the weights; None is the newest
+        version. Samples depend only on the weights, the seed, the batch and the position in it.
         """
         self._load(version)
         self._calls += 1
-        # Without a batch number repeated calls should differ, so the seed counts them.
+        # Without a batch number, repeated calls should differ, so the seed depends on their count.
         seed_text = f"{self.settings.seed}:{f'call {self._calls}' if batch_id is None else batch_id}"
-        rows = [_row(prompt) for prompt in prompts]
+        rows = [_to_row(prompt) for prompt in prompts]
         if not rows:
             raise InputError(explain("prompts", got="none", expected="at least one"))
         rollouts, columns = (
@@ -110,13 +110,13 @@ class Generator:
         return [self._policy_text(rollout) for rollout in rollouts]
 
     def _policy_text(self, rollout: Rollout) -> str:
-        """Return the text of the policy's own turns: a reward must not judge the environment's answers."""
+        """Return the text of the policy's own turns, without the environment's answers."""
         turns = [list(rollout.completion_ids[run.start : run.end]) for run in sampled_runs(rollout)]
         return "\n".join(str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in turns)
 
     def _load(self, version: int | None) -> None:
         if version is None:
-            # Without versions (before the first publish) the model keeps its initial weights.
+            # Before the first version is published, the model keeps its initial weights.
             version = max(self._shared.versions(), default=None)
         if version is not None and version != self._version:
             self.sampler.load(self._shared, version)
@@ -125,7 +125,7 @@ class Generator:
     def _answer_prompts(self, rows: Sequence[Row], seed_text: str) -> tuple[list[Rollout], list[Row]]:
         settings = self.settings
         prompts = [self._prompt_ids(row["prompt"]) for row in rows]
-        # 6 bytes: a seed that every sampler can take as a non-negative int64.
+        # 6 bytes, so that every sampler accepts the seed as a non-negative int64.
         seed = int.from_bytes(hashlib.sha256(seed_text.encode()).digest()[:6], "big")
         completions = self.sampler.sample(
             prompts, max_tokens=settings.max_completion_length, temperature=settings.temperature, seed=seed
@@ -171,12 +171,12 @@ class Generator:
     def _prompt_ids(self, prompt: Any) -> list[int]:
         if isinstance(prompt, str):
             return list(self._tokenizer(prompt)["input_ids"])
-        # Rendered to text first, because the template already contains the special tokens.
+        # Rendered to text first, because the template already adds the special tokens.
         text = self._tokenizer.apply_chat_template(list(prompt), add_generation_prompt=True, tokenize=False)
         return list(self._tokenizer(text, add_special_tokens=False)["input_ids"])
 
 
-def _row(prompt: Prompt) -> Row:
+def _to_row(prompt: Prompt) -> Row:
     row = prompt if isinstance(prompt, Mapping) else {"prompt": prompt}
     if not row.get("prompt"):
         raise InputError(explain("prompt", got=repr(prompt)[:80], expected="a text, messages, or a row with `prompt`"))
@@ -184,9 +184,9 @@ def _row(prompt: Prompt) -> Row:
 
 
 def _check_sampled(sampled: Sequence[int], max_tokens: int, number: int) -> None:
-    """Raise if the policy sampled tokens beyond the first `max_tokens`.
+    """Raise InputError if the policy sampled tokens beyond the first `max_tokens`.
 
-    Such turns would influence the reward, through the messages and the environment, without being trained on.
+    They would influence the reward, through the messages and the environment, without being trained on.
     """
     if num_beyond := sum(sampled[max_tokens:]):
         fix = "Stop the episode when its `ids` have max_completion_length tokens after the prompt."
@@ -204,13 +204,13 @@ class _Sampler(Protocol):
     name: str
 
     def load(self, shared: SharedWeights, version: int) -> None:
-        """Sample with this version of the weights from now on."""
+        """Load a version of the weights for all further samples."""
         ...
 
     def sample(
         self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
     ) -> list[list[int]]:
-        """Return a completion of each prompt, including the end token if it was sampled."""
+        """Return one completion per prompt, including the end token if it was sampled."""
         ...
 
 
@@ -220,7 +220,7 @@ class _TransformersSampler:
     name = "transformers"
 
     def __init__(self, model: str, tokenizer: Any, *, device: str, dtype: str) -> None:
-        # eval(), because dropout would change the sampling distribution.
+        # eval() turns off dropout, which would change the sampling distribution.
         self.model = load_model(model, what="model", dtype=getattr(torch, dtype)).to(device).eval()
         self._tokenizer, self._device, self._generator = tokenizer, device, RolloutGenerator()
 
@@ -231,14 +231,14 @@ class _TransformersSampler:
         self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
     ) -> list[list[int]]:
         end, pad = self._tokenizer.eos_token_id, self._tokenizer.pad_token_id
-        # Padding is masked, so a tokenizer without a pad token can use the end token.
+        # Padding is masked, so the end token can replace a missing pad token.
         pad = end if pad is None else pad
         width = max(map(len, prompts))
         # Prompts are padded on the left, so that all completions begin in the same column.
         ids = torch.tensor([[pad] * (width - len(row)) + row for row in prompts], device=self._device)
         mask = torch.tensor([[0] * (width - len(row)) + [1] * len(row) for row in prompts], device=self._device)
         torch.manual_seed(seed)
-        # Plain sampling, without top-k, top-p or a repetition penalty: the loss assumes the model's own probabilities.
+        # Without top-k, top-p or a repetition penalty, because the loss assumes the model's own probabilities.
         output_ids = self._generator.generate(
             self.model,
             input_ids=ids,
@@ -264,14 +264,14 @@ class _TransformersSampler:
 class VllmSampler:
     """A sampler that runs vLLM in this process and replaces its weights in place.
 
-    It uses the same vLLM calls as TRL 1.16 and is tested against a fake with these signatures. It has not been run with
-    vLLM itself.
+    It uses the same vLLM calls as TRL 1.16 and is tested against a fake with their signatures, but has not been run
+    with vLLM itself.
     """
 
     name = "vllm"
 
     def __init__(self, model: str, tokenizer: Any, *, dtype: str, seed: int, memory_share: float = 0.4) -> None:
-        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # otherwise the weights live in another process
+        os.environ.setdefault("VLLM_ENABLE_V1_MULTIPROCESSING", "0")  # otherwise the weights are in another process
         import vllm
 
         self._vllm, self._end = vllm, tokenizer.eos_token_id
@@ -296,8 +296,8 @@ class VllmSampler:
     def sample(
         self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
     ) -> list[list[int]]:
-        # One seed per request: vLLM seeds every request separately, so with a shared seed the equal prompts of a GRPO
-        # group would all get the same answer.
+        # One seed per request: vLLM seeds every request separately, so with a shared seed the identical prompts of a
+        # GRPO group would all get the same answer.
         settings = [
             self._vllm.SamplingParams(
                 n=1,
@@ -319,7 +319,7 @@ class VllmSampler:
 def _make_sampler(
     engine: EngineName, model: str, tokenizer: Any, *, device: str, dtype: str, seed: int
 ) -> _TransformersSampler | VllmSampler:
-    """Return a sampler for this engine; `auto` prefers vLLM if it can run."""
+    """Create a sampler; `auto` uses vLLM if it can run."""
     obstacle = "" if available("vllm") else "vllm is not installed"
     obstacle = obstacle or ("" if torch.cuda.is_available() else "no GPU")
     if engine == "vllm" and obstacle:
@@ -335,16 +335,16 @@ def _cut_after_end(ids: list[int], end: int) -> list[int]:
 
 
 def _empty_model(model: str) -> Any:
-    """Return an uninitialized model of the same architecture on the CPU, as a buffer to load a version into."""
+    """Return an uninitialized model of the same architecture on the CPU, as a buffer for a version of the weights."""
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(load_config(model, what="model"), trust_remote_code=False)
 
 
-def function_named(name: str, *, what: str) -> Callable[..., Any]:
+def load_function(name: str, *, what: str) -> Callable[..., Any]:
     """Import and return the function named by `package.module:function`.
 
-    Settings carry names instead of functions, so that no code is pickled: each actor imports what it runs.
+    Settings contain names instead of functions, so that no code is pickled: each actor imports the function itself.
     """
     fix = "The actor's process must be able to import it: install it, or add its folder to PYTHONPATH."
     target = load_object(name, what=what, fix=fix, error_class=InputError)

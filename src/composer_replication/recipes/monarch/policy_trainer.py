@@ -1,18 +1,20 @@
-"""Optimizer steps on numbered batches, each exactly once, even if processes are killed in between.
+"""Run optimizer steps on numbered batches, each exactly once, even if processes are killed in between.
 
     batches/batch-000003.safetensors       the batch of outer step 3
     steps/000003.json                      the metrics of outer step 3
     checkpoints/state-000004.safetensors   weights and optimizer after outer steps 0 to 3
-    start.json                             which weights the run began with
+    start.json                             the initial weights of the run
     shared memory: version 4               the same weights as the checkpoint, for the generator
 
-An outer step is all optimizer steps on one batch. It is recorded, then checkpointed, then published. After a restart
-the trainer loads the last checkpoint and trains again on the later batches; for an earlier batch it returns the
-record. A step uses no random numbers except from its own seed, so the weights come out the same.
+An outer step consists of all optimizer steps on one batch. It is recorded, then checkpointed, then published. After a
+restart the trainer loads the last checkpoint and repeats the later batches; for an earlier batch it returns the record.
+A step draws random numbers only from its own seed, so repeating it gives the same weights.
 
-The loss is that of the other engines (`loss.grpo`, `rollouts.hint_distillation`, `objective.compose`):
+The loss is the same as in the other engines (`loss.grpo`, `rollouts.hint_distillation`, `objective.compose`):
 
     total = grpo + alpha * sdpo + beta_replay * replay
+
+Shape suffixes: B rows, T tokens of prompt and completion, C tokens of the completion, N sampled tokens, H hidden size.
 """
 
 from __future__ import annotations
@@ -64,10 +66,10 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """What an optimizer step computes.
+    """The loss of an optimizer step.
 
     `is_clip` is the upper bound of channel 2's importance weights; None turns them off. `rows_at_once` splits a batch
-    into micro-batches of this many rows, to save memory; it must divide the batch.
+    into micro-batches of this many rows to save memory; the batch size must be a multiple of it.
     """
 
     knobs: LossKnobs = field(default_factory=lambda: LossKnobs(beta_replay=0.0))
@@ -83,7 +85,7 @@ class LossSettings:
         check_choice(self.loss_type, LOSS_TYPES, "loss_type")
         check_positive(self.temperature, "temperature")
         if self.knobs.sdpo_wrapper == "taid":
-            fix = "Use the TRL trainer for TAID: this trainer has no schedule for its target."
+            fix = "Use the TRL trainer for TAID: this trainer does not schedule TAID's target."
             raise InputError(explain("sdpo_wrapper", got="taid", expected="none or entropy_opd", fix=fix))
 
 
@@ -91,8 +93,8 @@ class LossSettings:
 class TrainerSettings:
     """Settings of the trainer. `folder` is the run's folder, `weights` the one in shared memory.
 
-    `total_steps` counts optimizer steps, for annealing. `live_share` is the live policy's share of the teacher's
-    logits; the rest is the initial model's: 0.01 is the trust-region teacher, 1.0 a live teacher, 0.0 a frozen one.
+    `total_steps` is the number of optimizer steps, for annealing. `live_share` is the weight of the live policy in the
+    teacher's logits; the rest is the initial model. 0.01 is a trust-region teacher, 1.0 a live one, 0.0 a frozen one.
     """
 
     model: str
@@ -121,7 +123,7 @@ class TrainerSettings:
         check_unit_interval(self.live_share, "live_share")
 
     def alpha_at(self, step: int) -> float:
-        """Return the weight of channel 2 in the optimizer step after `step` finished ones."""
+        """Return the weight of channel 2 in the optimizer step after `step` completed steps."""
         return annealed(self.loss.knobs.alpha_sdpo, self.anneal, step=step, total_steps=self.total_steps)
 
 
@@ -146,18 +148,18 @@ class PolicyTrainer:
         self.num_batches = 0
         self._check_initial_weights()
         self._restore()
-        # Even if this version exists: a killed process may have left it, and its content is not checked.
+        # Even if this version exists, because a killed process may have written it and its content is not checked.
         self.shared.publish(self.model, self.num_batches)
 
     def train_outer_step(self, batch_id: int) -> dict[str, Any]:
-        """Train on a batch and return its record; if it was trained on before, only return the record."""
+        """Train on a batch unless that has been done before, and return its record."""
         if type(batch_id) is not int or batch_id < 0:
             raise InputError(explain("batch_id", got=repr(batch_id), expected="a batch number, 0 or more"))
         if batch_id < self.num_batches:
             return json.loads(self._record_path(batch_id).read_text(encoding="utf-8"))
         for number in range(
             self.num_batches, batch_id
-        ):  # batches after the last checkpoint, lost with a killed process
+        ):  # batches after the last checkpoint, which were lost with a killed process
             self._train_and_save(number)
         return self._train_and_save(batch_id)
 
@@ -178,19 +180,19 @@ class PolicyTrainer:
             got = f"version {batch.weights_version} of the weights, without their log-probs"
             expected = f"version {number}, or old_logprobs"
             raise StaleArtefactError(explain(f"batch {number} was sampled with", got=got, expected=expected))
-        # Seeded per batch: a step that is repeated after a restart draws the same random numbers.
+        # Seeded per batch, so that a step that is repeated after a restart draws the same random numbers.
         torch.manual_seed(settings.seed + number)
         steps: list[dict[str, Any]] = []
         for iteration in range(settings.num_iterations):
             num_finished = number * settings.num_iterations + iteration
             metrics, logprobs_BC = self._optimize(batch, settings.alpha_at(num_finished))
             steps.append({"step": num_finished + 1, **metrics})
-            if batch.old_logprobs is None:  # the next iteration no longer has the weights that sampled
+            if batch.old_logprobs is None:  # in the next iteration the sampling weights are gone
                 batch = replace(batch, old_logprobs=logprobs_BC)
         return {"batch_id": number, "weights_version": number + 1, "steps": steps}
 
     def _optimize(self, batch: StepBatch, alpha: float) -> tuple[dict[str, Any], Tensor]:
-        """Run one optimizer step. Returns its metrics, and the log-probs of the sampled tokens before it."""
+        """Run one optimizer step. Returns its metrics, and the log-probs of the sampled tokens before the step."""
         settings, totals = self.settings, batch_totals(batch, self.settings.loss)
         self._optimizer.zero_grad(set_to_none=True)
         terms: list[StepTerms] = []
@@ -203,7 +205,7 @@ class PolicyTrainer:
         norm = torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.max_grad_norm)
         # Checked before the optimizer step, so that a NaN gradient never reaches the weights.
         if not bool(torch.isfinite(norm)):
-            fix = "The weights are those before this step. Lower learning_rate, or look for the cause in this batch."
+            fix = "The weights are unchanged. Lower learning_rate, or look for the cause in this batch."
             raise NonFiniteError(explain("gradient norm", got=float(norm), expected="a finite number", fix=fix))
         self._optimizer.step()
         return _step_metrics(terms, alpha, float(norm)), torch.cat([term.logprobs_BC for term in terms])
@@ -214,7 +216,7 @@ class PolicyTrainer:
         return [WeightedTeacher(model, coefficient) for model, coefficient in shares if coefficient > 0]
 
     def _copy_initial_model(self) -> nn.Module | None:
-        """Return a copy of the initial model, for the teacher and for DPO pairs, or None if neither needs it."""
+        """Copy the initial model for the teacher and for DPO pairs; return None if neither needs it."""
         knobs = self.settings.loss.knobs
         for_hints = knobs.alpha_sdpo > 0 and self.settings.live_share < 1
         # SimPO needs no reference.
@@ -237,7 +239,7 @@ class PolicyTrainer:
     def _save(self) -> None:
         tensors: dict[str, Tensor] = {}
         for name, parameter in self.model.named_parameters():
-            # One file holds both, so weights and optimizer can never be of different steps.
+            # One file for both, so that weights and optimizer can never belong to different steps.
             tensors[f"weight.{name}"] = parameter
             moments: dict[str, Tensor] = self._optimizer.state[parameter]
             tensors |= {f"{moment}.{name}": moments[moment] for moment in _MOMENTS if moment in moments}
@@ -249,9 +251,9 @@ class PolicyTrainer:
             path.unlink()
 
     def _check_initial_weights(self) -> None:
-        """Check that the run began with these weights, because its batches were sampled with them or their successors.
+        """Check that the run began with these weights, from which those that sampled its batches descend.
 
-        A folder in which nothing was sampled yet may begin with any weights.
+        A run without samples may begin with any weights.
         """
         path, digest = self.folder / "start.json", weights_digest(self.model)
         start = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -264,7 +266,7 @@ class PolicyTrainer:
             fix = "Resume with the model and dtype that the run began with, or start a new run in another folder."
             got = f"the weights of {self.settings.model} ({digest[:12]})"
             expected = (
-                f"those of {start['model']} ({start['weights'][:12]}), with which its {sampled_folders[0]} were made"
+                f"those of {start['model']} ({start['weights'][:12]}), with which its {sampled_folders[0]} were created"
             )
             raise StaleArtefactError(explain(f"initial weights of {self.folder}", got=got, expected=expected, fix=fix))
         self.shared.remove_versions()
@@ -295,10 +297,10 @@ class PolicyTrainer:
 
 
 def _step_metrics(terms: list[StepTerms], alpha: float, norm: float) -> dict[str, Any]:
-    """Return the sums over the micro-batches. A channel that ran in none of them gets no metric."""
+    """Return the sums over micro-batches. A channel that ran in none of them gets no metric."""
     metrics: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
     for name in ("total", "grpo", "sdpo", "replay"):
-        # A micro-batch without items of a channel has None, which is not counted as 0.
+        # None means that the micro-batch has no items of this channel, which is not the same as 0.
         values = [float(value.detach()) for term in terms if (value := getattr(term, name)) is not None]
         if values:
             metrics[f"loss/{name}"] = sum(values)
@@ -326,25 +328,27 @@ class StepTerms(NamedTuple):
 
 
 class BatchTotals(NamedTuple):
-    """The totals of a whole batch that its micro-batches are normalized by."""
+    """The totals of a whole batch by which its micro-batches are normalized."""
 
     num_micro_batches: int
     num_sampled_tokens: int
-    num_taught_tokens: int
+    num_target_tokens: int
 
 
 def batch_totals(batch: StepBatch, settings: LossSettings) -> BatchTotals:
-    """Return the totals of a batch. Raises if `rows_at_once` does not divide its rows."""
+    """Return the totals of a batch. Raises InputError unless the number of rows is a multiple of `rows_at_once`."""
     rows = batch.completion_ids.shape[0]
     size = settings.rows_at_once or rows
     if size < 1 or rows % size:
-        raise InputError(explain("rows_at_once", got=f"{size} for {rows} rows", expected="a divisor of the batch"))
-    num_taught_tokens = sum(turn.end - turn.start for turns in batch.sites for turn in turns)
-    return BatchTotals(rows // size, int(batch.loss_mask.sum()), num_taught_tokens)
+        raise InputError(
+            explain("rows_at_once", got=f"{size} for {rows} rows", expected="a divisor of the number of rows")
+        )
+    num_target_tokens = sum(turn.end - turn.start for turns in batch.sites for turn in turns)
+    return BatchTotals(rows // size, int(batch.loss_mask.sum()), num_target_tokens)
 
 
 def split_batch(batch: StepBatch, totals: BatchTotals) -> Iterator[StepBatch]:
-    """Yield the micro-batches, each with its slice of rows. All pairs go with the first one."""
+    """Yield the micro-batches, each with its slice of rows. The first one gets all pairs."""
     size = batch.completion_ids.shape[0] // totals.num_micro_batches
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages", "sites")
     for number in range(totals.num_micro_batches):
@@ -367,7 +371,7 @@ def step_terms(
 
     Without `old_logprobs` the current weights are those that sampled the batch, so every ratio is 1.
     """
-    head = head_of(model, batch.input_ids[:1])  # runs the decoder once, so before channel 2 captures its output
+    head = head_of(model, batch.input_ids[:1])  # runs the decoder once, hence before channel 2 captures its output
 
     def policy() -> tuple[Tensor, Tensor, float]:
         logprobs_BC = completion_logprobs(model, batch, settings.temperature, head)
@@ -399,14 +403,14 @@ def completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float, 
     The LM head runs only on the rows that predict them.
     """
     head = head or head_of(model, batch.input_ids[:1])
-    # Sampling divided the logits by the temperature, and the ratios need log-probs of the same distribution.
+    # Sampling divided the logits by the temperature, and the ratios need log-probs under the same distribution.
     scaled_head = replace(head, scale=head.scale / temperature)
     body: Any = decoder_of(causal_lm_of(model))
     hidden_BTH: Tensor = body(
         input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state
     width, mask_BC = batch.completion_ids.shape[1], batch.loss_mask
-    # One position to the left: the hidden state of a token predicts the next one.
+    # One position to the left, because the hidden state of a token predicts the next token.
     rows_NH = in_head_dtype(hidden_BTH[:, -width - 1 : -1][mask_BC], head)
     logprobs_N = linear_token_logprobs(rows_NH, scaled_head, batch.completion_ids[mask_BC])
     return torch.zeros(mask_BC.shape, dtype=logprobs_N.dtype, device=mask_BC.device).index_put(
@@ -422,9 +426,9 @@ def _with_channel_2(
     teachers: Sequence[WeightedTeacher] | None,
     policy: Callable[[], tuple[Tensor, Tensor, float]],
 ) -> tuple[tuple[Tensor, Tensor, float], Tensor | None]:
-    """Return the terms of `policy`, and channel 2 on the hidden states of the same forward pass.
+    """Return the result of `policy`, and channel 2 on the hidden states of the same forward pass.
 
-    Channel 2 is computed even when its annealed weight has reached 0.
+    Channel 2 is computed even if its annealed weight has reached 0.
     """
     knobs = settings.knobs
     placed = None
@@ -434,9 +438,9 @@ def _with_channel_2(
     if placed is None:
         return policy(), None
     options = channel_options(
-        model, knobs, denominators={"sdpo_jsd": float(totals.num_taught_tokens)}, sdpo_teachers=teachers
+        model, knobs, denominators={"sdpo_jsd": float(totals.num_target_tokens)}, sdpo_teachers=teachers
     )
-    # Only batches sampled by other weights need importance weights.
+    # Only batches sampled with other weights need importance weights.
     importance = None
     if batch.old_logprobs is not None and settings.is_clip is not None:
         importance = ImportanceSampling(batch.old_logprobs, settings.temperature, settings.is_clip)
@@ -446,7 +450,7 @@ def _with_channel_2(
 
 
 def _channel_3(model: nn.Module, batch: StepBatch, knobs: LossKnobs) -> Tensor | None:
-    """Return channel 3, or None without pairs. The response mask is empty, so channel 1 contributes nothing here."""
+    """Return channel 3, or None without pairs. The response mask is empty, so channel 1 does not contribute."""
     if not batch.pairs or not knobs.beta_replay:
         return None
     ids = batch.pairs["dpo_chosen_input_ids"][:1]

@@ -1,13 +1,13 @@
-"""Reward functions with verifiers' protocol, for the rewarder's actor, and the teacher pool.
+"""Compute rewards with the protocol of verifiers, and ask a pool of teachers.
 
-A reward function is plain or async. It names what it needs in its signature, and receives these arguments:
+A reward function is plain or async. Its parameters select among these arguments:
 
     completion  the text that the policy wrote         trace  the rollout: `last_reply`, `messages`, `info`
     prompt      the prompt of the completion           task   the row of the data set, its values as attributes
-    info        what the environment reported          or any column of the row or of `info` by name (`answer`, ...)
+    info        the report of the environment          or any column of the row or of `info` by name (`answer`, ...)
 
-It returns a number, or a mapping of numbers, which are summed. A weight set with `@vf.reward(weight=...)` is applied;
-without it the weight is 1. verifiers itself need not be installed.
+It returns a number, or a mapping of numbers, which are summed. The weight is the one set with
+`@vf.reward(weight=...)`, by default 1. verifiers itself need not be installed.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ from typing import Any
 
 from composer_replication.errors import InputError, NonFiniteError, explain
 from composer_replication.messages import content_text
-from composer_replication.recipes.monarch.generator import function_named
+from composer_replication.recipes.monarch.generator import load_function
 from composer_replication.teacher_replay import extract_dpo_pairs
 from composer_replication.teacher_replay.ledger import TeacherStore
 from composer_replication.teacher_replay.replay import ReplayOptions, replay_trace
@@ -40,7 +40,7 @@ class RewarderSettings:
     rewards: tuple[str, ...]
 
     def __post_init__(self) -> None:
-        if not self.rewards or isinstance(self.rewards, str):  # a string would be read letter by letter
+        if not self.rewards or isinstance(self.rewards, str):  # a string would be iterated letter by letter
             raise InputError(
                 explain("rewards", got=repr(self.rewards), expected="a tuple of names of reward functions")
             )
@@ -48,7 +48,7 @@ class RewarderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class Trace:
-    """What reward functions can read about a rollout, with the field names of verifiers' own record."""
+    """A rollout as reward functions see it, with the field names of verifiers' own record."""
 
     task: Any
     last_reply: str
@@ -60,12 +60,12 @@ class Rewarder:
     """Computes rewards of completions, one completion after the other."""
 
     def __init__(self, settings: RewarderSettings) -> None:
-        self._functions = [function_named(name, what="reward") for name in settings.rewards]
+        self._functions = [load_function(name, what="reward") for name in settings.rewards]
 
     async def score(
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
-        """Return the reward of each completion; `rows` hold its columns, its `info` and its `messages`, if known."""
+        """Return the reward of each completion; `rows` contain its columns, `info` and `messages` if known."""
         completion_rows = [{} for _ in completions] if rows is None else rows
         if len(completion_rows) != len(completions):
             got = f"{len(completion_rows)} rows for {len(completions)} completions"
@@ -77,12 +77,12 @@ class Rewarder:
 
     async def _score(self, completion: str, row: Mapping[str, Any], index: int) -> float:
         info: Mapping[str, Any] = row.get("info") or {}
-        # verifiers passes the task as an object, so that rewards can write `task.answer`.
+        # verifiers passes the task as an object, so that reward functions can use `task.answer`.
         task = SimpleNamespace(**{str(name): value for name, value in row.items()})
-        # Without messages the completion counts as the only answer of the conversation.
+        # Without messages, the completion is taken as the only answer of the conversation.
         messages = row.get("messages") or [{"role": "assistant", "content": completion}]
         trace = Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
-        # Later entries win: a column called `info` or `trace` must not replace the arguments of the protocol.
+        # Later entries win, so that a column named `info` or `trace` cannot replace an argument of the protocol.
         arguments = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
         total = 0.0
         for function in self._functions:
@@ -102,7 +102,7 @@ def _last_reply(messages: Sequence[Mapping[str, Any]]) -> str:
 
 async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any]) -> float:
     parameters = inspect.signature(function).parameters.values()
-    # `*args` and `**kwargs` name no column, so they receive none.
+    # `*args` and `**kwargs` name no column.
     named_parameters = [
         parameter for parameter in parameters if parameter.kind not in (parameter.VAR_KEYWORD, parameter.VAR_POSITIONAL)
     ]
@@ -113,18 +113,18 @@ async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any])
     ]
     name = getattr(function, "__name__", repr(function))
     if missing:
-        fix = "Add these columns to the rows, or give the parameters defaults."
+        fix = "Add these columns to the rows, or give the parameters default values."
         got = f"parameters without a column: {missing}"
         raise InputError(explain(f"reward {name}", got=got, expected=f"parameters among {sorted(columns)}", fix=fix))
     value: Any = function(
         **{parameter.name: columns[parameter.name] for parameter in named_parameters if parameter.name in columns}
     )
-    # Also true for a plain function that returns a coroutine.
+    # A plain function may return a coroutine too.
     if inspect.isawaitable(value):
         value = await value
     if isinstance(value, Mapping):
         return sum(float(number) for number in value.values())
-    # float("1.5") would work, but a text is most likely a bug of the reward.
+    # float("1.5") would work, but a string is most likely a bug of the reward function.
     if value is None or isinstance(value, str):
         raise InputError(explain(f"reward {name}", got=repr(value), expected="a number, or a mapping of numbers"))
     return float(value)
@@ -132,7 +132,7 @@ async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any])
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherPoolSettings:
-    """Which teachers to query, and the spending cap. API keys are read from the environment, never passed along."""
+    """The teachers to query, and the spending cap. API keys are read from the environment and never passed on."""
 
     folder: str
     teachers: tuple[TeacherSpec, ...]
@@ -146,11 +146,10 @@ class TeacherPoolSettings:
 
 
 class TeacherPool:
-    """Teachers behind one spending cap, which is enforced across restarts.
+    """Teachers with one spending cap, which is enforced across restarts.
 
-    Costs are reserved before a request is sent and stored on disk with the answers (`teacher_replay`). A pool that was
-    killed and restarted does not request an answer twice, and reservations of requests that were in flight count as
-    spent.
+    Costs are reserved on disk before a request is sent, and stored with the answers (`teacher_replay`). A pool that was
+    killed and restarted does not request an answer twice, and requests that were in flight count as spent.
     """
 
     def __init__(self, settings: TeacherPoolSettings) -> None:
@@ -158,22 +157,22 @@ class TeacherPool:
         self._store = Path(settings.folder) / "teachers.sqlite"
 
     async def replay(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-        """Return every teacher's answer at every state, or fewer if the spending cap is reached."""
+        """Return every teacher's answer in every state, or fewer if the spending cap is reached."""
         settings = self.settings
         options = ReplayOptions(cache=self._store, max_concurrency=settings.max_concurrency)
         return await replay_trace(list(states), settings.teachers, settings.max_total_usd, options=options)
 
     async def pairs(self, states: Sequence[TraceState]) -> list[DPOPair]:
-        """Return DPO pairs: the answer that enough teachers agree on against the student's."""
+        """Return DPO pairs of the answer on which enough teachers agree and the student's answer."""
         answers = await self.replay(states)
         return extract_dpo_pairs(states, answers, self.settings.agreement_threshold)
 
     async def spent(self) -> dict[str, Any]:
-        """Return the costs so far, summed over all processes that used this store."""
+        """Return the costs so far of all processes that used this store."""
         with TeacherStore(self._store) as store:
             meter = store.meter()
         return {
-            # `spent` is billed; `unknown` was reserved for requests whose cost was never learned.
+            # `spent` was billed; `unknown` was reserved for requests whose cost is unknown.
             "spent_usd": to_dollars(meter.spent),
             "unknown_usd": to_dollars(meter.unknown),
             "max_total_usd": self.settings.max_total_usd,

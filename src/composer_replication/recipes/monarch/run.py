@@ -1,9 +1,9 @@
 """A training run on one host: prompts to rollouts to rewards to a batch to new weights, with four actors.
 
-Everything that the actors exchange is a numbered file in the run's folder or a version of the weights in shared memory,
-and every endpoint may be called twice with the same arguments. So any of the actors can be killed at any moment, and
-this program too: started again in the same folder, it resumes from the last checkpoint. Rollouts and training take
-turns, so the weights that sample a batch are the weights that are trained on it.
+Actors exchange only numbered files in the run's folder and versions of the weights in shared memory, and every endpoint
+is idempotent. So any actor can be killed at any time, and so can this program: started again in the same folder, it
+resumes from the last checkpoint. Rollouts and training alternate, so the weights that sample a batch are those that are
+trained on it.
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ from composer_replication.recipes.monarch.tensor_file import (
     SavedRollouts,
     SharedWeights,
     StepBatch,
-    forget_shared_memory,
+    remove_shared_memory_note,
     shared_memory_folder,
 )
 from composer_replication.trainer.rollouts.hint_distillation import ErringTurnFinder, ErringTurns
@@ -61,9 +61,9 @@ __all__ = ["ActorRun", "RunSettings"]
 class RunSettings:
     """Settings of a run.
 
-    `model` is a folder or a name on the hub. `folder` holds everything that must survive a crash. `trainer` and
-    `generator` are further fields of `TrainerSettings` and `GeneratorSettings`. Without `teachers` there is no teacher
-    pool and no channel 3.
+    `model` is a folder or a name on the hub. `folder` contains everything that must survive a crash. `trainer` and
+    `generator` are additional fields of `TrainerSettings` and `GeneratorSettings`. Without `teachers` there is neither
+    a teacher pool nor channel 3.
     """
 
     model: str
@@ -90,7 +90,7 @@ class RunSettings:
 
 
 class ActorRun:
-    """The actors of a run, while it is entered: `async with ActorRun(settings, rows) as run: await run.train()`."""
+    """A run with its actors. Use it as `async with ActorRun(settings, rows) as run: await run.train()`."""
 
     def __init__(
         self, settings: RunSettings, rows: Sequence[Mapping[str, Any]], *, on_event: OnEvent | None = None
@@ -112,8 +112,8 @@ class ActorRun:
     @property
     def actors(self) -> dict[str, SupervisedActor]:
         """The actors by role."""
-        all_four = (self.trainer, self.generator, self.rewarder, self.teachers)
-        return {actor.role: actor for actor in all_four if actor is not None}
+        actors = (self.trainer, self.generator, self.rewarder, self.teachers)
+        return {actor.role: actor for actor in actors if actor is not None}
 
     async def __aenter__(self) -> ActorRun:
         return self
@@ -123,18 +123,18 @@ class ActorRun:
     ) -> None:
         for actor in self.actors.values():
             await actor.stop()
-        # Only after a normal exit or an exception; after a kill the next start finds and reuses the folder.
+        # Not reached after a kill; then the next start finds and reuses the folder.
         self.shared.remove()
-        forget_shared_memory(self._folder)
+        remove_shared_memory_note(self._folder)
 
     async def train(self) -> list[dict[str, Any]]:
-        """Train on all remaining batches, and return the record of each."""
-        await asyncio.gather(*(actor.pid() for actor in self.actors.values()))  # start all processes at the same time
+        """Train on all remaining batches, and return their records."""
+        await asyncio.gather(*(actor.pid() for actor in self.actors.values()))  # starts all processes concurrently
         num_trained = await self.trainer.call("num_batches")
         return [await self.step(number) for number in range(num_trained, self.settings.num_batches)]
 
     async def step(self, number: int) -> dict[str, Any]:
-        """Make batch `number` unless it exists, train on it, and return its record."""
+        """Create batch `number` unless it exists, train on it, and return its record."""
         if not StepBatch.exists(self._folder / "batches", number):
             await self._make_batch(number)
         record = await self.trainer.call("train_outer_step", number)
@@ -144,12 +144,12 @@ class ActorRun:
     async def _make_batch(self, number: int) -> None:
         rows, counts_before = self._prompt_rows(number), self._builder.counts.copy()
         texts = await self.generator.call("rollout", rows, batch_id=number, version=number)
-        # The file has the tokens of the rollouts, while the endpoint returns only texts.
+        # The file contains the tokens of the rollouts; the endpoint returns only their texts.
         saved_rollouts = SavedRollouts.load(self._folder / "rollouts", number)
-        rewards = await self.rewarder.call("score", texts, rows=reward_rows(saved_rollouts, rows))
+        rewards = await self.rewarder.call("score", texts, rows=make_reward_rows(saved_rollouts, rows))
         found_sites = self._builder.find_sites(saved_rollouts, number)
         pairs: list[Any] = []
-        # Only erring turns are sent to teachers, since requests cost money.
+        # Only erring turns are sent to teachers, because requests cost money.
         if self.teachers is not None and (states := self._builder.states(saved_rollouts, found_sites)):
             pairs = await self.teachers.call("pairs", states)
         batch = self._builder.batch(saved_rollouts, rewards, found_sites, pairs)
@@ -163,10 +163,10 @@ class ActorRun:
             "counts": dict(self._builder.counts - counts_before),
         }
         atomic_write_json(self._outcome_path(number), outcome)
-        batch.save(self._folder / "batches", number)  # last, since an existing batch counts as complete
+        batch.save(self._folder / "batches", number)  # last, because an existing batch counts as complete
 
     def _prompt_rows(self, number: int) -> list[dict[str, Any]]:
-        """Return the rows of a batch, cycling through the data set; each is repeated for every rollout of its group."""
+        """Return the rows of a batch, cycling through the data set; each is repeated `num_generations` times."""
         count, group = self.settings.prompts_per_batch, self.settings.batch.num_generations
         numbers = [(number * count + offset) % len(self._rows) for offset in range(count)]
         return [dict(self._rows[index]) for index in numbers for _ in range(group)]
@@ -181,7 +181,7 @@ class ActorRun:
 
     def _trainer_settings(self) -> TrainerSettings:
         options = dict(self.settings.trainer)
-        # The annealing schedule spans the whole run unless the settings say otherwise.
+        # By default the annealing schedule spans the whole run.
         steps = self.settings.num_batches * options.get("num_iterations", 1)
         return TrainerSettings(**self._locations(), loss=self.settings.loss, **{"total_steps": steps, **options})
 
@@ -203,7 +203,7 @@ class ActorRun:
 
 logger = logging.getLogger(__name__)
 MESH_PREFIX = "composer_"
-"""The prefix of our mesh names, by which `survive_faults` recognizes faults of our processes."""
+"""The prefix of our mesh names, by which the fault hook recognizes faults of our processes."""
 _LOGGER_PREFIX = "logger-"
 """Monarch's prefix for the meshes of loggers."""
 OnEvent = Callable[[str, str], None]
@@ -212,14 +212,14 @@ OnEvent = Callable[[str, str], None]
 
 @dataclass
 class SupervisedActor:
-    """An actor in a process of its own, which is restarted when it dies.
+    """An actor in a separate process, which is restarted when it dies.
 
     Monarch checks its processes every ten seconds (HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s makes it one second).
-    A call to a dead process raises SupervisionError, whether it died before the call or during it: `call` then starts a
-    new process and repeats the call. An exception inside an endpoint raises ActorError and leaves the process alive;
-    that is a bug, so it is raised.
+    A call to a process that died before or during the call raises SupervisionError; `call` then starts a new process
+    and repeats the call. An exception inside an endpoint raises ActorError and leaves the process alive; it is a bug,
+    so it is raised.
 
-    More than `max_deaths` deaths in a row without an answer end the run, since a process that dies of its settings
+    More than `max_deaths` consecutive deaths without an answer end the run, because a process that dies of its settings
     would die again and again.
     """
 
@@ -237,9 +237,9 @@ class SupervisedActor:
         return self.actor_class.role
 
     async def call(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
-        """Return the endpoint's answer, from the current process or from its replacement."""
+        """Call an endpoint of the current process, or of its replacement if it has died; return the answer."""
         supervision_error = _supervision_error()
-        while True:  # until it answers; `_record_death` raises after too many deaths
+        while True:  # `_record_death` raises after too many deaths
             actor = self._spawn_if_needed()
             self._notify("call")
             try:
@@ -266,8 +266,8 @@ class SupervisedActor:
     def _spawn_if_needed(self) -> Any:
         if self._actor is None:
             monarch = require("monarch.actor", extra="monarch")
-            survive_faults()
-            # One process on this host; "gpus" is Monarch's name for the dimension, and needs no GPU.
+            install_fault_hook()
+            # One process on this host; "gpus" is just Monarch's name for the dimension and needs no GPU.
             name = f"{MESH_PREFIX}{self.role}"
             self._mesh = monarch.this_host().spawn_procs(per_host={"gpus": 1}, name=name)
             self._actor = self._mesh.spawn(name, self.actor_class, self.settings)
@@ -282,7 +282,7 @@ class SupervisedActor:
         self._notify("death")
         logger.warning("%s died during %s and is restarted: %s", self.role, endpoint, _first_line(error))
         if self._consecutive_deaths > self.max_deaths:
-            fix = "Its output and Monarch's log say why. Fix the cause and start the run again: it resumes."
+            fix = "See its output and Monarch's log for the cause. Fix it and start the run again: it resumes."
             got = f"{self._consecutive_deaths} deaths without an answer, the last: {error}"
             raise RunError(explain(f"actor {self.role}", got=got, expected="an answer", fix=fix)) from error
 
@@ -291,11 +291,11 @@ class SupervisedActor:
             self.on_event(event, self.role)
 
 
-def survive_faults() -> None:
-    """Keep Monarch from ending the program when one of our processes dies; other faults go to the previous hook.
+def install_fault_hook() -> None:
+    """Keep Monarch from ending the program when one of our processes dies; pass other faults to the previous hook.
 
-    The logger of each process is a mesh too, and its name does not say whose it is. Its faults are ignored: the fault
-    of the process itself follows.
+    The logger of each process is a mesh too, with a name that does not identify the process. Faults of loggers are
+    ignored, because the fault of the process itself follows.
     """
     monarch: Any = require("monarch.actor", extra="monarch")
     previous_hook = monarch.unhandled_fault_hook
@@ -308,7 +308,7 @@ def survive_faults() -> None:
             return
         previous_hook(failure)
 
-    # Marked, so that a second call does not wrap our own hook again.
+    # Marked, so that a second call does not wrap our own hook.
     hook._is_composer_hook = True  # pyright: ignore[reportFunctionMemberAccess]
     monarch.unhandled_fault_hook = hook
 
@@ -323,7 +323,7 @@ def _first_line(error: Exception) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class BatchSettings:
-    """How rollouts become a batch.
+    """Settings for building batches from rollouts.
 
     The `num_generations` rollouts of a prompt are adjacent. Pairs longer than `max_pair_tokens` are dropped.
     """
@@ -335,9 +335,9 @@ class BatchSettings:
 
 
 class BatchBuilder:
-    """Builds the batches that the trainer reads: advantages, error sites, and pairs of the teachers.
+    """Builds batches for the trainer: advantages, error sites, and the teachers' pairs.
 
-    `counts` says how many sites and pairs were used or dropped, and why.
+    `counts` counts the sites and pairs that were used, and those that were dropped by reason.
     """
 
     def __init__(self, model: str, settings: BatchSettings) -> None:
@@ -356,12 +356,12 @@ class BatchBuilder:
             replace_by_unrelated_hints(self._sites, found_sites, seed=str(number))
         for rollout_sites, rollout in zip(found_sites, saved.rollouts, strict=True):
             self.counts.update(rollout_sites.counts)
-            if not is_parsed(rollout, sampled_runs(rollout)):  # without parsed messages its failures cannot be seen
+            if not is_parsed(rollout, sampled_runs(rollout)):  # without parsed messages, failures cannot be found
                 self.counts["dropped:messages_are_not_the_turns"] += 1
         return found_sites
 
     def states(self, saved: SavedRollouts, found_sites: Sequence[ErringTurns]) -> list[TraceState]:
-        """Return the states before the erring turns, for the teachers, without duplicates."""
+        """Return the states before the erring turns, deduplicated, for the teachers."""
         states: dict[str, TraceState] = {}
         for rollout, sites in zip(saved.rollouts, found_sites, strict=True):
             # One turn can have several sites.
@@ -376,7 +376,7 @@ class BatchBuilder:
         found_sites: Sequence[ErringTurns],
         pairs: Sequence[DPOPair] = (),
     ) -> StepBatch:
-        """Return the padded batch. The advantage of a rollout is its reward minus the mean of its group."""
+        """Build the padded batch. The advantage of a rollout is its reward minus the mean of its group."""
         rollouts, settings = saved.rollouts, self.settings
         if len(rewards) != len(rollouts):
             raise InputError(explain("rewards", got=len(rewards), expected=f"one for each of {len(rollouts)} rollouts"))
@@ -385,16 +385,16 @@ class BatchBuilder:
         sampled = [rollout.sampled or [1] * len(rollout.completion_ids) for rollout in rollouts]
         if settings.rollouts.only_failed_rollouts:
             found_sites = [
-                # Rollouts better than their group keep no sites: their errors did not cost them the reward.
+                # Sites are dropped in rollouts better than their group, whose errors did not cost them the reward.
                 rollout_sites if advantage <= 0 else ErringTurns(rollout_sites.sequence)
                 for rollout_sites, advantage in zip(found_sites, advantages, strict=True)
             ]
         return StepBatch(
-            prompt_ids=_padded([rollout.prompt_ids for rollout in rollouts], self._pad, at_left=True),
-            prompt_mask=_padded([[1] * len(rollout.prompt_ids) for rollout in rollouts], 0, at_left=True),
-            completion_ids=_padded([rollout.completion_ids for rollout in rollouts], self._pad),
-            completion_mask=_padded([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
-            sampled_mask=_padded(sampled, 0),
+            prompt_ids=_pad_rows([rollout.prompt_ids for rollout in rollouts], self._pad, at_left=True),
+            prompt_mask=_pad_rows([[1] * len(rollout.prompt_ids) for rollout in rollouts], 0, at_left=True),
+            completion_ids=_pad_rows([rollout.completion_ids for rollout in rollouts], self._pad),
+            completion_mask=_pad_rows([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
+            sampled_mask=_pad_rows(sampled, 0),
             advantages=advantages,
             sites=tuple(tuple(rollout_sites.turns) for rollout_sites in found_sites),
             weights_version=saved.weights_version,
@@ -406,32 +406,36 @@ class BatchBuilder:
         sides = {"chosen": [pair.chosen for pair in token_pairs], "rejected": [pair.rejected for pair in token_pairs]}
         if not token_pairs:
             return {}
-        return {f"dpo_{side}_{name}": value for side, rows in sides.items() for name, value in self._side(rows).items()}
+        return {
+            f"dpo_{side}_{name}": value
+            for side, rows in sides.items()
+            for name, value in self._side_tensors(rows).items()
+        }
 
     def _pair_ids(self, pair: DPOPair) -> PairIds | None:
-        """Return both answers as token ids, or None after counting why the pair was dropped."""
+        """Tokenize both answers; if the pair has to be dropped, count the reason and return None."""
         name = pair["state_id"]
         state = to_conversation(pair["state_messages"], conversation_id=name)
         answers = [answer_turn(pair[side], turn_id=f"{name}:{side}") for side in ("chosen", "rejected")]
         labels = {"conversation_id": name, "format_name": state.format}
-        # A text instead of ids is the reason why the answers cannot be compared.
+        # A string is the reason why the answers cannot be compared.
         ids = comparable_ids(self._renderer, state.turns, *answers, **labels)
         if not isinstance(ids, str) and max(len(side.ids) for side in ids) > self.settings.max_pair_tokens:
             ids = "pair_too_long"
         self.counts["pairs" if not isinstance(ids, str) else f"dropped:{ids}"] += 1
         return None if isinstance(ids, str) else ids
 
-    def _side(self, rows: Sequence[ResponseIds]) -> dict[str, Tensor]:
+    def _side_tensors(self, rows: Sequence[ResponseIds]) -> dict[str, Tensor]:
         answers = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
         return {
-            "input_ids": _padded([row.ids for row in rows], self._pad),
-            "attention_mask": _padded([[1] * len(row.ids) for row in rows], 0),
-            "response_mask": _padded(answers, 0),
+            "input_ids": _pad_rows([row.ids for row in rows], self._pad),
+            "attention_mask": _pad_rows([[1] * len(row.ids) for row in rows], 0),
+            "response_mask": _pad_rows(answers, 0),
         }
 
 
-def reward_rows(saved: SavedRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the columns for reward functions: those of the data set, the messages, and the environment's as `info`."""
+def make_reward_rows(saved: SavedRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Return the rows for reward functions: data set columns, messages, and the environment's columns as `info`."""
     return [
         {**row, "messages": list(rollout.messages), "info": dict(columns)}
         for row, rollout, columns in zip(rows, saved.rollouts, saved.columns, strict=True)
@@ -442,7 +446,7 @@ def _state(rollout: Rollout, turn_id: str) -> TraceState:
     conversation = conversation_of(rollout, sampled_runs(rollout))
     turn = next(candidate for candidate in conversation.turns if candidate.id == turn_id)
     number, end = 0, 0
-    # Turn ids count assistant messages, so the n-th one is looked up.
+    # Turn ids count assistant messages.
     for index, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             if assistant_id(number) == turn_id:
@@ -460,7 +464,7 @@ def _state(rollout: Rollout, turn_id: str) -> TraceState:
     )
 
 
-def _padded(rows: Sequence[Sequence[int]], value: int, *, at_left: bool = False) -> Tensor:
+def _pad_rows(rows: Sequence[Sequence[int]], value: int, *, at_left: bool = False) -> Tensor:
     width = max(map(len, rows))
     paddings = [[value] * (width - len(row)) for row in rows]
     padded = [[*padding, *row] if at_left else [*row, *padding] for row, padding in zip(rows, paddings, strict=True)]

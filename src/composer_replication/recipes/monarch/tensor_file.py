@@ -1,7 +1,7 @@
-"""Files that pass tensors between processes: rollouts, batches, and weights in shared memory.
+"""Files of tensors that processes exchange: rollouts, batches, and weights in shared memory.
 
-Each is a safetensors file with a JSON record in its metadata. A file is renamed into place when it is complete, so a
-reader never sees half of one, even if the writer is killed.
+Each is a safetensors file with a JSON record in its metadata. A file is renamed into place when it is complete, so
+readers never see a partial file, even if the writer is killed.
 """
 
 from __future__ import annotations
@@ -36,17 +36,17 @@ _UNFINISHED = ".unfinished"
 
 
 def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, durable: bool) -> None:
-    """Write the tensors and the record; `durable` waits until they are on disk."""
+    """Write tensors and a record; with `durable`, wait until they are on disk."""
     from safetensors.torch import save_file
 
     path.parent.mkdir(parents=True, exist_ok=True)
-    # Not `atomic.staged`: safetensors writes by file name several times as fast as to bytes that are then written.
+    # Not `atomic.staged`: safetensors writes to a path several times as fast as through bytes in memory.
     unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
     try:
-        # safetensors refuses views that are not contiguous.
+        # safetensors rejects non-contiguous views.
         plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
         save_file(plain, unfinished, metadata={_RECORD: json.dumps(record, allow_nan=False)})
-        # The content before the name, so that a crash cannot leave a name without its content.
+        # Content before name, so that a crash cannot leave a name without its content.
         if durable:
             _sync(unfinished)
         unfinished.replace(path)
@@ -57,22 +57,22 @@ def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping
 
 
 def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Return copies of the tensors, and the record. Raises if the record is not of this `kind`."""
+    """Read copies of the tensors, and the record. Raises ArtefactCorruptError if the record is not of this `kind`."""
     if not path.is_file():
         raise ArtefactNotFoundError(explain(str(path), got="no such file", expected=f"a {kind}"))
     tensors, metadata = read_tensors(path)
     try:
         record: dict[str, Any] = json.loads(metadata.get(_RECORD, "{}"))
     except ValueError as error:
-        raise ArtefactCorruptError(explain(str(path), got=str(error), expected=f"a {kind}")) from error
+        raise ArtefactCorruptError(explain(str(path), got=str(error), expected=f"a file of {kind}")) from error
     if record.get("kind") != kind:
         got = f"a record of kind {record.get('kind')!r}"
-        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"a {kind}"))
+        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"a record of kind {kind!r}"))
     return tensors, record
 
 
 def numbered_files(folder: Path, stem: str) -> dict[int, Path]:
-    """Return the files `STEM-000007.safetensors` of a folder by their number, in ascending order."""
+    """Return the files `STEM-000007.safetensors` of a folder by number, in ascending order."""
     # "state-000004.safetensors" -> 4; "state-old.safetensors" is ignored.
     paths = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*.safetensors")}
     return {int(number): path for number, path in sorted(paths.items()) if number.isdigit()}
@@ -83,7 +83,7 @@ def numbered_path(folder: Path, stem: str, number: int) -> Path:
 
 
 def remove_unfinished(folder: Path) -> None:
-    """Remove what killed writers left behind. Call it only where no other process is writing."""
+    """Remove unfinished files of killed writers. Call this only while no other process is writing."""
     for path in folder.glob(f".*{_UNFINISHED}"):
         path.unlink(missing_ok=True)
 
@@ -105,7 +105,7 @@ _ROLLOUT_FIELDS = ("rollout_id", "prompt", "messages", "signals", "raised", "too
 class SavedRollouts:
     """The rollouts of a batch, in the order of their prompts.
 
-    `columns` holds what the environment reports about each rollout, for reward functions.
+    `columns` are the environment's reports about each rollout, for reward functions.
     """
 
     rollouts: Sequence[Rollout]
@@ -148,39 +148,39 @@ _SHARED_WEIGHTS_STEM, _SHARED_WEIGHTS_KIND = "weights", "weights"
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 (a memory file system on every Linux)
 
 _FOLDER_NOTE = "shared_memory.json"
-"""The file in a run's folder that says where its shared memory is."""
+"""The file in a run's folder with the path of its shared memory."""
 _PRIVATE_MODE = 0o700
 
 
 def shared_memory_folder(run: Path) -> Path:
-    """Return the folder for the versions of a run: that of an earlier start that was killed, or a new one.
+    """Return the folder for the weights of a run: that of an earlier start that was killed, or a new one.
 
-    It is in memory if the system has a memory file system, otherwise in the run's folder. Every user may create folders
-    in /dev/shm, so an earlier one is reused only if nobody else can have written to it: we would load their weights.
+    It is in memory if the system has a memory file system, otherwise in the run's folder. Every user can create folders
+    in /dev/shm, so an earlier one is reused only if no other user can have written weights to it.
     """
     note = run / _FOLDER_NOTE
     if note.is_file() and _is_private(earlier_folder := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])):
         return earlier_folder
     run.mkdir(parents=True, exist_ok=True)
     if _MEMORY_FOLDER.is_dir():
-        # mkdtemp creates the folder with mode 0700 and a name that nobody can guess.
+        # mkdtemp creates the folder with mode 0700 and an unpredictable name.
         folder = Path(tempfile.mkdtemp(prefix="composer-monarch-", dir=_MEMORY_FOLDER))
     else:
         folder = run / "weights"
         folder.mkdir(mode=_PRIVATE_MODE, exist_ok=True)
     atomic_write_json(note, {"folder": str(folder)})
-    # Whoever could rewrite the note could direct us to weights of their own.
+    # Nobody else may change the note, which could make us load other weights.
     note.chmod(0o600)
     return folder
 
 
-def forget_shared_memory(run: Path) -> None:
-    """Remove the note of where the folder is; `SharedWeights.remove` removes the folder itself."""
+def remove_shared_memory_note(run: Path) -> None:
+    """Remove the note with the folder's path; `SharedWeights.remove` removes the folder itself."""
     (run / _FOLDER_NOTE).unlink(missing_ok=True)
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether this is a real folder (not a link), ours, and closed to other users."""
+    """Whether this is a real folder (not a link) that belongs to us and is closed to other users."""
     try:
         state = folder.lstat()
     except OSError:
@@ -192,9 +192,9 @@ def _is_private(folder: Path) -> bool:
 class SharedWeights:
     """The policy's weights in shared memory. Version n holds the weights after n batches.
 
-    The trainer writes each version once, and every process of the host maps it. There is no copy on disk, and no
-    socket: as an argument of an endpoint the weights would be pickled, at tens of MB per second. A version outlives its
-    writer, so a restarted process finds it. One writer, any number of readers.
+    The trainer writes each version once, and every process of the host maps it, without a copy on disk or a socket: as
+    arguments of an endpoint the weights would be pickled, at tens of MB per second. A version outlives its writer, so a
+    restarted process finds it. There is one writer and any number of readers.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -204,9 +204,9 @@ class SharedWeights:
         return list(numbered_files(self.folder, _SHARED_WEIGHTS_STEM))
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Write a version and delete all but the one before it, which a reader may still be opening."""
+        """Write a version, and delete all earlier ones but the previous one, which a reader may still be opening."""
         self.folder.mkdir(mode=_PRIVATE_MODE, parents=True, exist_ok=True)
-        # This process is the only writer, so unfinished files are left from one that was killed.
+        # This process is the only writer, so unfinished files are from a process that was killed.
         remove_unfinished(self.folder)
         tensors = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416 (tied ones count once)
         record = {"kind": _SHARED_WEIGHTS_KIND, "version": version}
@@ -217,23 +217,23 @@ class SharedWeights:
 
     @torch.no_grad()
     def load_into(self, model: nn.Module, version: int) -> None:
-        """Copy a version into a model with the same parameters, directly from the mapped file."""
+        """Copy a version from the mapped file into a model with the same parameters."""
         from safetensors import safe_open
 
         path = numbered_path(self.folder, _SHARED_WEIGHTS_STEM, version)
         if not path.is_file():
-            fix = (
-                "The trainer publishes a version after each batch, and again when it is restarted. Check that it runs."
-            )
+            fix = "The trainer publishes a version after each batch and after a restart. Check that it is running."
             got = f"versions {self.versions()}"
             raise ArtefactNotFoundError(explain("shared weights", got=got, expected=f"version {version}", fix=fix))
         parameters = dict(model.named_parameters())
         with safe_open(str(path), framework="pt") as file:
             names = set(file.keys())
-            # All names are compared before the first copy, so a wrong model is never left half overwritten.
+            # All names are compared before the first copy, so that a wrong model is never partially overwritten.
             if names != parameters.keys():
-                got = f"{len(names ^ parameters.keys())} parameters that only one of the two has"
-                raise StaleArtefactError(explain(f"shared weights {path.name}", got=got, expected="the same model"))
+                got = f"{len(names ^ parameters.keys())} parameters that only the model or only the file has"
+                raise StaleArtefactError(
+                    explain(f"shared weights {path.name}", got=got, expected="weights of the same model")
+                )
             for name, parameter in parameters.items():
                 value = file.get_tensor(name)
                 if value.shape != parameter.shape:
@@ -247,9 +247,9 @@ class SharedWeights:
         remove_unfinished(self.folder)
 
     def remove(self) -> None:
-        """Delete all versions and their folder: shared memory is not freed when the process ends."""
+        """Delete all versions and their folder, because shared memory is not freed when the process ends."""
         self.remove_versions()
-        # Other files in the folder are not ours to delete.
+        # A folder with other files is kept.
         if self.folder.is_dir() and not any(self.folder.iterdir()):
             self.folder.rmdir()
 
@@ -263,11 +263,11 @@ _TURN_FIELDS = ("start", "end", "teacher_start", "kind", "hint", "turn_id", "wro
 class StepBatch:
     """A batch of rollouts for the trainer: prompts padded on the left, completions on the right.
 
-    It is a file because a restarted actor must find it again, and because an argument would be pickled. `sampled_mask`
-    marks the tokens that the policy sampled. `old_logprobs` (B, C) are those of the weights that sampled; None if these
-    are the weights to be trained, which `weights_version` then names. `sites` are the turns of each row that channel 2
-    trains on. `pairs` are the `dpo_*` tensors of `compose_loss`, empty without pairs; the trainer adds the reference
-    log-probs.
+    It is stored in a file so that a restarted actor finds it, and because an argument would be pickled. `sampled_mask`
+    marks the tokens that the policy sampled. `old_logprobs` (B, C) are the log-probs under the weights that sampled;
+    None if those are the weights to be trained, of version `weights_version`. `sites` are the turns of each row that
+    channel 2 trains on. `pairs` are the `dpo_*` tensors of `compose_loss`, empty without pairs; the trainer adds the
+    reference log-probs.
     """
 
     prompt_ids: Tensor
@@ -284,7 +284,7 @@ class StepBatch:
     def __post_init__(self) -> None:
         rows, width = self.completion_ids.shape
         expected = {
-            # Checked when a batch is built and when it is read, since a wrong shape could broadcast silently.
+            # Checked when a batch is built and when it is read, because a wrong shape could broadcast silently.
             "prompt_mask": self.prompt_ids.shape,
             "completion_mask": (rows, width),
             "sampled_mask": (rows, width),
@@ -323,7 +323,7 @@ class StepBatch:
             turns.append([{name: getattr(turn, name) for name in _TURN_FIELDS} for turn in row_turns])
             for index, turn in enumerate(row_turns):
                 tensors[f"site.{row}.{index}"] = turn.teacher_ids
-                # The context with a hint of another kind, if the loss subtracts its effect (the contrast).
+                # The context with an unrelated hint, if the loss subtracts its effect (the contrast).
                 if turn.wrong_ids is not None:
                     tensors[f"wrong.{row}.{index}"] = turn.wrong_ids
         record = {"kind": _STEP_BATCH_KIND, "number": number, "weights_version": self.weights_version, "sites": turns}
@@ -333,7 +333,7 @@ class StepBatch:
     def load(cls, folder: Path, number: int) -> StepBatch:
         path = numbered_path(folder, _STEP_BATCH_STEM, number)
         tensors, record = read_tensor_file(path, _STEP_BATCH_KIND)
-        # A file that was copied or renamed would train the wrong batch.
+        # Training on a copied or renamed file would use the wrong batch.
         if record["number"] != number:
             raise ArtefactCorruptError(explain(str(path), got=f"batch {record['number']}", expected=f"batch {number}"))
         sites = tuple(

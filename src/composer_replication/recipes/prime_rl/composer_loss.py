@@ -9,9 +9,9 @@ in the direction of its advantage:
     ref_kl  = sum((-keep_ref * sg(lr - lt) * r + 1e-3 * mask * (lt - li)^2) * weights),  keep_ref drops d < -0.2
 
 `alpha_sdpo` adds alpha * ref_kl, a sampled-token kl_st whose `ref_logprobs` were computed with the hint in the context.
-The engine writes a reference of exactly 0 for tokens that were not scored. They are excluded from ref_kl, which would
-otherwise pull them towards probability 1. The engine divides this loss by all rl tokens of the step. `hinted_turns`
-uses the engine's own ref_kl component instead, whose mean is over the erring tokens. Use one of the two, not both.
+Tokens that were not scored have a reference of exactly 0; they are excluded from ref_kl, which would otherwise pull
+them towards probability 1. The engine divides this loss by all rl tokens of the step. `hinted_turns` uses the engine's
+own ref_kl component instead, whose mean is over the erring tokens. Use one of the two, not both.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ from torch import Tensor
 from composer_replication.errors import InputError, ShapeError, explain
 from composer_replication.loss.rows import check_at_least_zero, check_finite_rows, in_compute_dtype, to_boolean_mask
 
-# The constants of the engine's own ref_kl component.
+# Constants of the engine's own ref_kl component.
 _REF_MASK_LOW = 0.2
 _REF_KL_TAU = 1e-3
 
@@ -101,7 +101,7 @@ def loss_fn(
 
     `beta_dpo` has no effect, because the engine's samples carry no pairs; a value other than 0 gives a warning.
     """
-    # Before any other local exists, so that it holds exactly the arguments.
+    # Read before any other local exists, so that it contains exactly the arguments.
     knobs = locals()
     for name in _KNOBS:
         check_at_least_zero(knobs[name], name)
@@ -125,7 +125,7 @@ def loss_fn(
 
 
 def _ref_kl(sample: _LossSample) -> tuple[Tensor, Tensor]:
-    """Return the engine's ref_kl with the hinted context as the reference, and the number of tokens that have one."""
+    """Return the engine's ref_kl with the hinted context as the reference, and the number of scored tokens."""
     if sample.reference is None:
         raise InputError(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")
@@ -161,7 +161,7 @@ def _read_sample(inputs: LossInputs) -> _LossSample:
         raise ShapeError(explain("inputs lengths", got=lengths, expected="the same length for all"))
     mask = to_boolean_mask(tensors.pop("loss_mask"), tensors["trainer_logprobs"][:, None], "inputs.loss_mask")
     assert mask is not None
-    # Values at masked tokens may be anything, even NaN. Setting them to 0 here keeps them out of every gradient.
+    # Values at masked tokens may be anything, even NaN. Replacing them by 0 keeps them out of every gradient.
     clean = {name: torch.where(mask, in_compute_dtype(tensor), 0.0) for name, tensor in tensors.items()}
     return _LossSample(
         trainer=clean["trainer_logprobs"],

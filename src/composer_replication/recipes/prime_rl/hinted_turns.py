@@ -1,22 +1,22 @@
 """GRPO with hints at erring turns, as an algorithm of PRIME-RL's orchestrator.
 
-The method: a group of rollouts gets GRPO's advantages, as the engine computes them. In addition, each turn in which the
-model erred is scored with a hint about its error in the context: the token ids of the rollout up to the turn, the hint
-as a message of its own, then exactly the ids that were sampled. A server's log-probs of those ids are the turn's
-reference. The trainer pulls the turn's tokens towards it (its `ref_kl` component, sampled-token KL(student ||
-teacher)). All other tokens of the rollout have weight 0 in that component.
+A group of rollouts gets GRPO's advantages, as computed by the engine. In addition, each turn in which the model erred
+is scored in a context with a hint about the error: the token ids of the rollout up to the turn, the hint as a separate
+message, then exactly the sampled ids. A server's log-probs of those ids are the turn's reference. The trainer's
+`ref_kl` component, a sampled-token KL(student || teacher), pulls the turn's tokens towards this reference; all other
+tokens of the rollout have weight 0 in it.
 
     trainer's loss = rl / rl tokens + sum over erring tokens of alpha * ref_kl / erring tokens
 
 The hooks and their callers (PRIME-RL 559b447, 21 August 2026):
 
     setup()                  the orchestrator, once per environment, before the first rollout
-    score_episode(episode)   the train sink, for each finished episode that can be trained on: scores erring turns
-    score_group(episodes)    the train sink, when a group is complete: GRPO's own, unchanged
+    score_episode(episode)   the train sink, for each finished episode that can be trained on; scores erring turns
+    score_group(episodes)    the train sink, for each complete group; GRPO's own, unchanged
 
-PRIME-RL selects algorithms by `algo.type` from a closed list, without import paths. So `register` replaces "grpo", in
-the orchestrator's process only; `start` registers the algorithm and then runs the orchestrator. Sites and hints come
-from `rollouts.sites`, with the same rules, templates, placement and checks as in our own trainer.
+PRIME-RL selects algorithms by `algo.type` from a fixed list, without import paths. So `register` replaces "grpo", only
+in the orchestrator's process; `start` registers the algorithm and then runs the orchestrator. Sites and hints come from
+`rollouts.sites`, with the same rules, templates, placement and checks as in our own trainer.
 """
 
 from __future__ import annotations
@@ -39,16 +39,16 @@ logger = logging.getLogger(__name__)
 STREAM = "ref_kl"
 """The loss component of the trainer that reads a reference; its weights are stored by this name."""
 SITES, COUNTS = "sites", "composer"
-"""Keys of a trace's `info`: the error signals of its environment, and our counts of what became of its sites."""
+"""Keys of a trace's `info`: the error signals of its environment, and our counts of its sites by outcome."""
 _LARGEST_LOGPROB = -1e-9
-"""The largest log-prob that is written: a server that is certain returns 0, which on a node means "not scored"."""
+"""The maximum log-prob that is written: a server may return 0, which on a node would mean "not scored"."""
 Score = Callable[[list[int]], Awaitable[list[float]]]
 """Returns the log-prob of each id given those before it (0 for the first), as PRIME-RL's `InferencePool.score` does."""
 
 
 @table("composer")
 class HintSettings:
-    """The options of the algorithm, in a file of their own because PRIME-RL's config has no field for them."""
+    """The options of the algorithm, in a separate file because PRIME-RL's config has no field for them."""
 
     alpha_sdpo: float = option(0.1, "Weight of channel 2 on the tokens of erring turns.", above=0)
     teacher_name: str | None = option(None, "Served name of the teacher model. Unset: the live policy.")
@@ -77,13 +77,15 @@ class HintSettings:
 
 
 class HintedTurns:
-    """Finds the erring turns of a trace, has them scored after a hint, and writes the scores to their nodes."""
+    """Finds the erring turns of a trace, requests their scores after a hint, and writes the scores to their nodes."""
 
     def __init__(self, finder: ErringTurnFinder, alpha: float, *, max_length: int | None = None) -> None:
         self._finder, self._alpha, self._max_length = finder, alpha, max_length
 
     async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
-        """Annotate all branches of one trace. Returns counts of its sites, which the trace's `info` holds too."""
+        """Annotate all branches of one trace. Returns counts of its sites, which are also stored in
+        the trace's `info`.
+        """
         counts: Counter[str] = Counter()
         hinted_nodes: set[int] = set()
         turns = [
@@ -106,18 +108,18 @@ class HintedTurns:
     def _turns_to_score(
         self, trace: Any, branch: Any, hinted_nodes: set[int], counts: Counter[str]
     ) -> Iterable[ErringTurn]:
-        """Yield the turns of a branch to score.
+        """Yield the turns of a branch that are to be scored.
 
-        A node has one reference and may be part of several branches, so only the first hint about it counts.
+        A node has one reference but may be part of several branches, so only the first hint for it counts.
         """
         rollout_sites = self._finder.find(rollout_of(trace, branch))
         counts.update(rollout_sites.counts)
         for turn in rollout_sites.turns:
-            # Not sent at all: the server would reject it.
+            # Not sent, because the server would reject it.
             if self._max_length is not None and len(turn.teacher_ids) > self._max_length:
                 counts["dropped:too_long"] += 1
                 continue
-            # Branches share the nodes before they split.
+            # Branches share the nodes before their split.
             node, _ = node_at(branch, turn)
             if id(node) in hinted_nodes or node.reference_logprobs is not None:
                 counts["dropped:turn_has_a_reference"] += 1
@@ -129,8 +131,8 @@ class HintedTurns:
 def _warn_if_too_long(turn: ErringTurn, error: BaseException) -> None:
     """Log a warning if the server rejected the ids as too long; raise any other error.
 
-    Losing one turn must not end a run. vLLM rejects with status 400 and a message about a length, which the engine's
-    client raises; other servers use 413.
+    The loss of one turn must not end a run. vLLM rejects with status 400 and a message about a length, which the
+    engine's client raises; other servers use 413.
     """
     # An error without a status, such as a lost connection, is raised too.
     status, text = getattr(error, "status_code", None), str(error).lower()
@@ -145,9 +147,9 @@ def _warn_if_too_long(turn: ErringTurn, error: BaseException) -> None:
 
 
 def rollout_of(trace: Any, branch: Any) -> Rollout:
-    """Return a root-to-leaf path of verifiers' message graph as the rollout that rules and hints read."""
+    """Convert a root-to-leaf path of verifiers' message graph to a rollout, the input of rules and hints."""
     ids, mask = branch.token_ids, branch.sampled_mask
-    # Tokens before the first sampled one are the prompt, in ids as in messages.
+    # Everything before the first sampled token is the prompt, in ids as well as in messages.
     first_sampled = mask.index(True)  # exists, since the branch can be trained on
     first_answer = next(number for number, node in enumerate(branch.nodes) if any(node.mask))
     names = {call.id: call.name for node in branch.nodes for call in getattr(node.message, "tool_calls", None) or ()}
@@ -167,10 +169,10 @@ def rollout_of(trace: Any, branch: Any) -> Rollout:
 
 
 def _message_to_dict(message: Any, names: Mapping[str, str]) -> dict[str, Any]:
-    """Return a typed message of verifiers as a mapping in the OpenAI chat format."""
+    """Convert a typed message of verifiers to a mapping in the OpenAI chat format."""
     plain: dict[str, Any] = {"role": message.role, "content": _text(message.content)}
     if message.role == "tool":
-        # Older records have no name on a result, so it is taken from the call with the same id.
+        # Results in older records have no tool name, so it is taken from the call with the same id.
         plain["name"] = getattr(message, "name", None) or names.get(message.tool_call_id, "")
     if message.role == "assistant":
         plain["reasoning_content"] = getattr(message, "reasoning_content", None) or ""
@@ -190,7 +192,7 @@ def _text(content: Any) -> str:
 
 
 def node_at(branch: Any, turn: ErringTurn) -> tuple[Any, int]:
-    """Return the node that holds a turn's tokens, and the position in the branch at which the node begins."""
+    """Return the node that contains a turn's tokens, and the node's first position in the branch."""
     begin = 0
     for node in branch.nodes:
         end = begin + len(node.token_ids)
@@ -204,13 +206,13 @@ def node_at(branch: Any, turn: ErringTurn) -> tuple[Any, int]:
 def write_reference(branch: Any, turn: ErringTurn, logprobs: Sequence[float], alpha: float) -> None:
     """Write the scores of a turn's tokens as the reference of its node, with weight alpha.
 
-    Other tokens of the node get reference and weight 0. Raises if the scores are not those of exactly the sampled
-    tokens.
+    Other tokens of the node get reference and weight 0. Raises AlignmentError unless the scores belong to exactly the
+    sampled tokens.
     """
     node, begin = node_at(branch, turn)
     positions = range(turn.start - begin, turn.end - begin)
     scored = turn.teacher_ids.tolist()[turn.teacher_start : turn.teacher_start + len(positions)]
-    # The server must have scored exactly what was sent, and the node must hold exactly what was sampled.
+    # The server must have scored exactly the ids that were sent, and the node must contain exactly the sampled ones.
     if len(logprobs) != len(turn.teacher_ids) or scored != [node.token_ids[position] for position in positions]:
         got = f"{len(logprobs)} log-probs of {len(turn.teacher_ids)} ids"
         raise AlignmentError(
@@ -222,7 +224,7 @@ def write_reference(branch: Any, turn: ErringTurn, logprobs: Sequence[float], al
     sampled = [position for position, is_sampled in enumerate(node.mask) if is_sampled]
     scores = [min(float(logprob), _LARGEST_LOGPROB) for logprob in logprobs[turn.teacher_start :]]
     score_at = dict(zip(positions, scores, strict=False))
-    # The engine wants one reference per sampled token of the node, but one weight per token of any kind.
+    # The engine expects one reference per sampled token of the node, but one weight per token of any kind.
     node.reference_logprobs = [score_at.get(position, 0.0) for position in sampled]
     weights = [alpha if position in score_at else 0.0 for position in range(len(node.token_ids))]
     # Other components keep their weights.
@@ -230,7 +232,7 @@ def write_reference(branch: Any, turn: ErringTurn, logprobs: Sequence[float], al
 
 
 def make_finder(model_name: str, settings: HintSettings) -> ErringTurnFinder:
-    """Return a finder of sites that renders hints with the policy's own tokenizer and chat template."""
+    """Create a finder of sites that renders hints with the policy's own tokenizer and chat template."""
     options = RolloutOptions(
         placement=settings.placement,
         part=settings.part,
@@ -241,9 +243,9 @@ def make_finder(model_name: str, settings: HintSettings) -> ErringTurnFinder:
 
 
 def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branches_of: Any, model_config: Any) -> type:
-    """Return the engine's GRPO class extended by hints.
+    """Derive a class with hints from the engine's GRPO class.
 
-    The arguments other than `settings` are classes and functions of the engine, which this module does not import.
+    All arguments but `settings` are classes and functions of the engine, which this module does not import.
     """
 
     # Defined here, because the base class is known only once PRIME-RL is imported.
@@ -270,7 +272,7 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
 
 
 def engine_module(name: str) -> Any:
-    """Return a module of PRIME-RL. Raises with instructions if it is not installed: it is not on any package index."""
+    """Import a module of PRIME-RL. Raises MissingExtraError, with instructions, if PRIME-RL is not installed."""
     if not available("prime_rl"):
         fix = "Install PRIME-RL from its repository and this package into its environment: recipes/prime_rl/README.md."
         message = explain("prime_rl", got="not installed (it is not on PyPI)", expected="PRIME-RL", fix=fix)
@@ -279,7 +281,7 @@ def engine_module(name: str) -> Any:
 
 
 def register(settings: HintSettings | None = None) -> type:
-    """Replace the engine's "grpo" by this algorithm in the current process, and return the class."""
+    """Replace the engine's "grpo" by this algorithm in the current process, and return the new class."""
     algo = engine_module("prime_rl.orchestrator.algo")
     algorithm = composer_algorithm(
         algo.ALGORITHM_CLASSES["grpo"],

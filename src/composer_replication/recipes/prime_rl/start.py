@@ -3,10 +3,9 @@
     python -m composer_replication.recipes.prime_rl.start --composer composer.toml rl @ rl.toml
     python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator @ orchestrator.toml
 
-`rl` starts its other processes by name, so it is run with our `orchestrator` before the engine's on its PATH.
-`orchestrator` is that process: it registers the algorithm and then runs the engine's orchestrator. Under SLURM `rl`
-only writes a job and submits it, so the second command has to be added to that job by hand; the recipe's README shows
-where.
+`rl` starts its other processes by name, so it gets a PATH on which our `orchestrator` precedes the engine's. That
+command registers the algorithm and then runs the engine's orchestrator. Under SLURM `rl` only writes and submits a job,
+so the second command has to be added to that job by hand; the recipe's README shows where.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("command", choices=("rl", "orchestrator"), help="PRIME-RL command to run")
     parser.add_argument("rest", nargs=argparse.REMAINDER, help="arguments of that command, such as @ rl.toml")
     arguments = parser.parse_args(argv)
-    settings = load(HintSettings, arguments.composer)  # report a mistake in it before anything starts
+    settings = load(HintSettings, arguments.composer)  # reports a mistake in the file before anything starts
     if arguments.command == "rl":
         _refuse_slurm(arguments.rest)
         return _run_all(arguments.composer, arguments.rest)
@@ -46,33 +45,33 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_slurm(rest: Sequence[str]) -> None:
-    """Raise if a config asks for SLURM.
+    """Raise ConfigError if a config requests SLURM.
 
-    The submitted job starts its own orchestrator, long after this process and its PATH have ended.
+    The submitted job would start its own orchestrator after this process and its PATH have ended.
     """
     for marker, path in itertools.pairwise(rest):
-        # "@ rl.toml" is how the engine takes config files.
+        # The engine reads config files from arguments of the form "@ rl.toml".
         if marker == "@" and Path(path).suffix == ".toml" and "slurm" in read_table(path)[0]:
             fix = (
                 "Let `rl ... --dry-run` write the job. In its rl.sbatch, replace `uv run orchestrator` by "
                 "`uv run python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator`, "
                 "and add --inexact to `uv sync`, which would otherwise remove composer-replication."
             )
-            raise ConfigError(explain(path, got="[slurm]", expected="a run on this machine", fix=fix))
+            raise ConfigError(explain(path, got="[slurm]", expected="a config without SLURM", fix=fix))
 
 
 def _run_all(composer: str | None, rest: Sequence[str]) -> int:
-    """Run the engine's `rl` so that it finds our `orchestrator` first. Returns its exit code."""
-    # The same interpreter, so that the script finds this package without a PATH of its own.
+    """Run the engine's `rl` with our `orchestrator` first on the PATH. Returns the exit code."""
+    # The same interpreter, so that the script finds this package.
     our_command = [sys.executable, "-m", __spec__.name if __spec__ else __name__]
     if composer is not None:
         our_command += ["--composer", str(Path(composer).resolve())]
     with tempfile.TemporaryDirectory() as folder:
         script = Path(folder, "orchestrator")
         script.write_text(f'#!/bin/sh\nexec {shlex.join([*our_command, "orchestrator"])} "$@"\n', encoding="utf-8")
-        # The engine starts it by name, so it has to be executable.
+        # The engine runs it as a command, so it has to be executable.
         script.chmod(script.stat().st_mode | stat.S_IXUSR)
-        # Ours first: `rl` looks up `orchestrator` on the PATH.
+        # Our folder first: `rl` looks up `orchestrator` on the PATH.
         path = os.pathsep.join([folder, os.environ.get("PATH", os.defpath)])
         try:
             return subprocess.run(["rl", *rest], env={**os.environ, "PATH": path}, check=False).returncode  # noqa: S603, S607

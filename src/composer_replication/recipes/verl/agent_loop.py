@@ -1,14 +1,14 @@
-"""verl's tool agent, extended to find errors when a turn ends; and its teacher servers, queried with hinted contexts.
+"""An agent loop that finds error sites when a turn ends, and workers that query teacher servers with hinted contexts.
 
 Sites are searched after every turn, because only then do verl's messages and token ids agree. Later, verl may stop a
-rollout for its length before a message is written, or write tool results as messages but not as tokens. Sites are
-checked against the final ids and stored in `extra_fields`, from which verl makes the column `sdpo_sites`. To use the
-agent, import this module and set `rollout.agent.default_agent_loop: composer_tool_agent`.
+rollout at its maximum length before a message is written, or write tool results as messages but not as tokens. Sites
+are checked against the final ids and stored in `extra_fields`, from which verl builds the column `sdpo_sites`. To use
+the agent loop, import this module and set `rollout.agent.default_agent_loop: composer_tool_agent`.
 
-verl's teacher servers are another kind of teacher, without a reference worker. verl's own agent workers send each
-finished row to the server and store the entries that it returns per token. Those here send the hinted contexts of the
-row's sites instead and put the entries of each erring turn at its tokens in the row; all other rows hold `NO_TEACHER`.
-To use them, set `rollout.agent.agent_loop_manager_class` to one of the two managers below, enable `distillation`, and
+With verl's teacher servers, no reference worker is needed. verl's own agent workers send each finished row to a server
+and store the entries that it returns per token. The workers here instead send the hinted contexts of the row's sites,
+and store the entries of each erring turn at its tokens in the row; all other positions hold `NO_TEACHER`. To use them,
+set `rollout.agent.agent_loop_manager_class` to one of the two managers below, enable `distillation`, and
 choose a loss of `registered` there. The teacher is then the server's model, frozen.
 """
 
@@ -55,8 +55,8 @@ _EXCEPTION_PREFIX = "Error executing tool '{name}': "
 _finders: WeakKeyDictionary[Any, ErringTurnFinder] = WeakKeyDictionary()
 
 
-def options_of(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
-    """Return the options in `actor_rollout_ref.composer_sites`. Raises if a name is unknown."""
+def read_rollout_options(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
+    """Read the options in `actor_rollout_ref.composer_sites`. Raises ConfigError for an unknown name."""
     options = dict(actor_rollout_ref.get(OPTIONS_KEY) or {})
     option_names = {option.name for option in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
     if unknown := sorted(set(options) - option_names):
@@ -66,7 +66,7 @@ def options_of(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
 
 @dataclass
 class _RolloutProgress:
-    """The state of one rollout: its prompt, and the sites so far."""
+    """The progress of one rollout: its prompt, and the sites found so far."""
 
     prompt: list[dict[str, Any]]
     taught: list[ErringTurn] = field(default_factory=list)
@@ -76,7 +76,7 @@ class _RolloutProgress:
 
 @register(NAME)
 class _ComposerAgentLoop(ToolAgentLoop):
-    """verl's tool agent that finds sites as turns end. verl creates one instance per rollout."""
+    """verl's tool agent, which also finds sites when turns end. verl creates one instance per rollout."""
 
     _progress: _RolloutProgress
 
@@ -87,7 +87,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
         for turn in self._progress.taught:
             try:
                 write_sites([turn], row_ids)
-            except AlignmentError:  # cut off, or its tokens were moved when verl continued
+            except AlignmentError:  # the turn was cut off, or verl changed tokens before it
                 self._progress.counts["dropped:moved"] += 1
             else:
                 kept_turns.append(turn)
@@ -105,7 +105,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
         num_messages = len(agent_data.messages)
         state = await super()._handle_generating_state(agent_data, sampling_params, ignore_termination)
         if state == AgentState.TERMINATED and len(agent_data.messages) > num_messages:
-            await self._find_new_sites(agent_data)  # the last turn, which has no tool call or none that could be parsed
+            await self._find_new_sites(agent_data)  # the last turn, without a tool call that could be parsed
         return state
 
     async def _handle_processing_tools_state(self, agent_data: AgentData) -> AgentState:
@@ -116,7 +116,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
     async def _find_new_sites(self, agent_data: AgentData) -> None:
         """Find the sites of the turns that ended since the last call."""
         rollout = self._rollout(agent_data)
-        # In a thread, because the event loop serves all rollouts of the process.
+        # In a thread, so as not to block the event loop, which serves all rollouts of the process.
         found_sites = await self.loop.run_in_executor(None, self._finder().find, rollout)
         num_turns = found_sites.counts["turns"]
         new_turn_ids = {assistant_id(number) for number in range(self._progress.num_turns, num_turns)}
@@ -140,18 +140,20 @@ class _ComposerAgentLoop(ToolAgentLoop):
         )
 
     def _finder(self) -> ErringTurnFinder:
-        """Return the finder of this tokenizer, shared by all rollouts because it analyzes the chat template."""
+        """Return the finder for this tokenizer, shared by all rollouts because analyzing the chat
+        template takes time.
+        """
         if self.tokenizer not in _finders:
-            options = options_of(self.config.actor_rollout_ref)
+            options = read_rollout_options(self.config.actor_rollout_ref)
             renderer = Renderer(self.tokenizer, template_options=dict(self.apply_chat_template_kwargs))
             _finders[self.tokenizer] = ErringTurnFinder(renderer, options)
         return _finders[self.tokenizer]
 
 
 def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[bool]]:
-    """Return the messages with tool names and exceptions as rules expect them, and which results are exceptions.
+    """Add tool names and convert exceptions as rules expect them; also return which results are exceptions.
 
-    verl writes an exception as text; only its first words distinguish it from a tool's own output.
+    verl writes an exception as text, and only its first words distinguish it from the output of the tool.
     """
     plain: list[dict[str, Any]] = []
     raised: list[bool] = []
@@ -171,7 +173,7 @@ def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
 
 
 class HintedTeacher:
-    """Mixin for an agent worker that queries the teacher with hinted contexts."""
+    """Mixin for agent workers that query the teacher with hinted contexts."""
 
     async def _compute_teacher_logprobs(
         self: Any,
@@ -186,7 +188,7 @@ class HintedTeacher:
         manager = self.teacher_server_manager
         loss = manager.distillation_loss_config
         if loss.loss_mode not in OUR_LOSSES:
-            fix = "Choose one of these: verl's own losses would also train on rows without a teacher."
+            fix = "Choose one of these: verl's own losses would also train on positions without a teacher."
             got = repr(loss.loss_mode)
             raise ConfigError(explain("distillation_loss.loss_mode", got=got, expected=OUR_LOSSES, fix=fix))
         routing: Any = (sample_kwargs or {}).get(self.teacher_key)
@@ -213,7 +215,7 @@ class HintedAgentLoopWorker(HintedTeacher, AgentLoopWorker):
     """The worker of verl's older trainer (`trainer.use_v1: false`)."""
 
 
-# verl decorates this class where it defines it, so the class itself has to be taken out of Ray's wrapper.
+# verl decorates the base class where it is defined, so it has to be taken out of Ray's wrapper.
 class HintedQueueWorker(HintedTeacher, AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """The worker that puts its rows into verl's queue."""
 

@@ -2,12 +2,14 @@
 
 With `distillation_use_topk` an engine calls the loss function twice per micro-batch: first with the packed logits of
 all tokens, then with the outputs computed from them. The first call computes channel 2 at the rows that predict the
-tokens of erring turns; the second adds it to the policy's loss. verl averages gradients over its data-parallel
+tokens of erring turns; the second call adds it to the policy's loss. verl averages gradients over its data-parallel
 processes, so a sum is divided by the count of the whole batch over the number of processes.
 
 The teacher's logits are a weighted sum over engines: the reference worker's engine (with LoRA, the policy's without its
 adapter) and the policy's current engine. Every process runs as many forward passes as the one with the most contexts;
 otherwise sharded engines would wait for each other forever. A process without contexts runs a dummy of two tokens.
+
+Shape suffixes: N rows with a target, K entries of a distribution, V vocabulary, L packed tokens, R rows of a batch.
 """
 
 from __future__ import annotations
@@ -47,11 +49,11 @@ VALUES = "composer_values"
 PAIR_START, PAIR_REFERENCE, PAIR_IS_REAL = "pair_start", "pair_reference", "pair_is_real"
 
 
-class TaughtRows(NamedTuple):
-    """The target tokens of a row: the positions that predict them, and the teacher's distribution there.
+class TeacherRows(NamedTuple):
+    """The positions of a row that predict target tokens, and the teacher's distribution at each.
 
-    `logprobs_NK` are the teacher's log-probs of the entries `ids_NK`; without ids, of the whole vocabulary in its
-    order. `tail_N1` is the log-mass of all other entries. None means that it is one minus the mass of the entries, for
+    `logprobs_NK` are the teacher's log-probs of the entries `ids_NK`; without ids, those of the whole vocabulary.
+    `tail_N1` is the log-mass of all other entries; if it is None, one minus the mass of the entries is used, for
     teachers that return only their top k.
     """
 
@@ -61,17 +63,17 @@ class TaughtRows(NamedTuple):
     tail_N1: Tensor | None = None
 
     def with_tail(self) -> Tensor:
-        """Return (N, K + 1) log-probs: the entries and their tail."""
+        """Return (N, K + 1) log-probs: the entries and the tail."""
         if self.tail_N1 is None:
             return with_tail_bucket(self.logprobs_NK)
         return torch.cat([self.logprobs_NK, self.tail_N1], dim=-1)
 
 
-def divergence_rows(student_NV: Tensor, taught: TaughtRows, *, beta: float, temperature: float) -> Tensor:
-    """Return JSD_beta of student logits and the teacher's entries, per row; the other entries form one tail bucket.
+def divergence_rows(student_NV: Tensor, taught: TeacherRows, *, beta: float, temperature: float) -> Tensor:
+    """Return JSD_beta per row on the teacher's entries; all other entries form one tail bucket.
 
-    Without the bucket neither distribution sums to one and the "divergence" can be negative. Clamping it at zero, as
-    verl's own top-k loss does, removes the gradient.
+    Without the bucket neither distribution sums to one, and the "divergence" can be negative. Clamping it at zero, as
+    verl's own top-k loss does, removes its gradient.
     """
     log_s = (in_compute_dtype(student_NV) / temperature).log_softmax(-1)
     if taught.ids_NK is None:
@@ -86,7 +88,7 @@ class ChannelLoss:
         self,
         policy: Callable[..., tuple[Tensor, dict[str, Any]]],
         settings: EngineChannels,
-        taught: Sequence[TaughtRows | None],
+        taught: Sequence[TeacherRows | None],
         *,
         alpha: float,
         num_items: float,
@@ -108,7 +110,7 @@ class ChannelLoss:
         values_L = model_output[VALUES].values()
         if self._settings.sdpo_is_clip is not None:
             values_L = values_L * self._importance(model_output, data)
-        # Zero if no process has a target; the sum is zero then, too.
+        # 0 if no process has a target; then the sum is 0 too.
         share = self._num_items / float(data["dp_size"])
         sdpo = values_L.sum() / share if share else values_L.sum()
         # The policy's loss comes from verl and already has its own normalization.
@@ -117,7 +119,7 @@ class ChannelLoss:
 
     def _values(self, logits_1LV: Tensor, data: Any) -> Tensor:
         """Return (1, L): each target's divergence at the row that predicts it, 0 elsewhere."""
-        # Attached to the graph even without targets, because all processes must run the same backward pass.
+        # Part of the graph even without targets, because all processes must run the same backward pass.
         values_L = 0.0 * in_compute_dtype(logits_1LV[0, :, 0])
         for first, taught in self._rows(data):
             position_N = taught.position_N.to(logits_1LV.device) + first
@@ -131,14 +133,14 @@ class ChannelLoss:
             values_L = values_L.index_add(0, position_N, cap_rows(divergence_N, settings.sdpo_token_clip))
         return values_L[None]
 
-    def _rows(self, data: Any) -> list[tuple[int, TaughtRows]]:
-        """Return the rows with targets, each with the position of its first token among the packed tokens."""
+    def _rows(self, data: Any) -> list[tuple[int, TeacherRows]]:
+        """Return the rows with targets, each with the index of its first token among the packed tokens."""
         numbers, firsts = data[ROW_NUMBER].tolist(), data["input_ids"].offsets().tolist()
         pairs = [(first, self._taught[number]) for number, first in zip(numbers, firsts[:-1], strict=True)]
         return [(first, taught) for first, taught in pairs if taught is not None]
 
     def _importance(self, model_output: dict[str, Any], data: Any) -> Tensor:
-        """Return min(clip, p now / p then) at the rows that predict sampled tokens, 1 elsewhere; no gradient."""
+        """Return min(clip, p_new / p_old) at the rows that predict sampled tokens and 1 elsewhere, without gradient."""
         clip = self._settings.sdpo_is_clip
         assert clip is not None
         now_L = model_output["log_probs"].values()
@@ -153,13 +155,13 @@ class ChannelLoss:
 
 
 class PairLoss:
-    """beta_replay * channel 3, for rows that alternate between chosen and rejected answers of one micro-batch."""
+    """beta_replay * channel 3, for micro-batches in which chosen and rejected answers alternate."""
 
     def __init__(self, settings: EngineChannels, num_items: float) -> None:
         self._settings, self._num_items = settings, num_items
 
     def __call__(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:  # noqa: ARG002
-        """Return the loss of the micro-batch's pairs, from `log_probs`. Rows that only pad it have no influence."""
+        """Return the loss of the micro-batch's pairs, from `log_probs`. Padding rows have no influence."""
         # A row's log-probs are those of its next tokens, so an answer that starts at s is predicted from s - 1 on.
         logprob_rows = model_output["log_probs"].unbind()
         sums = [row[start - 1 : -1].sum() for row, start in zip(logprob_rows, data[PAIR_START].tolist(), strict=True)]
@@ -168,7 +170,7 @@ class PairLoss:
         is_real_R = data[PAIR_IS_REAL].bool()
         # Reorder from alternating rows to all chosen ones, then all rejected ones; padding rows are left out.
         order = torch.cat([is_real_R.nonzero()[:, 0][::2], is_real_R.nonzero()[:, 0][1::2]])
-        # All rows are padding. The zero keeps the graph, because all processes must run the backward pass.
+        # All rows are padding. The zero stays in the graph, because all processes must run the backward pass.
         if not order.numel():
             return sums_R.sum() * 0.0, _metrics("trace_replay_dpo", sums_R.new_zeros(()), self._num_items, 0.0)
         share = self._num_items / float(data["dp_size"])
@@ -183,7 +185,7 @@ class PairLoss:
 
 
 def _without_temperature(rows_NV: Tensor, data: Any) -> Tensor:
-    """Undo the engine's division of logits by the sampling temperature: channel 2 has a temperature of its own."""
+    """Undo the engine's division by the sampling temperature, because channel 2 has a separate temperature."""
     temperature = data["temperature"]
     if isinstance(temperature, Tensor):
         # One factor is applied to all packed rows, so they must have been sampled alike.
@@ -203,7 +205,7 @@ def _response_lengths(data: Any) -> list[int]:
 
 
 def _metrics(name: str, value: Tensor, num_items: float, weight: float) -> dict[str, Any]:
-    """Return metrics of a channel. Micro-batches are summed, and the mean over processes is the mean over items."""
+    """Return the metrics of a channel; summed over micro-batches and averaged over processes, they are item means."""
     from verl.utils.metric import Metric
 
     return {
@@ -223,10 +225,10 @@ class EngineChannels(LossKnobs):
 
     `live_share` of the teacher's logits come from the current policy, the rest from the reference worker: a trust
     region. 0 is the frozen reference, 1 the live policy. `teacher_top_k` keeps that many entries of the teacher per
-    token and puts all others into one tail bucket; None is the whole vocabulary. `teacher_batch` hinted contexts share
-    a forward pass. `sdpo_is_clip` weights a token that older weights sampled by min(clip, p now / p then). `pair_batch`
-    pairs share a forward pass. With `anneal="linear"` the weight of channel 2 goes from `alpha_sdpo` at the first step
-    of the learning-rate schedule to `alpha_sdpo * anneal_end` at its last.
+    token and puts all others into one tail bucket; None keeps the whole vocabulary. `teacher_batch` is the number of
+    hinted contexts per forward pass, `pair_batch` that of pairs. `sdpo_is_clip` weights a token that older weights
+    sampled by min(clip, p_new / p_old). With `anneal="linear"` the weight of channel 2 goes from `alpha_sdpo` at the
+    first step of the learning-rate schedule to `alpha_sdpo * anneal_end` at its last.
     """
 
     live_share: float = 0.01
@@ -252,15 +254,15 @@ class EngineChannels(LossKnobs):
                 raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
 
     def alpha_at(self, step: int, total_steps: int) -> float:
-        """Return the weight of channel 2 in the step after `step` finished ones."""
+        """Return the weight of channel 2 in the step after `step` completed steps."""
         if self.anneal != "none" and total_steps < 1:
             fix = "Set actor.optim.total_training_steps, as verl's trainer does, or use anneal: none."
             raise InputError(explain("total_training_steps", got=total_steps, expected="1 or more", fix=fix))
         return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
 
-def settings_of(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
-    """Return the settings in a config. Raises if there are none, or if a name is unknown."""
+def read_settings(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
+    """Read the settings in a config. Raises ConfigError if there are none, or if a name is unknown."""
     options = actor_rollout_ref.get(KEY)
     if options is None:
         expected = f"a mapping under actor_rollout_ref.{KEY}"
@@ -272,10 +274,10 @@ def settings_of(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
     return EngineChannels(**{str(name): value for name, value in options.items()})
 
 
-class Share(NamedTuple):
-    """An engine's share of the teacher's logits.
+class TeacherShare(NamedTuple):
+    """An engine, and the coefficient of its logits in the teacher's logits.
 
-    `is_policy` marks the engine that is in the middle of a training step.
+    `is_policy` marks the engine that is being trained.
     """
 
     engine: Any
@@ -285,7 +287,7 @@ class Share(NamedTuple):
 
 
 class _LogitsCapture:
-    """A loss function for a forward pass without gradient: keeps the logits of some rows and returns a loss of 0."""
+    """A loss function for forward passes without gradient: stores the logits of some rows, and returns 0."""
 
     def __init__(self, rows_N: Tensor) -> None:
         self._rows_N = rows_N
@@ -310,14 +312,16 @@ def _all_reduce(value: float, engine: Any, operation: Any) -> float:
     # verl is imported inside functions, so that the losses above can be used and tested without it.
     from verl.utils.device import get_device_id
 
-    # fp64, because counts above 2^24 are not exact in fp32.
+    # fp64, because fp32 cannot represent all counts above 2^24.
     reduced_value = torch.tensor([value], dtype=torch.float64, device=get_device_id())
     torch.distributed.all_reduce(reduced_value, op=operation, group=engine.get_data_parallel_group())
     return float(reduced_value.item())
 
 
 def gather_lists(numbers: Sequence[int], engine: Any) -> list[list[int]]:
-    """Return the 64-bit numbers of every process, in the order of ranks. All processes must call this together."""
+    """Gather lists of 64-bit numbers from all processes, in the order of ranks. All processes must
+    call this together.
+    """
     from verl.utils.device import get_device_id
 
     group, longest = engine.get_data_parallel_group(), max_over_processes(len(numbers), engine)
@@ -328,8 +332,8 @@ def gather_lists(numbers: Sequence[int], engine: Any) -> list[list[int]]:
     return [values[:size] for size, *values in (tensor.tolist() for tensor in lists)]
 
 
-def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **settings: Any) -> Any:
-    """Return whole sequences as a batch for verl's engine: nested, in order, `rows_in_pass` per micro-batch."""
+def make_engine_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **settings: Any) -> Any:
+    """Build a nested batch of whole sequences for verl's engine, with `rows_in_pass` rows per micro-batch."""
     from verl.utils import tensordict_utils
 
     positions = [torch.arange(row.numel()) for row in rows]
@@ -347,24 +351,24 @@ def rows_as_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **s
         use_dynamic_bsz=False,
         micro_batch_size_per_gpu=rows_in_pass,
         use_remove_padding=engine.use_remove_padding,
-        # Fused kernels never build the logits that are needed here.
+        # Fused kernels do not produce the logits that are needed here.
         use_fused_kernels=False,
         **settings,
     )
     return batch
 
 
-def taught_rows(
-    shares: Sequence[Share], turns: Sequence[Sequence[ErringTurn]], settings: EngineChannels
-) -> list[TaughtRows | None]:
-    """Return the targets of each row with the teacher's distributions, or None for rows without sites.
+def run_teacher(
+    shares: Sequence[TeacherShare], turns: Sequence[Sequence[ErringTurn]], settings: EngineChannels
+) -> list[TeacherRows | None]:
+    """Run the teacher on hinted contexts; return the distributions for each row, or None for rows without sites.
 
     All processes of the engines must call this together, even those without a site.
     """
     flat = [(row, turn) for row, row_turns in enumerate(turns) for turn in row_turns]
     size = settings.teacher_batch
     num_passes = max_over_processes(-(-len(flat) // size), shares[0].engine)
-    parts: list[list[TaughtRows]] = [[] for _ in turns]
+    parts: list[list[TeacherRows]] = [[] for _ in turns]
     with torch.no_grad(), _eval_mode(shares):
         for number in range(num_passes):
             chunk = flat[number * size : (number + 1) * size]
@@ -375,8 +379,8 @@ def taught_rows(
     return [_concatenate(row_parts) if row_parts else None for row_parts in parts]
 
 
-def _mixed_logits(shares: Sequence[Share], turns: Sequence[ErringTurn]) -> Tensor:
-    """Return (N, V) teacher logits at the rows that predict the turns' tokens, one turn after the other."""
+def _mixed_logits(shares: Sequence[TeacherShare], turns: Sequence[ErringTurn]) -> Tensor:
+    """Return the (N, V) teacher logits at the rows that predict the turns' tokens, turn by turn."""
     # Without contexts: a dummy of two tokens.
     contexts = [turn.teacher_ids for turn in turns] or [torch.zeros(2, dtype=torch.int64)]
     firsts = torch.tensor([0, *(context.numel() for context in contexts)]).cumsum(0).tolist()
@@ -388,10 +392,10 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[ErringTurn]) -> Tenso
     total: Tensor | None = None
     for share in shares:
         target_logits = _LogitsCapture(rows_N)
-        # Makes the engine pass its logits to the loss function, and compute nothing else.
+        # These keys make the engine pass its logits to the loss function and compute nothing else.
         keys = {"distillation_use_topk": True, "distillation_only": True}
         with _as_teacher(share):
-            batch = rows_as_batch(contexts, share.engine, rows_in_pass=len(contexts), **keys)
+            batch = make_engine_batch(contexts, share.engine, rows_in_pass=len(contexts), **keys)
             share.engine.infer_batch(batch, loss_function=target_logits)
         assert target_logits.logits_NV is not None, "the engine did not hand its logits to the loss function"
         part = share.coefficient * target_logits.logits_NV
@@ -401,19 +405,19 @@ def _mixed_logits(shares: Sequence[Share], turns: Sequence[ErringTurn]) -> Tenso
 
 
 @contextmanager
-def _eval_mode(shares: Sequence[Share]) -> Iterator[None]:
-    """Switch engines that are not training to evaluation, and load them onto the device, once for all passes."""
+def _eval_mode(shares: Sequence[TeacherShare]) -> Iterator[None]:
+    """Switch engines that are not being trained to eval mode, and load them onto the device, once for all passes."""
     from contextlib import ExitStack
 
     with ExitStack() as stack:
-        # By identity: one engine can have two shares, and must be switched once.
+        # By identity, because one engine can have two shares but must be switched only once.
         for engine in {id(share.engine): share.engine for share in shares if not share.is_policy}.values():
             stack.enter_context(engine.eval_mode())
         yield
 
 
 @contextmanager
-def _as_teacher(share: Share) -> Iterator[None]:
+def _as_teacher(share: TeacherShare) -> Iterator[None]:
     from contextlib import nullcontext
 
     with (
@@ -423,23 +427,23 @@ def _as_teacher(share: Share) -> Iterator[None]:
         yield
 
 
-def _teacher_rows(turn: ErringTurn, logits_NV: Tensor, settings: EngineChannels) -> TaughtRows:
+def _teacher_rows(turn: ErringTurn, logits_NV: Tensor, settings: EngineChannels) -> TeacherRows:
     position_N = torch.arange(turn.start - 1, turn.end - 1)
-    # The temperature is that of channel 2; the engine ran at 1.0 (`rows_as_batch`).
+    # The engine ran at temperature 1.0 (`make_engine_batch`).
     logprobs_NV = (logits_NV / settings.sdpo_temperature).log_softmax(-1)
     top_k = settings.teacher_top_k
     # The whole vocabulary needs no tail.
     if top_k is None or top_k >= logprobs_NV.shape[1]:
-        return TaughtRows(position_N, None, logprobs_NV)
+        return TeacherRows(position_N, None, logprobs_NV)
     ids_NK = logprobs_NV.topk(top_k, dim=-1).indices
     entries = entries_with_tail(logprobs_NV, ids_NK)
-    return TaughtRows(position_N, ids_NK, entries[:, :-1], entries[:, -1:])
+    return TeacherRows(position_N, ids_NK, entries[:, :-1], entries[:, -1:])
 
 
-def _concatenate(parts: Sequence[TaughtRows]) -> TaughtRows:
+def _concatenate(parts: Sequence[TeacherRows]) -> TeacherRows:
     ids = [part.ids_NK for part in parts if part.ids_NK is not None]
     tails = [part.tail_N1 for part in parts if part.tail_N1 is not None]
-    return TaughtRows(
+    return TeacherRows(
         torch.cat([part.position_N for part in parts]),
         torch.cat(ids) if ids else None,
         torch.cat([part.logprobs_NK for part in parts]),

@@ -1,8 +1,8 @@
-"""Sites with their hints, and pairs, as columns of verl's batches: one JSON text per row.
+"""Write hinted sites and pairs as columns of verl's batches, as one JSON text per row, and read them back.
 
 verl moves columns between processes, slices them into mini- and micro-batches and writes them to queues. Text survives
-all of that without pickle. A hinted context is mostly the row itself, so only the part that the hint changed is stored.
-Reading restores the context from the row, and a checksum detects a row other than the one it was written for.
+all of that without pickle. A hinted context is mostly identical to its row, so only the part that the hint changed is
+stored. Reading restores the context from the row; a checksum detects a wrong row.
 
     sdpo_sites    [{"start", "end", "teacher_start", "same", "changed", "row", "kind", "hint", "turn_id"}, ...]
     replay_pairs  [{"context", "chosen", "rejected", "reference": [chosen, rejected] or null}, ...]
@@ -37,7 +37,7 @@ class ReplayPair(NamedTuple):
 
 
 def write_sites(turns: Sequence[ErringTurn], row_ids: Sequence[int]) -> str:
-    """Return a row's erring turns as JSON. `row_ids` are its prompt and response without padding."""
+    """Encode the erring turns of a row as JSON. `row_ids` are its prompt and response without padding."""
     return json.dumps([_site_record(turn, list(row_ids)) for turn in turns])
 
 
@@ -46,17 +46,19 @@ def _site_record(turn: ErringTurn, row_ids: list[int]) -> dict[str, Any]:
     hinted = turn.teacher_ids.tolist()
     if hinted[turn.teacher_start : turn.teacher_start + size] != row_ids[turn.start : turn.end] or not size:
         got = f"different tokens in the row from {turn.start} to {turn.end}"
-        raise AlignmentError(explain(f"turn {turn.turn_id} of a row", got=got, expected="those of the hinted context"))
-    # The common prefix of row and hinted context need not be stored.
-    same = 0
-    while same < min(turn.teacher_start, turn.start) and hinted[same] == row_ids[same]:
-        same += 1
+        raise AlignmentError(
+            explain(f"turn {turn.turn_id} of a row", got=got, expected="the tokens of the hinted context")
+        )
+    # The common prefix of row and hinted context is not stored.
+    num_same = 0
+    while num_same < min(turn.teacher_start, turn.start) and hinted[num_same] == row_ids[num_same]:
+        num_same += 1
     return {
         "start": turn.start,
         "end": turn.end,
         "teacher_start": turn.teacher_start,
-        "same": same,
-        "changed": hinted[same : turn.teacher_start],
+        "same": num_same,
+        "changed": hinted[num_same : turn.teacher_start],
         "row": _checksum(row_ids[: turn.end]),
         "kind": turn.kind,
         "hint": turn.hint,
@@ -65,30 +67,37 @@ def _site_record(turn: ErringTurn, row_ids: list[int]) -> dict[str, Any]:
 
 
 def read_sites(text: str | None, row_ids: Sequence[int]) -> list[ErringTurn]:
-    """Return the turns that `write_sites` wrote. Raises if the ids of the row are not those it was written for."""
+    """Decode turns that `write_sites` wrote. Raises AlignmentError if the row has other ids than when they were
+    written.
+    """
     return [_taught_turn(site, list(row_ids)) for site in _parse_column(text, SITES)]
 
 
 def _taught_turn(site: Mapping[str, Any], row_ids: list[int]) -> ErringTurn:
     start, end, teacher_start = site["start"], site["end"], site["teacher_start"]
-    # The checksum covers all tokens up to the end of the turn, since each of them is context.
+    # The checksum covers all tokens up to the end of the turn, because they are all part of the context.
     if end > len(row_ids) or site["row"] != _checksum(row_ids[:end]):
         got = f"different tokens before position {end}"
-        fix = "The row was cut or reordered without its sites; keep the columns of a row together."
+        fix = "The row was cut or reordered without its sites. Keep the columns of a row together."
         raise AlignmentError(
-            explain(f"site {site['turn_id']} of a row", got=got, expected="those it was written for", fix=fix)
+            explain(
+                f"site {site['turn_id']} of a row",
+                got=got,
+                expected="the tokens for which the site was written",
+                fix=fix,
+            )
         )
     ids = torch.tensor([*row_ids[: site["same"]], *site["changed"], *row_ids[start:end]])
     return ErringTurn(start, end, ids, teacher_start, site["kind"], site["hint"], site["turn_id"])
 
 
 def _checksum(ids: list[int]) -> int:
-    # CRC-32 of 64-bit ids: it detects mistakes, not forgeries.
+    # CRC-32 of 64-bit ids, which detects mistakes but not tampering.
     return zlib.crc32(array("q", ids).tobytes())
 
 
 def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> str:
-    """Return pairs of `batch.pair_tokens` as JSON, each with its reference log-probs (`objective.reference`)."""
+    """Encode pairs as JSON, each with its reference log-probs (`objective.reference`) if it has them."""
     return json.dumps(
         [
             {
@@ -103,11 +112,11 @@ def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> 
 
 
 def read_pairs(text: str | None) -> list[ReplayPair]:
-    """Return the pairs that `write_pairs` wrote. Raises if a context or an answer is empty."""
+    """Decode pairs that `write_pairs` wrote. Raises InputError if a context or an answer is empty."""
     pairs = [_replay_pair(entry) for entry in _parse_column(text, PAIRS)]
     for pair in pairs:
         if not (pair.context and pair.chosen and pair.rejected):
-            raise InputError(explain(f"a pair of {PAIRS}", got="an empty list", expected="a context and two answers"))
+            raise InputError(explain(f"pair in {PAIRS}", got="an empty list", expected="a context and two answers"))
     return pairs
 
 
@@ -128,16 +137,16 @@ def _parse_column(text: str | None, column: str) -> list[Mapping[str, Any]]:
     return json.loads(text)
 
 
-def column_of(data: Any, name: str) -> list[str | None]:
-    """Return a column of a TensorDict, one value per row; None for rows without a value and for rows that are padding.
+def read_column(data: Any, name: str) -> list[str | None]:
+    """Read a column of a TensorDict: one value per row, None for rows without a value and for padding rows.
 
-    verl's queue stores what an agent loop adds in one mapping per row; its older trainer makes columns of it.
+    verl's queue stores the values that an agent loop adds in one mapping per row; its older trainer makes them columns.
     """
     # verl is imported on use: this module also writes columns where verl is not installed.
     from verl.utils import tensordict_utils
 
     num_rows = len(data)
-    # First as a column of its own, then inside the mapping of extra fields.
+    # Look for a separate column first, then in the mapping of extra fields.
     values = _per_row(tensordict_utils.get(data, name), num_rows)
     if values is None:
         fields = _per_row(tensordict_utils.get(data, EXTRA_FIELDS), num_rows) or [None] * num_rows
@@ -148,21 +157,21 @@ def column_of(data: Any, name: str) -> list[str | None]:
 
 
 def _per_row(value: Any, num_rows: int) -> list[Any] | None:
-    """Return the value of each row. In a batch of one row, verl may store the value itself."""
+    """Return a list with the value of each row; in a batch of one row, verl may store the bare value."""
     if value is None:
         return None
     return [value] * num_rows if isinstance(value, str | Mapping) else list(value)
 
 
 def _rows_with_sampled_tokens(data: Any) -> list[bool]:
-    """Return which rows are rollouts: verl pads batches with copies of other rows that have no sampled token."""
+    """Return which rows are rollouts; the others are padding, copies of rows without sampled tokens."""
     mask = data["loss_mask"]
     rows = mask.unbind() if mask.is_nested else list(mask)
     return [bool(row.any()) for row in rows]
 
 
 def row_ids(data: Any) -> list[list[int]]:
-    """Return prompt and response of each row without padding, which is verl's nested layout."""
+    """Return the ids of prompt and response of each row, without padding, from verl's nested layout."""
     ids = data["input_ids"]
     if not ids.is_nested:
         fix = "Convert it with verl.workers.utils.padding.left_right_2_no_padding first."

@@ -1,8 +1,8 @@
-"""verl's engine on a machine without a GPU, for tests and for trying it out; not for real training.
+"""Run verl's engine on a machine without a GPU, for tests and experiments, not for real training.
 
-verl asks a platform object about everything that concerns the device. This one answers for the CPU: the device is
-`cpu`, collectives use gloo, memory statistics are zero. verl registers its engines for `cuda` only, so the lookup is
-given that name. All of it is selected by environment variables (`ENVIRONMENT`), to be set before verl is imported.
+verl accesses the device only through a platform object. This one describes the CPU: the device is `cpu`, collectives
+use gloo, memory statistics are zero. verl registers its engines only for `cuda`, so the engine lookup gets that name.
+Environment variables (`ENVIRONMENT`) select all of this; set them before verl is imported.
 """
 
 from __future__ import annotations

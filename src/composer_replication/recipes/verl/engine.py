@@ -1,9 +1,9 @@
 """verl's FSDP engine with channels 2 and 3 in its training step.
 
 verl looks up engines by device and vendor; this one is registered for the vendor `composer`, which `ComposerWorker`
-selects. Without `channels` it is verl's own engine. With them, a step is: the teacher's forward passes over the hinted
-contexts of the mini-batch, the policy's loss with channel 2 in the same pass, the loss of the pairs, one optimizer
-step.
+selects. Without `channels` it behaves like verl's own engine. With them, a step consists of the teacher's forward
+passes over the hinted contexts of the mini-batch, the policy's loss with channel 2 in the same pass, the loss of the
+pairs, and one optimizer step.
 """
 
 from __future__ import annotations
@@ -26,14 +26,14 @@ from composer_replication.recipes.verl.channel_loss import (
     ChannelLoss,
     EngineChannels,
     PairLoss,
-    Share,
+    TeacherShare,
     gather_lists,
+    make_engine_batch,
     max_over_processes,
-    rows_as_batch,
+    run_teacher,
     sum_over_processes,
-    taught_rows,
 )
-from composer_replication.recipes.verl.columns import PAIRS, ReplayPair, column_of, read_pairs, read_sites, row_ids
+from composer_replication.recipes.verl.columns import PAIRS, ReplayPair, read_column, read_pairs, read_sites, row_ids
 from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
 
 with importing("verl", extra="verl"):
@@ -50,26 +50,28 @@ PROMPT = "uid"
 class StepChannels:
     """The settings of the channels, and the engine of the reference worker.
 
-    Without a reference worker the policy without its adapter is the reference.
+    Without a reference worker, the policy without its adapter is the reference.
     """
 
     settings: EngineChannels
     reference: Any = None
 
-    def shares(self, engine: Any) -> list[Share]:
-        """Return which engines make up the teacher. Raises if a frozen part is needed and there is none."""
+    def shares(self, engine: Any) -> list[TeacherShare]:
+        """Return the engines that make up the teacher. Raises InputError if it needs a frozen part
+        but there is none.
+        """
         live = self.settings.live_share
-        shares = [Share(engine, live, is_policy=True)] if live > 0 else []
+        shares = [TeacherShare(engine, live, is_policy=True)] if live > 0 else []
         # No frozen part, so no reference is needed.
         if live == 1.0:
             return shares
         if self.reference is not None:
-            return [Share(self.reference, 1.0 - live), *shares]
+            return [TeacherShare(self.reference, 1.0 - live), *shares]
         if not engine._is_lora:
             fix = "Set algorithm.use_kl_in_reward or actor.use_kl_loss (role ActorRolloutRef), or set live_share: 1."
             expected = "a reference worker or an adapter"
-            raise InputError(explain("teacher of channel 2", got="none", expected=expected, fix=fix))
-        return [Share(engine, 1.0 - live, is_policy=True, without_adapter=True), *shares]
+            raise InputError(explain("teacher of channel 2", got="no frozen model", expected=expected, fix=fix))
+        return [TeacherShare(engine, 1.0 - live, is_policy=True, without_adapter=True), *shares]
 
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=VENDOR)
@@ -82,12 +84,12 @@ class ChannelEngine(FSDPEngineWithLMHead):
         """Run one optimizer step over a mini-batch; the columns `sdpo_sites` and `replay_pairs` are optional."""
         if self.channels is None:
             return super().train_batch(data, loss_function)
-        # Each process would hold only a part of each row, and sites are positions in whole rows.
+        # Each process would have only a part of each row, but sites are positions in whole rows.
         if self.ulysses_sequence_parallel_size > 1:
             fix = "Set actor.fsdp_config.ulysses_sequence_parallel_size to 1."
             got = self.ulysses_sequence_parallel_size
             raise InputError(explain("sequence parallelism with channels", got=got, expected=1, fix=fix))
-        # From here to the end as in verl's own `train_batch`, with the channels in between.
+        # The rest follows verl's own `train_batch`, with the channels added.
         tensordict_utils.maybe_fix_3d_position_ids(data)
         settings = self.channels.settings
         loss = self._with_sites(data, loss_function, settings) if settings.alpha_sdpo > 0 else loss_function
@@ -100,12 +102,12 @@ class ChannelEngine(FSDPEngineWithLMHead):
         return outputs
 
     def _with_sites(self, data: Any, policy: Callable[..., Any], settings: EngineChannels) -> Callable[..., Any]:
-        """Run the teacher's passes and return the loss that uses them; channel 2 is 0 if no process has a site."""
+        """Run the teacher's passes, and return the loss with channel 2, which is 0 if no process has a site."""
         assert self.channels is not None
-        turns = [read_sites(text, ids) for text, ids in zip(column_of(data, SITES), row_ids(data), strict=True)]
+        turns = [read_sites(text, ids) for text, ids in zip(read_column(data, SITES), row_ids(data), strict=True)]
         num_items = sum_over_processes(_count_target_tokens(turns), self)
-        taught = taught_rows(self.channels.shares(self), turns, settings) if num_items else [None] * len(turns)
-        # Micro-batches reorder rows; the number finds the targets of each.
+        taught = run_teacher(self.channels.shares(self), turns, settings) if num_items else [None] * len(turns)
+        # Micro-batches reorder rows; these indices map each row to its targets.
         data[ROW_NUMBER] = torch.arange(len(turns))
         tensordict_utils.assign_non_tensor(data, distillation_use_topk=True, distillation_only=False)
         # The scheduler's step is in verl's checkpoints, so a resumed run continues the annealing.
@@ -113,7 +115,7 @@ class ChannelEngine(FSDPEngineWithLMHead):
         return ChannelLoss(policy, settings, taught, alpha=alpha, num_items=num_items)
 
     def _add_pairs(self, data: Any, outputs: dict[str, Any], settings: EngineChannels) -> None:
-        """Add the gradients of the pairs' loss to the policy's. All processes run the same number of passes."""
+        """Add the gradients of the pairs' loss. All processes run the same number of passes."""
         pairs = [pair for text in _assigned_pair_texts(data, self) for pair in read_pairs(text)]
         if settings.preference.needs_reference and any(pair.reference is None for pair in pairs):
             fix = "Compute them once with the initial model (objective.reference), or set dpo_variant: simpo."
@@ -134,15 +136,15 @@ def _count_target_tokens(turns: list[list[ErringTurn]]) -> int:
 
 
 def _assigned_pair_texts(data: Any, engine: Any) -> list[str]:
-    """Return this process's share of the column `replay_pairs`, so that the pairs of a prompt count once.
+    """Return the values of the column `replay_pairs` that are assigned to this process, so that each counts once.
 
     verl copies a prompt's columns to all its rollouts, which have the same `uid`, and distributes these over processes.
-    Of the processes that hold a copy, the one with the fewest pairs so far takes it. Rows without a `uid` are never
+    Among the processes with a copy, the one with the fewest pairs so far gets it. Rows without a `uid` are never
     copies.
     """
-    column, rank = column_of(data, PAIRS), torch.distributed.get_rank(engine.get_data_parallel_group())
+    column, rank = read_column(data, PAIRS), torch.distributed.get_rank(engine.get_data_parallel_group())
     texts: dict[int, str] = {}
-    for row, (text, prompt) in enumerate(zip(column, column_of(data, PROMPT), strict=True)):
+    for row, (text, prompt) in enumerate(zip(column, read_column(data, PROMPT), strict=True)):
         if text:
             name = f"row {rank} {row}" if prompt is None else f"prompt {prompt}"
             texts.setdefault(_stable_hash(name, text), text)
@@ -161,19 +163,19 @@ def _assigned_pair_texts(data: Any, engine: Any) -> list[str]:
 
 
 def _stable_hash(name: str, text: str) -> int:
-    """Return a 64-bit hash that is equal on all processes, unlike Python's own."""
+    """Return a 64-bit hash that is the same on all processes, unlike Python's own."""
     digest = hashlib.sha256(f"{name}\n{text}".encode()).digest()
     # 8 bytes: `gather_lists` exchanges signed 64-bit numbers.
     return int.from_bytes(digest[:8], "big", signed=True)
 
 
 def _pair_rows(pairs: list[ReplayPair], count: int, pairs_in_pass: int, engine: Any) -> Any:
-    """Return a batch of alternating chosen and rejected rows, padded to `count` pairs with rows outside the loss."""
+    """Return a batch of alternating chosen and rejected rows, padded to `count` pairs with rows that do not count."""
     # Every pass must be full, or processes would run different numbers of micro-batches.
     filler = ReplayPair([0], [0], [0], None)
     filled = [*pairs, *[filler] * (count - len(pairs))]
     rows = [torch.tensor([*pair.context, *side]) for pair in filled for side in (pair.chosen, pair.rejected)]
-    batch = rows_as_batch(rows, engine, rows_in_pass=2 * pairs_in_pass)
+    batch = make_engine_batch(rows, engine, rows_in_pass=2 * pairs_in_pass)
     batch[PAIR_START] = torch.tensor([len(pair.context) for pair in filled for _ in range(2)])
     batch[PAIR_REFERENCE] = torch.tensor([value for pair in filled for value in pair.reference or (0.0, 0.0)])
     batch[PAIR_IS_REAL] = torch.tensor([number < len(pairs) for number in range(count) for _ in range(2)])

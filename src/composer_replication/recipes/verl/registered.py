@@ -1,4 +1,4 @@
-"""Losses and an advantage estimator that verl finds by name. Name this module in VERL_USE_EXTERNAL_MODULES.
+"""Losses and an advantage estimator that are registered with verl. Add this module to VERL_USE_EXTERNAL_MODULES.
 
     algorithm.adv_estimator: composer_group                  reward minus the mean of its group
     actor.policy_loss.loss_mode: composer_grpo               GRPO's clipped objective, without a third clip
@@ -6,8 +6,8 @@
         composer_kl_ts      KL(teacher || student) on the teacher's top-k entries and a tail bucket
         composer_kl_st      KL(student || teacher) from the sampled token only
 
-The two distillation losses are for verl's own teacher servers (`agent_loop`), which return entries for the tokens of
-erring turns and none elsewhere. verl's `loss_agg_mode` normalizes them: with "token-mean" by all response tokens of the
+The two distillation losses are for verl's own teacher servers (`agent_loop`), which return entries only for the tokens
+of erring turns. verl's `loss_agg_mode` normalizes them: with "token-mean" by all response tokens of the
 batch, not by those of erring turns.
 """
 
@@ -34,9 +34,9 @@ with importing("verl", extra="verl"):
 ADVANTAGE, POLICY_LOSS = "composer_group", "composer_grpo"
 KL_TEACHER_STUDENT, KL_STUDENT_TEACHER = "composer_kl_ts", "composer_kl_st"
 NO_TEACHER = -1e4
-"""The log-prob at rows without a teacher: lower than that of any token, but finite, so that 0 times it is 0."""
+"""The log-prob at positions without a teacher: below any real log-prob, but finite, so that 0 times it is 0."""
 _LARGEST_MASS = 1.0 - 1e-7
-"""The bound on a mass of k entries, so that the logarithm of its tail stays finite."""
+"""The maximum mass of k entries, so that the logarithm of the tail stays finite."""
 
 
 @register_adv_est(ADVANTAGE)
@@ -45,8 +45,8 @@ def _group_advantage(
 ) -> tuple[Tensor, Tensor]:
     """Return each rollout's summed reward minus its group's mean, on all its tokens.
 
-    With `algorithm.norm_adv_by_std_in_grpo` it is divided by the standard deviation of the group. A group of one
-    rollout has advantage 0, and so has a group of equal rewards.
+    With `algorithm.norm_adv_by_std_in_grpo` it is divided by the standard deviation of the group. A single rollout, or
+    a group with equal rewards, has advantage 0.
     """
     if index is None:
         fix = "Pass the column uid as `index`, as verl's trainer does."
@@ -86,12 +86,14 @@ def _clipped_policy_loss(
     if config is None:
         raise ConfigError(explain("config of the policy loss", got=None, expected="verl's ActorConfig"))
     mask = response_mask.bool()
-    # verl's meaning of unset bounds: both fall back to `clip_ratio`.
-    low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
-    high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
-    # Masked tokens may hold anything; at 0 they cannot reach the loss or its gradient.
-    now, then = torch.where(mask, log_prob.float(), 0.0), torch.where(mask, old_log_prob.float(), 0.0)
-    terms, is_held = clipped_terms(now, then, advantages.float(), epsilon=low, epsilon_high=high)
+    # As in verl, bounds that are not set fall back to `clip_ratio`.
+    epsilon_low = config.clip_ratio if config.clip_ratio_low is None else config.clip_ratio_low
+    epsilon_high = config.clip_ratio if config.clip_ratio_high is None else config.clip_ratio_high
+    # Masked tokens may have any value; replaced by 0 they cannot reach the loss or its gradient.
+    new_logprobs, old_logprobs = torch.where(mask, log_prob.float(), 0.0), torch.where(mask, old_log_prob.float(), 0.0)
+    terms, is_clipped = clipped_terms(
+        new_logprobs, old_logprobs, advantages.float(), epsilon=epsilon_low, epsilon_high=epsilon_high
+    )
     terms = torch.where(mask, terms, 0.0)
     if rollout_is_weights is not None:
         terms = terms * rollout_is_weights
@@ -99,8 +101,8 @@ def _clipped_policy_loss(
     loss = agg_loss(loss_mat=terms, loss_mask=mask, loss_agg_mode=loss_agg_mode, **config.global_batch_info)
     num_tokens = mask.sum().clamp(min=1)
     return loss, {
-        "actor/pg_clipfrac": ((is_held & mask).sum() / num_tokens).item(),
-        "actor/ppo_kl": ((then - now).detach().sum() / num_tokens).item(),
+        "actor/pg_clipfrac": ((is_clipped & mask).sum() / num_tokens).item(),
+        "actor/ppo_kl": ((old_logprobs - new_logprobs).detach().sum() / num_tokens).item(),
     }
 
 
@@ -126,12 +128,12 @@ def _kl_teacher_student(
         no_padding_2_padding(model_output[name], data).float()
         for name in ("distillation_losses", "student_mass", "teacher_mass")
     )
-    # Rows without a teacher hold `NO_TEACHER`, whose mass is 0.
-    is_taught = (mass_t > 0) & _response_mask(data)
+    # Positions without a teacher hold `NO_TEACHER`, whose mass is 0.
+    has_teacher = (mass_t > 0) & _response_mask(data)
     tail_s, tail_t = (1.0 - mass.clamp(max=_LARGEST_MASS) for mass in (mass_s, mass_t))
-    values = torch.where(is_taught, listed_sum + tail_t * (tail_t.log() - tail_s.log()), 0.0)
+    values = torch.where(has_teacher, listed_sum + tail_t * (tail_t.log() - tail_s.log()), 0.0)
     check_finite_rows(values.flatten(), KL_TEACHER_STUDENT)
-    return values, _token_count(is_taught)
+    return values, _token_count(has_teacher)
 
 
 @register_distillation_loss(DistillationLossSettings(names=[KL_STUDENT_TEACHER], use_estimator=True))
@@ -149,11 +151,11 @@ def _kl_student_teacher(
         raise ConfigError(explain(name, got=True, expected=False, fix=fix))
     student = no_padding_2_padding(model_output["log_probs"], data).float()
     teacher = no_padding_2_padding(data["teacher_logprobs"], data).squeeze(-1).float()
-    # Halfway, so that rounding in lower precision does not matter.
-    is_taught = (teacher > NO_TEACHER / 2) & _response_mask(data)
-    values = torch.where(is_taught, sampled_token_values(student, teacher), 0.0)
-    ratio = torch.where(is_taught, (student - teacher).detach(), 0.0).sum() / is_taught.sum().clamp(min=1)
-    return values, _token_count(is_taught) | {"composer/log_ratio": ratio.item()}
+    # Half of it, so that rounding in lower precision does not matter.
+    has_teacher = (teacher > NO_TEACHER / 2) & _response_mask(data)
+    values = torch.where(has_teacher, sampled_token_values(student, teacher), 0.0)
+    ratio = torch.where(has_teacher, (student - teacher).detach(), 0.0).sum() / has_teacher.sum().clamp(min=1)
+    return values, _token_count(has_teacher) | {"composer/log_ratio": ratio.item()}
 
 
 def _response_mask(data: Any) -> Tensor:
@@ -161,5 +163,5 @@ def _response_mask(data: Any) -> Tensor:
     return mask.bool().to_padded_tensor(False) if mask.is_nested else mask.bool()
 
 
-def _token_count(is_taught: Tensor) -> dict[str, Any]:
-    return {"composer/taught_tokens": Metric("sum", float(is_taught.sum()))}
+def _token_count(has_teacher: Tensor) -> dict[str, Any]:
+    return {"composer/taught_tokens": Metric("sum", float(has_teacher.sum()))}

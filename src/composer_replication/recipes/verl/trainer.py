@@ -11,7 +11,7 @@ from typing import Any
 from composer_replication.errors import ConfigError, explain
 from composer_replication.optional import importing
 from composer_replication.recipes.verl import registered
-from composer_replication.recipes.verl.channel_loss import settings_of
+from composer_replication.recipes.verl.channel_loss import read_settings
 from composer_replication.recipes.verl.engine import VENDOR, ChannelEngine, StepChannels
 
 with importing("verl", extra="verl"):
@@ -31,13 +31,13 @@ class ComposerTrainer(PPOTrainerSync):
     """verl's synchronous trainer with our channels in the actor's step; everything else is verl's."""
 
     def __init__(self, config: Any) -> None:
-        settings_of(config.actor_rollout_ref)  # a mistake in the settings is reported before any process starts
+        read_settings(config.actor_rollout_ref)  # reports a mistake in the settings before any process starts
         with open_dict(config):
             config.trainer.v1.trainer_mode = "sync"  # verl selects the buffer of a synchronous run by this name
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        """Map roles as verl does, then use our worker, with a reference model if the teacher needs one."""
+        """Map roles as verl does, then replace the worker, with a reference model if the teacher needs one."""
         super()._init_resource_pool_mgr()
         roles = [role for role in (Role.ActorRolloutRef, Role.ActorRollout) if role in self.role_worker_mapping]
         if not roles:
@@ -54,8 +54,8 @@ class ComposerTrainer(PPOTrainerSync):
 
 
 def _needs_reference(config: Any) -> bool:
-    """Whether the teacher needs a reference worker. With LoRA the policy without its adapter is the reference."""
-    model, settings = config.actor_rollout_ref.model, settings_of(config.actor_rollout_ref)
+    """Whether the teacher needs a reference worker. With LoRA, the policy without its adapter is the reference."""
+    model, settings = config.actor_rollout_ref.model, read_settings(config.actor_rollout_ref)
     # verl has two keys for the LoRA rank.
     rank = max(model.get("lora", {}).get("rank", 0), model.get("lora_rank", 0))
     has_adapter = rank > 0 or model.get("lora_adapter_path") is not None
@@ -65,8 +65,8 @@ def _needs_reference(config: Any) -> bool:
 class ComposerWorker(ActorRolloutRefWorker):
     """verl's hybrid worker (actor, rollout and reference) with our channels in the actor's steps.
 
-    The teacher's logits are a mixture of the reference and the policy. So policy and reference must be in one process
-    (ActorRolloutRef), or the policy must have a LoRA adapter. `actor_rollout_ref.composer` holds the settings.
+    The teacher's logits are a weighted sum of those of the reference and of the policy. So both must be in one process
+    (ActorRolloutRef), or the policy must have a LoRA adapter. The settings are in `actor_rollout_ref.composer`.
     """
 
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
@@ -79,10 +79,10 @@ class ComposerWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Build the models as verl does, then give the actor's engine the channels."""
-        settings = settings_of(self.config)
+        """Build the models as verl does, then add the channels to the actor's engine."""
+        settings = read_settings(self.config)
         super().init_model()
-        # This process has no actor, only a reference or a rollout.
+        # A process with only a reference or a rollout has no actor.
         if self.actor is None:
             return
         engine = self.actor.engine
@@ -92,5 +92,5 @@ class ComposerWorker(ActorRolloutRefWorker):
             raise ConfigError(explain("engine of the actor", got=got, expected="ChannelEngine", fix=fix))
         channels = StepChannels(settings, None if self.ref is None else self.ref.engine)
         if settings.alpha_sdpo > 0:
-            channels.shares(engine)  # fails now rather than at the first step if there is no teacher
+            channels.shares(engine)  # raises now rather than at the first step if there is no teacher
         engine.channels = channels
