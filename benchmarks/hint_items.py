@@ -17,9 +17,9 @@ from typing import Any, NamedTuple
 
 from composer_replication.batch.hint_placement import (
     Placement,
+    _has_tokens,
     draw_unrelated_hints,
     exclusion_reason,
-    has_tokens,
     teacher_context,
 )
 from composer_replication.batch.model_folder import load_tokenizer
@@ -183,7 +183,7 @@ def _item(
     """
     rendered, span, call, name_end = place
     end = min(call[1], name_end + _MAX_ARGUMENTS)
-    usable = {name: text for name, text in hints.items() if has_tokens(renderer, text)}
+    usable = {name: text for name, text in hints.items() if _has_tokens(renderer, text)}
     longest = max((len(renderer.encoder.encode([text])[0]) for text in usable.values()), default=0) + 32
     least = max(0, end + longest - max_tokens)
     first = next((each.header_start for each in rendered.spans if each.header_start >= least), None) if least else 0

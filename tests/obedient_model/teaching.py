@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from composer_replication import compose_loss
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.batch.pair_tokens import pair_ids
+from composer_replication.batch.pair_tokens import _pair_ids
 from composer_replication.batch.session_batch import SiteHint, TokenPair, session_batches
 from composer_replication.batch.tree_batch import TreeBatch, pack_batches
 from composer_replication.trainer.objective.compose import LossComponents
@@ -37,7 +37,7 @@ def site_batches(world: World, sessions: Sequence[ToySession], hints: Sequence[s
 def token_pair(world: World, session: ToySession) -> TokenPair:
     """The right call over the one that was made."""
     identity = session.conversation.id
-    pair = pair_ids(world.renderer, session.state, session.answer(), session.erring, conversation_id=identity)
+    pair = _pair_ids(world.renderer, session.state, session.answer(), session.erring, conversation_id=identity)
     return TokenPair(
         chosen_ids=pair.chosen.ids,
         chosen_start=pair.chosen.start,

@@ -116,7 +116,7 @@ def trainer(tmp_path_factory):
 
 def test_dpo_trainer_sees_the_text_that_our_collator_makes(trainer):
     from composer_replication.action_text import answer_turn
-    from composer_replication.batch.pair_tokens import pair_ids
+    from composer_replication.batch.pair_tokens import _pair_ids
     from composer_replication.batch.render.renderer import Renderer
     from composer_replication.batch.trace_messages import to_conversation
 
@@ -124,7 +124,7 @@ def test_dpo_trainer_sees_the_text_that_our_collator_makes(trainer):
     for given, row in zip(PAIRS, trainer.train_dataset, strict=True):
         turns = to_conversation(given["state_messages"], conversation_id="p").turns
         answers = [answer_turn(given[side], turn_id=side) for side in ("chosen", "rejected")]
-        ours = pair_ids(renderer, turns, *answers, conversation_id="p")
+        ours = _pair_ids(renderer, turns, *answers, conversation_id="p")
         for side, ids in zip(("chosen", "rejected"), ours, strict=True):
             # Text and not ids: TRL lets tokens merge over the border between a state and its answer.
             theirs = row["prompt_ids"] + row[f"{side}_ids"]

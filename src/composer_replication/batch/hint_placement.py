@@ -263,7 +263,7 @@ def hinted_turn(
     """
     if reason := exclusion_reason(span):
         return reason
-    if hint and not has_tokens(renderer, hint):
+    if hint and not _has_tokens(renderer, hint):
         return HINT_MAKES_NO_TOKENS
     try:
         context = teacher_context(renderer, rendered, span, hint, placement=placement, first=first)
@@ -282,7 +282,7 @@ def exclusion_reason(span: TurnSpan) -> str:
     return span.no_target or ("" if span.start else NOTHING_BEFORE_IT)
 
 
-def has_tokens(renderer: Renderer, hint: str) -> bool:
+def _has_tokens(renderer: Renderer, hint: str) -> bool:
     """Whether the text has at least one token."""
     return bool(renderer.encoder.encode([renderer.protected.escape(hint.strip())])[0])
 

@@ -31,7 +31,7 @@ class PairIds(NamedTuple):
     rejected: ResponseIds
 
 
-def response_ids(
+def _response_ids(
     renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str, format_name: str = FORMAT
 ) -> ResponseIds:
     """Tokenize turns followed by an assistant turn.
@@ -74,7 +74,7 @@ def comparable_ids(
         if logged is not None:
             pair = _pair_with_session_ids(renderer, turns, chosen, rejected, logged, options)
         if pair is None:
-            pair = pair_ids(renderer, turns, chosen, rejected, **options)
+            pair = _pair_ids(renderer, turns, chosen, rejected, **options)
     # Some templates render the same state differently, depending on the answer.
     except AlignmentError:
         return CONTEXTS_DIFFER
@@ -95,13 +95,13 @@ def _pair_with_session_ids(
     # The comparison drops the rejected answer's thinking, but the session's ids contain it.
     if rejected_turn != rejected and span.thinking in ("target", "context"):
         return None
-    answer = response_ids(renderer, turns, chosen_turn, **options)
+    answer = _response_ids(renderer, turns, chosen_turn, **options)
     if answer.start != span.start or answer.ids[: span.start] != rendered.ids[: span.start]:
         return None
     return PairIds(answer, ResponseIds(rendered.ids[: span.end], span.start))
 
 
-def pair_ids(
+def _pair_ids(
     renderer: Renderer,
     turns: Sequence[Turn],
     chosen: Turn,
@@ -116,7 +116,7 @@ def pair_ids(
     """
     answers = renderer.thinking.align(chosen, rejected)
     options = {"conversation_id": conversation_id, "format_name": format_name}
-    sides = [response_ids(renderer, turns, turn, **options) for turn in answers]
+    sides = [_response_ids(renderer, turns, turn, **options) for turn in answers]
     # A template may repeat less of its header for one kind of turn; the shorter header is the context of both.
     start = min(side.start for side in sides)
     first, second = (side.ids[:start] for side in sides)

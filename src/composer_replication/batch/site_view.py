@@ -121,11 +121,11 @@ def view_site(
     sequences = renderer.render(conversation)
     number, rendered, span = _find_turn(sequences, site)
     turn = next(candidate for candidate in conversation.turns if candidate.id == site.turn_id)
-    check_span(renderer, rendered, span, turn)
+    _check_span(renderer, rendered, span, turn)
     teacher = pairs = None
     if hint is not None:
         teacher = teacher_context(renderer, rendered, span, hint.text, placement=placement, first=first)
-        pairs = index_pairs(rendered.ids, span, teacher, first=first)
+        pairs = _index_pairs(rendered.ids, span, teacher, first=first)
     stops = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
     last = rendered.ids[span.end - 1]
     return SiteView(
@@ -142,7 +142,7 @@ def view_site(
     )
 
 
-def index_pairs(
+def _index_pairs(
     student_ids: Sequence[int], span: TurnSpan, teacher: TeacherContext, *, first: int = 0
 ) -> tuple[IndexPair, ...]:
     """Pair the student's and the teacher's rows of a turn. Raises AlignmentError unless paired rows
@@ -169,7 +169,7 @@ def index_pairs(
     return tuple(IndexPair(student_row + j, teacher_row + j, token) for j, token in enumerate(targets))
 
 
-def check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, turn: Turn) -> None:
+def _check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, turn: Turn) -> None:
     """Raise AlignmentError unless the span holds exactly the turn: its sampled ids, or the text that was rendered."""
     ids = rendered.ids[span.start : span.end]
     calls = (span.call_start, span.call_end) if span.call_start is not None else (span.start, span.end)

@@ -114,7 +114,7 @@ def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
     prefixes = SharedPrefixes(flat)
     runs: dict[int, list[Run]] = {}
     stretches: list[Stretch] = []
-    suffixes: list[NewSuffix] = []
+    suffixes: list[_NewSuffix] = []
     length = 0
     for suffix in prefixes.in_layout_order():
         context = _first_rows(runs[suffix.parent], suffix.first) if suffix.first else []
@@ -176,7 +176,7 @@ def _append_run(runs: list[Run], last: Run) -> list[Run]:
     return [*runs, last]
 
 
-class NewSuffix(NamedTuple):
+class _NewSuffix(NamedTuple):
     """The `size` tokens of a sequence from `first` on that no earlier sequence has; the others are
     those of `parent`.
     """
@@ -214,7 +214,7 @@ class SharedPrefixes:
         """Yield each sequence's index, and the number of tokens that it shares with the sequence before it."""
         return zip(self._order, self._shared, strict=True)
 
-    def in_layout_order(self) -> Iterator[NewSuffix]:
+    def in_layout_order(self) -> Iterator[_NewSuffix]:
         """Yield the new tokens of each sequence, tree by tree: first the longest one, then the
         others by shared length.
         """
@@ -229,7 +229,7 @@ class SharedPrefixes:
             for position in order:
                 parent, first = self._closest(position, laid_out)
                 insort(laid_out, position)
-                yield NewSuffix(self._order[position], self._order[parent], first, lengths[position] - first)
+                yield _NewSuffix(self._order[position], self._order[parent], first, lengths[position] - first)
 
     def number_depth_first(self, first_depths: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
         """Return `enter` and `leave` of the tokens of each sequence in `first_depths`, from its depth there on."""

@@ -63,7 +63,7 @@ Tokens = TokenTree | Sequences
 """The input of one forward pass. A row is an index in the tree's layout, or sequence * T + position if padded."""
 
 
-class Passes(NamedTuple):
+class _Passes(NamedTuple):
     """The inputs of the four forward passes: student, hinted contexts, contexts with unrelated hints, and pairs."""
 
     student: Tokens
@@ -103,9 +103,9 @@ class TreeBatch(_ChannelRows):
     tree: TokenTree
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> _Passes:
         """The tree, which is the input of every pass."""
-        return Passes(self.tree, self.tree, self.tree, self.tree)
+        return _Passes(self.tree, self.tree, self.tree, self.tree)
 
     def check(self, num_embeddings: int) -> None:
         """Raise InputError if an id has no embedding."""
@@ -126,11 +126,11 @@ class FlatBatch(_ChannelRows):
     pair_sequences: Sequences | None = None
 
     @property
-    def passes(self) -> Passes:
+    def passes(self) -> _Passes:
         """The sequences of each pass; a pass without sequences gets one token."""
         # With sharded weights all ranks must run the same passes, and another rank may have sequences for this one.
         optional_sequences = (self.contexts, self.contrast_contexts, self.pair_sequences)
-        return Passes(
+        return _Passes(
             self.sequences,
             *(sequences or Sequences(self.sequences.input_ids[:1, :1]) for sequences in optional_sequences),
         )

@@ -54,7 +54,7 @@ def entries_with_tail(log_probs_NV: Tensor, ids_NK: Tensor) -> Tensor:
     return torch.cat([log_probs_NV.gather(-1, ids_NK), tail_N1], dim=-1)
 
 
-def renormalize(log_probs_NK: Tensor) -> Tensor:
+def _renormalize(log_probs_NK: Tensor) -> Tensor:
     """Shift the log-probs of each row so that its probabilities sum to one."""
     return log_probs_NK - log_probs_NK.logsumexp(-1, keepdim=True)
 
@@ -81,7 +81,7 @@ class StudentTopK:
             if self.add_tail:
                 log_s, log_t = entries_with_tail(log_s, top_ids), entries_with_tail(log_t, top_ids)
             else:
-                log_s, log_t = renormalize(log_s.gather(-1, top_ids)), renormalize(log_t.gather(-1, top_ids))
+                log_s, log_t = _renormalize(log_s.gather(-1, top_ids)), _renormalize(log_t.gather(-1, top_ids))
         return log_prob_divergence(log_s, log_t, self.beta)
 
 

@@ -111,7 +111,7 @@ class TeacherClient:
             return body if response is None else _with_status(response.status_code, response.headers, body)
         if request.teacher.api_key:  # before texts are truncated, which could leave part of a key
             body = body.replace(request.teacher.api_key.encode(), b"<key>")
-        return parse_response(response.status_code, response.headers, body, request)
+        return _parse_response(response.status_code, response.headers, body, request)
 
 
 def _headers(api_key: str | None) -> dict[str, str]:
@@ -282,7 +282,7 @@ class FailedRequest(NamedTuple):
     scope: FailureScope = "call"
 
 
-def parse_response(status: int, headers: Mapping[str, str], body: bytes, request: Request) -> Reply | FailedRequest:
+def _parse_response(status: int, headers: Mapping[str, str], body: bytes, request: Request) -> Reply | FailedRequest:
     """Return the outcome of a request that got a response. A response that cannot be parsed is a failure."""
     try:
         return _parse(status, headers, body, request)

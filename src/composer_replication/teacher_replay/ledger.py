@@ -44,7 +44,7 @@ class TeacherStore:
             self._path.parent.mkdir(parents=True, exist_ok=True)
             tables.create_store_if_missing(self._path)
         self._connection = sqlite3.connect(str(self._path or ":memory:"), isolation_level=None, timeout=60)
-        self._owner: ProcessLock | None = None
+        self._owner: _ProcessLock | None = None
         with contextlib.ExitStack() as cleanup:
             cleanup.callback(self.close)
             with self._translate_errors():
@@ -77,7 +77,7 @@ class TeacherStore:
             return
         with self._transaction():
             row = self._execute("SELECT owner, pid, host, since FROM holds WHERE what = ?", (what,)).fetchone()
-            if row is not None and row[0] != self._owner_name and is_owner_alive(self._path, row[0]):
+            if row is not None and row[0] != self._owner_name and _is_owner_alive(self._path, row[0]):
                 raise RunError(_holder_message(self._path, what, row[0], _Holder(*row[1:])))
             mine = (what, self._owner_name, *self._owner.holder)
             self._execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?)", mine)
@@ -145,7 +145,7 @@ class TeacherStore:
             "SELECT DISTINCT owner FROM intents WHERE key = ? AND owner <> ?", (key, self._owner_name)
         ).fetchall()
         for (owner,) in claims:
-            if self._path is not None and is_owner_alive(self._path, owner):
+            if self._path is not None and _is_owner_alive(self._path, owner):
                 return ClaimedElsewhere(
                     str(_read_holder(self._path, owner) or owner), str(_lock_path(self._path, owner))
                 )
@@ -205,16 +205,16 @@ class TeacherStore:
         else:
             self._execute("UPDATE meter SET unknown = unknown + ?, num_unknown = num_unknown + 1", (nano,))
 
-    def _lock_process(self) -> ProcessLock | None:
+    def _lock_process(self) -> _ProcessLock | None:
         try:
-            return None if self._path is None else ProcessLock(self._path)
+            return None if self._path is None else _ProcessLock(self._path)
         except OSError as error:
             raise RunError(explain(str(self._path), got=str(error), expected="a writable folder")) from error
 
     def recover_dead_reservations(self) -> None:
         """Count the reservations of dead processes as spent."""
         rows = self._execute("SELECT DISTINCT owner FROM intents").fetchall()
-        for owner in find_dead_owners(self._path, [row[0] for row in rows], self._owner_name):
+        for owner in _find_dead_owners(self._path, [row[0] for row in rows], self._owner_name):
             with self._transaction():
                 self._recover_reservations(owner)
 
@@ -321,7 +321,7 @@ class _Holder(NamedTuple):
         return f"process {self.pid} on {self.host} since {since}"
 
 
-class ProcessLock:
+class _ProcessLock:
     """The lock file of this process beside a store. `close` removes it; the lock ends with the
     process at the latest.
     """
@@ -369,7 +369,7 @@ class ProcessLock:
             os.close(descriptor)
 
 
-def is_owner_alive(store: Path, name: str) -> bool:
+def _is_owner_alive(store: Path, name: str) -> bool:
     """Whether the process with this lock file is alive. Removes the lock file of a dead process if permitted."""
     path = _lock_path(store, name)
     try:
@@ -388,13 +388,13 @@ def is_owner_alive(store: Path, name: str) -> bool:
         os.close(descriptor)
 
 
-def find_dead_owners(store: Path | None, names: Sequence[str], own_name: str = "") -> Iterator[str]:
+def _find_dead_owners(store: Path | None, names: Sequence[str], own_name: str = "") -> Iterator[str]:
     """Yield the names of dead processes, and remove their lock files."""
     if store is None:
         return
     lock_names = {path.name[len(store.name) + 1 : -len(".lock")] for path in store.parent.glob(f"{store.name}.*.lock")}
     for name in sorted({*names, *lock_names} - {own_name}):
-        if not is_owner_alive(store, name):
+        if not _is_owner_alive(store, name):
             yield name
 
 

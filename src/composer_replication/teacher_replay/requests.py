@@ -62,7 +62,7 @@ class RequestBuilder:
         label: str = "a request",
     ) -> Request:
         """Build the request for one state; tool results in `messages` are fenced with the session's marks."""
-        sent_messages = fence_results(messages, session) if self._settings.fence else _without_origin(messages)
+        sent_messages = _fence_results(messages, session) if self._settings.fence else _without_origin(messages)
         parameters = self._parameters(tools)
         body = encode_as_written({**parameters, "messages": sent_messages}, where=f"request to {self._teacher.slug}")
         # An upper bound: a token has at least one byte, and the JSON around a message is longer than the text that a
@@ -129,7 +129,7 @@ _INSTRUCTION_CACHE: dict[tuple[int, int], bool] = {}
 _RESULTS = ("tool", "function")
 
 
-def fence_results(messages: Sequence[Message], session: str = "") -> list[Message]:
+def _fence_results(messages: Sequence[Message], session: str = "") -> list[Message]:
     """Enclose tool results in marks, which are the same for all states of a session.
 
     Because the marks and the rule about them stay the same, a longer state begins with exactly the bytes of a shorter

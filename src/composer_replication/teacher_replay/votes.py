@@ -153,7 +153,7 @@ def _check_threshold(threshold: int) -> None:
 _MAX_SESSIONS = 64  # the number of sessions that are asked about concurrently
 
 
-class SessionContext:
+class _SessionContext:
     """The context of successive states of one session; each message is read only once."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
@@ -178,7 +178,7 @@ class StateContexts:
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd, self._tools = cwd, tools
-        self._sessions: OrderedDict[str, tuple[object, object, SessionContext]] = OrderedDict()
+        self._sessions: OrderedDict[str, tuple[object, object, _SessionContext]] = OrderedDict()
 
     def at(self, state: TraceState) -> ActionContext:
         state_fields = cast("Mapping[str, Any]", state)
@@ -186,7 +186,7 @@ class StateContexts:
         session = state["state_id"].rpartition("::")[0]
         held = self._sessions.pop(session, None)
         if held is None or held[0] != cwd or held[1] != tools:
-            held = (cwd, tools, SessionContext(cwd=cwd, tools=tools))
+            held = (cwd, tools, _SessionContext(cwd=cwd, tools=tools))
         self._sessions[session] = held
         if len(self._sessions) > _MAX_SESSIONS:
             self._sessions.popitem(last=False)

@@ -25,7 +25,7 @@ from composer_replication.errors import RunError  # noqa: E402
 from composer_replication.recipes.monarch.actors import RewarderActor, TrainerActor  # noqa: E402
 from composer_replication.recipes.monarch.policy_trainer import PolicyTrainer  # noqa: E402
 from composer_replication.recipes.monarch.rewarder import RewarderSettings  # noqa: E402
-from composer_replication.recipes.monarch.run import SupervisedActor  # noqa: E402
+from composer_replication.recipes.monarch.run import _SupervisedActor  # noqa: E402
 from recipes.monarch.recorded import recorded_settings, save_recorded  # noqa: E402
 from recipes.monarch.small_run import BATCHES, PRICES, read_settings, train  # noqa: E402
 from recipes.recorded_steps import ITERATIONS, recorded_steps, start_weights, weight_sums  # noqa: E402
@@ -153,7 +153,7 @@ def is_alive(pid: int) -> bool:
 def test_twenty_steps_by_the_trainers_actor_are_those_of_the_trl_trainer(tmp_path, note):
     save_recorded(tmp_path)
     settings, wanted = recorded_settings(tmp_path), recorded_steps()
-    trainer = SupervisedActor(TrainerActor, settings)
+    trainer = _SupervisedActor(TrainerActor, settings)
 
     async def all_steps() -> list[dict[str, Any]]:
         steps: list[dict[str, Any]] = []
@@ -177,7 +177,7 @@ def test_twenty_steps_by_the_trainers_actor_are_those_of_the_trl_trainer(tmp_pat
 
 
 def test_an_error_in_an_endpoint_is_raised_and_nobody_dies(server):
-    rewarder = SupervisedActor(RewarderActor, RewarderSettings(rewards=("recipes.monarch.world:files_worth",)))
+    rewarder = _SupervisedActor(RewarderActor, RewarderSettings(rewards=("recipes.monarch.world:files_worth",)))
 
     async def ask() -> tuple[int, int, list[float]]:
         before = await rewarder.pid()
@@ -196,7 +196,7 @@ def test_an_error_in_an_endpoint_is_raised_and_nobody_dies(server):
 
 
 def test_an_actor_that_cannot_live_ends_the_run(server):
-    rewarder = SupervisedActor(RewarderActor, RewarderSettings(rewards=("no_such_module:reward",)), max_deaths=1)
+    rewarder = _SupervisedActor(RewarderActor, RewarderSettings(rewards=("no_such_module:reward",)), max_deaths=1)
     with pytest.raises(RunError, match=r"\b2 deaths\b") as raised:
         asyncio.run(rewarder.pid())
     assert "no_such_module" in str(raised.value)

@@ -9,7 +9,7 @@ from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from composer_replication.evaluation.ablation.workspace import SCHEMAS
-from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings
+from composer_replication.recipes.monarch.run import BatchSettings, _BatchBuilder
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts
 from composer_replication.trainer.rollouts.sites import Rollout, schemas_of
 from recipes.recorded_steps import GROUP, SETTINGS, Batch, recorded_batches
@@ -51,7 +51,7 @@ def test_a_recorded_batch_is_made_again_from_its_rollouts(tmp_path, number):
     kept, rewards, rows = played(wanted)
     kept.save(tmp_path, number)
     kept = SavedRollouts.load(tmp_path, number)  # as the generator hands it over
-    maker = BatchBuilder(MODEL, BatchSettings(num_generations=GROUP, scale_rewards=SETTINGS["scale_rewards"]))
+    maker = _BatchBuilder(MODEL, BatchSettings(num_generations=GROUP, scale_rewards=SETTINGS["scale_rewards"]))
     batch = maker.batch(kept, rewards, maker.find_sites(kept, number))
     torch.testing.assert_close(batch.advantages, wanted.advantages[rows], atol=1e-6, rtol=0)
     for here, there in enumerate(rows):
@@ -73,6 +73,6 @@ def test_a_recorded_batch_is_made_again_from_its_rollouts(tmp_path, number):
 
 def test_a_reward_for_every_rollout():
     kept, rewards, _ = played(recorded_batches()[0])
-    maker = BatchBuilder(MODEL, BatchSettings(num_generations=GROUP))
+    maker = _BatchBuilder(MODEL, BatchSettings(num_generations=GROUP))
     with refusal(InputError, what="rewards", got="7", expected="8"):
         maker.batch(kept, rewards[1:], maker.find_sites(kept, 0))

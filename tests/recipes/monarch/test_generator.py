@@ -16,7 +16,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, InputError, StaleArtefactError
 from composer_replication.recipes.monarch import generator as sampling
 from composer_replication.recipes.monarch.generator import Generator, GeneratorSettings
-from composer_replication.recipes.monarch.run import BatchBuilder, BatchSettings, make_reward_rows
+from composer_replication.recipes.monarch.run import BatchSettings, _BatchBuilder, _make_reward_rows
 from composer_replication.recipes.monarch.tensor_file import SavedRollouts, SharedWeights
 from composer_replication.trainer.rollouts.sites import Rollout, RolloutOptions, sampled_runs
 from recipes.monarch.tiny_policies import save_tiny
@@ -107,9 +107,9 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
         turns = [each.completion_ids[run.start : run.end] for run in sampled_runs(each)]
         assert len(turns) > 1
         assert text == "\n".join(decode(ids, skip_special_tokens=True) for ids in turns)
-    known = make_reward_rows(kept, rows)
+    known = _make_reward_rows(kept, rows)
     assert all(set(each["info"]) == {"files_worth"} and each["messages"] for each in known)
-    maker = BatchBuilder(MODEL, BatchSettings(num_generations=2))
+    maker = _BatchBuilder(MODEL, BatchSettings(num_generations=2))
     found = maker.find_sites(kept, 0)
     batch = maker.batch(kept, [1.0, 0.0, 0.5, 0.25], found)
     assert batch.advantages.tolist() == [0.5, -0.5, 0.125, -0.125]
@@ -122,7 +122,9 @@ def test_episodes_become_a_batch_with_the_errors_of_the_world(tmp_path, student)
     assert len(states) == len({state["state_id"] for state in states}) > 0
     assert all(state["messages"][0]["role"] == "user" and state["student_action"] for state in states)
     failed = RolloutOptions(only_failed_rollouts=True)
-    strict = BatchBuilder(MODEL, BatchSettings(num_generations=2, rollouts=failed)).batch(kept, [1.0, 0, 1.0, 0], found)
+    strict = _BatchBuilder(MODEL, BatchSettings(num_generations=2, rollouts=failed)).batch(
+        kept, [1.0, 0, 1.0, 0], found
+    )
     assert [len(each) for each in strict.sites] == [0, len(batch.sites[1]), 0, len(batch.sites[3])]
 
 
@@ -137,7 +139,7 @@ def test_an_episode_that_is_cut_off_has_no_turn_that_is_not_in_its_ids(tmp_path,
         assert len(each.completion_ids) <= 150
         turns = sum(message["role"] == "assistant" for message in each.messages)
         assert turns == len(sampled_runs(each)) > 0
-    maker = BatchBuilder(MODEL, BatchSettings(num_generations=2))
+    maker = _BatchBuilder(MODEL, BatchSettings(num_generations=2))
     assert any(each.turns for each in maker.find_sites(kept, 0)[::2])
     assert not [name for name in maker.counts if "messages" in name]
 
@@ -150,13 +152,13 @@ def test_turns_beyond_the_limit_are_refused_and_messages_that_fit_no_turn_are_co
     assert re.search(r"\b20\b", caught.value.got)
     two = [{"role": "assistant", "content": "one"}, {"role": "assistant", "content": "two"}]
     cut = Rollout(rollout_id="a", prompt_ids=[5], completion_ids=[6], sampled=[1], prompt=[], messages=two)
-    maker = BatchBuilder(MODEL, BatchSettings(num_generations=1))
+    maker = _BatchBuilder(MODEL, BatchSettings(num_generations=1))
     maker.find_sites(SavedRollouts(rollouts=[cut], columns=[{}], weights_version=0), 0)
     assert maker.counts["dropped:messages_are_not_the_turns"] == 1
 
 
 def test_pairs_become_ids_or_are_counted(tmp_path):
-    maker = BatchBuilder(MODEL, BatchSettings(num_generations=1, max_pair_tokens=200))
+    maker = _BatchBuilder(MODEL, BatchSettings(num_generations=1, max_pair_tokens=200))
     messages = [{"role": "user", "content": "Fix the test."}]
     call = '[TOOL_USE] name=read input={"path":"a.py"}'
     good = {"state_id": "a::1", "state_messages": messages, "chosen": call, "rejected": "No.", "n_teachers_agreeing": 2}

@@ -75,9 +75,9 @@ def test_our_hook_passes_on_what_is_not_ours(monkeypatch):
     module = importlib.import_module("monarch.actor")
     seen = []
     monkeypatch.setattr(module, "unhandled_fault_hook", seen.append)
-    supervision.install_fault_hook()
+    supervision._install_fault_hook()
     hook = module.unhandled_fault_hook
-    supervision.install_fault_hook()
+    supervision._install_fault_hook()
     assert module.unhandled_fault_hook is hook  # put there once
     failures = [type("F", (), {"mesh_name": name})() for name in ("composer_trainer-x", "logger-x", "somebody-x")]
     for each in failures:

@@ -14,11 +14,11 @@ from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from composer_replication.recipes.monarch.policy_trainer import (
     LossSettings,
-    StepTerms,
-    batch_totals,
-    completion_logprobs,
-    split_batch,
-    step_terms,
+    _batch_totals,
+    _completion_logprobs,
+    _split_batch,
+    _step_terms,
+    _StepTerms,
 )
 from composer_replication.trainer.objective.channels import LossKnobs
 from composer_replication.trainer.objective.compose import compose_loss
@@ -71,11 +71,11 @@ def rows_of(batch: Batch, rows: list[int], *, most: int | None = None) -> Batch:
     return replace(batch, **whole, **cut, sites=tuple(each for each in sites if each.end <= ends[each.row]))
 
 
-def terms_of(model: Any, batch: Any, start: Any, settings: LossSettings = LOSS) -> list[StepTerms]:
-    totals = batch_totals(batch, settings)
+def terms_of(model: Any, batch: Any, start: Any, settings: LossSettings = LOSS) -> list[_StepTerms]:
+    totals = _batch_totals(batch, settings)
     return [
-        step_terms(model, micro_batch, settings, totals, alpha=ALPHA, teachers=teachers(start))
-        for micro_batch in split_batch(batch, totals)
+        _step_terms(model, micro_batch, settings, totals, alpha=ALPHA, teachers=teachers(start))
+        for micro_batch in _split_batch(batch, totals)
     ]
 
 
@@ -107,7 +107,7 @@ def test_values_and_gradients_of_all_terms_are_those_of_the_formulas(model, star
 
 def test_the_logprobs_are_those_of_whole_logits(model):
     batch = rows_of(fixed_batch(), [2, 4])
-    found = completion_logprobs(model, step_batch(batch), 1.0)
+    found = _completion_logprobs(model, step_batch(batch), 1.0)
     wanted = torch.where(batch.loss_mask, plain_logprobs(model, batch), 0.0)
     torch.testing.assert_close(found, wanted, atol=1e-5, rtol=1e-5)
 
@@ -118,7 +118,7 @@ def test_a_temperature_divides_the_logits(model):
     width = batch.completion_ids.shape[1]
     warm = (logits[:, -width - 1 : -1].float() / 0.7).log_softmax(-1).gather(-1, batch.completion_ids[..., None])
     wanted = torch.where(batch.loss_mask, warm[..., 0], 0.0)
-    torch.testing.assert_close(completion_logprobs(model, step_batch(batch), 0.7), wanted, atol=1e-5, rtol=1e-5)
+    torch.testing.assert_close(_completion_logprobs(model, step_batch(batch), 0.7), wanted, atol=1e-5, rtol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -174,6 +174,6 @@ def test_what_cannot_be_done_is_said():
     with refusal(InputError, what="sdpo_wrapper", got="taid"):
         LossSettings(knobs=LossKnobs(sdpo_wrapper="taid"))
     with refusal(InputError, what="rows_at_once", got="3"):
-        batch_totals(step_batch(fixed_batch()), replace(LOSS, rows_at_once=3))
+        _batch_totals(step_batch(fixed_batch()), replace(LOSS, rows_at_once=3))
     with pytest.raises(InputError, match="loss_type"):
         replace(LOSS, loss_type="ppo")

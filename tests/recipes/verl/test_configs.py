@@ -15,7 +15,7 @@ from verl.utils.config import omega_conf_to_dataclass, validate_config
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import ConfigError
 from composer_replication.recipes.verl import agent_loop, registered, trainer
-from composer_replication.recipes.verl.agent_loop import read_rollout_options
+from composer_replication.recipes.verl.agent_loop import _read_rollout_options
 from composer_replication.recipes.verl.channel_loss import read_settings
 from composer_replication.recipes.verl.trainer import ComposerWorker
 from recipes.verl.scripted_server import CONFIGS, load_config
@@ -52,7 +52,7 @@ def test_a_size_has_our_settings(name: str) -> None:
     parts = load_config(name).actor_rollout_ref
     settings = read_settings(parts)
     assert (settings.alpha_sdpo, settings.live_share, settings.sdpo_jsd_beta) == (0.1, 0.01, 1.0)
-    options = read_rollout_options(parts)
+    options = _read_rollout_options(parts)
     assert options.placement == "before_turn"
     longest = parts.rollout.prompt_length + parts.rollout.response_length
     assert options.max_teacher_length is not None
@@ -99,7 +99,7 @@ def test_a_wrong_name_is_an_error_before_any_process_starts() -> None:
     with open_dict(config):
         config.actor_rollout_ref.composer_sites.where = "anywhere"
     with refusal(ConfigError, what="composer_sites", got="['where']"):
-        read_rollout_options(config.actor_rollout_ref)
+        _read_rollout_options(config.actor_rollout_ref)
 
 
 def test_verls_own_command_composes_a_size() -> None:

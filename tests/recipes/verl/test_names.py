@@ -17,7 +17,7 @@ from verl.utils import tensordict_utils
 from verl.workers.engine import BaseEngine, EngineRegistry
 from verl.workers.engine_workers import ActorRolloutRefWorker
 
-from composer_replication.recipes.verl.cpu_platform import ENVIRONMENT, CpuPlatform
+from composer_replication.recipes.verl.cpu_platform import ENVIRONMENT, _CpuPlatform
 from composer_replication.recipes.verl.engine import VENDOR, ChannelEngine
 from recipes.recorded_steps import fixed_batch
 from recipes.verl.cpu_engine import data_proto, new_engine, policy_loss, step_data
@@ -169,9 +169,9 @@ def test_what_is_named_is_there(where: str) -> None:
 
 
 def test_a_platform_has_no_more_to_answer() -> None:
-    left = CpuPlatform.__abstractmethods__
+    left = _CpuPlatform.__abstractmethods__
     assert not left, f"{SAYS}: a platform must also have {sorted(left)}"
-    assert type(get_platform()) is CpuPlatform
+    assert type(get_platform()) is _CpuPlatform
     assert {name: os.environ[name] for name in ENVIRONMENT} == ENVIRONMENT
 
 

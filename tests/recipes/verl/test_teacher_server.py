@@ -19,10 +19,10 @@ from composer_replication.errors import ConfigError
 from composer_replication.recipes.verl import registered
 from composer_replication.recipes.verl.agent_loop import (
     HintedAgentLoopManager,
-    HintedAgentLoopWorker,
     HintedQueueManager,
-    HintedQueueWorker,
-    HintedTeacher,
+    _HintedAgentLoopWorker,
+    _HintedQueueWorker,
+    _HintedTeacher,
 )
 from composer_replication.recipes.verl.channel_loss import EngineChannels
 from composer_replication.recipes.verl.engine import StepChannels
@@ -73,7 +73,7 @@ def distillation_config(mode: str = registered.KL_TEACHER_STUDENT) -> Any:
 
 def worker_of(config: Any, client: Any) -> Any:
     """An agent worker without what it needs for rollouts."""
-    worker: Any = object.__new__(HintedAgentLoopWorker)
+    worker: Any = object.__new__(_HintedAgentLoopWorker)
     worker.distillation_enabled, worker.teacher_key = True, "data_source"
     worker.teacher_server_manager = AsyncTeacherLLMServerManager(config, {"default": client})
     return worker
@@ -152,14 +152,14 @@ def test_validation_asks_no_teacher() -> None:
     assert output.extra_fields == {}
 
 
-@pytest.mark.parametrize("worker", [HintedAgentLoopWorker, HintedQueueWorker])
+@pytest.mark.parametrize("worker", [_HintedAgentLoopWorker, _HintedQueueWorker])
 def test_workers_ask_in_our_way(worker: type) -> None:
-    assert worker._compute_teacher_logprobs is HintedTeacher._compute_teacher_logprobs
+    assert worker._compute_teacher_logprobs is _HintedTeacher._compute_teacher_logprobs
     assert issubclass(worker, AgentLoopWorker)
 
 
 @pytest.mark.parametrize(
-    ("manager", "worker"), [(HintedAgentLoopManager, HintedAgentLoopWorker), (HintedQueueManager, HintedQueueWorker)]
+    ("manager", "worker"), [(HintedAgentLoopManager, _HintedAgentLoopWorker), (HintedQueueManager, _HintedQueueWorker)]
 )
 def test_managers_start_our_workers(manager: type, worker: type) -> None:
     made = manager(distillation_config(), None)

@@ -17,7 +17,7 @@ import composer_replication
 from composer_replication.batch.model_folder import catch_tokenizer_panics
 from composer_replication.batch.render import templates
 from composer_replication.batch.render.dialect import ProtectedTokens
-from composer_replication.batch.render.renderer import PieceEncoder, Renderer
+from composer_replication.batch.render.renderer import Renderer, _PieceEncoder
 from composer_replication.batch.render.templates import PROCESS, ChatTemplate
 from composer_replication.errors import InputError, SandboxError
 from tokenizer_assets import load
@@ -175,7 +175,7 @@ HARD = "a" * 40 + "!"
 
 
 def test_a_tokenizer_that_panics_is_an_error_about_the_input(panicking):
-    encoder = PieceEncoder(panicking, ProtectedTokens(panicking, ""))
+    encoder = _PieceEncoder(panicking, ProtectedTokens(panicking, ""))
     assert encoder.encode(["easy"])
     with pytest.raises(InputError):
         encoder.encode([HARD])

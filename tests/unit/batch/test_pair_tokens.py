@@ -10,7 +10,7 @@ from render_checks import HERE, call, coding_session, decode, fixture_conversati
 
 from composer_replication.action_text import action_text, answer_turn
 from composer_replication.batch import pair_tokens
-from composer_replication.batch.pair_tokens import ResponseIds, pair_ids, response_ids
+from composer_replication.batch.pair_tokens import ResponseIds, _pair_ids, _response_ids
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import AlignmentError, InputError
 from composer_replication.trainer.trace_rows import LeftCut
@@ -33,7 +33,7 @@ def end_tokens(renderer):
 @pytest.mark.parametrize("family", FAMILIES)
 def test_both_sides_share_their_context_and_hold_their_whole_answer(family):
     renderer, turns = renderer_of(family), coding_session().turns[:4]
-    chosen, rejected = pair_ids(renderer, turns, answer(**CALLING), answer(**SPOKEN), conversation_id="p")
+    chosen, rejected = _pair_ids(renderer, turns, answer(**CALLING), answer(**SPOKEN), conversation_id="p")
     assert chosen.ids[: chosen.start] == rejected.ids[: rejected.start]
     assert "a.py" in decode(renderer, chosen.ids[: chosen.start])
     for side, word in ((chosen, "cat b.py"), (rejected, "Let me see.")):
@@ -50,7 +50,7 @@ def test_the_state_and_the_turn_itself_are_the_session_up_to_that_turn(family):
     spans = {span.turn_id: (sequence, span) for sequence in renderer.render(session) for span in sequence.spans}
     for index, turn in enumerate(session.turns):
         if turn.role == "assistant":
-            ids, start = response_ids(renderer, session.turns[:index], turn, conversation_id="p")
+            ids, start = _response_ids(renderer, session.turns[:index], turn, conversation_id="p")
             sequence, span = spans[turn.id]
             assert ids[start:] == sequence.ids[span.start : span.end]
             assert ids[:start] == sequence.ids[: span.start]
@@ -61,7 +61,7 @@ def test_where_a_template_rewrites_history_the_answer_is_in_the_last_sequence():
     thoughtful = {"thinking": "Hm.", "calls": (call(command="ls"),)}
     steps = [("user", "A"), ("assistant", thoughtful), ("tool", results("x")), ("assistant", "So."), ("user", "B")]
     turns = talk(*steps).turns
-    ids, start = response_ids(renderer, turns, answer(**SPOKEN), conversation_id="p")
+    ids, start = _response_ids(renderer, turns, answer(**SPOKEN), conversation_id="p")
     assert len(renderer.render(talk(*steps, ("assistant", "Let me see.")))) > 1
     assert decode(renderer, ids[start:]).endswith("Let me see.<|im_end|>")
     assert "Hm." not in decode(renderer, ids[:start])
@@ -69,13 +69,13 @@ def test_where_a_template_rewrites_history_the_answer_is_in_the_last_sequence():
 
 def test_a_thought_that_only_one_side_has_is_in_no_answer():
     renderer, turns = renderer_of("thinker"), talk(("user", "A")).turns
-    chosen, rejected = pair_ids(
+    chosen, rejected = _pair_ids(
         renderer, turns, answer(text="x"), answer(text="y", thinking="Hm."), conversation_id="p"
     )
     assert decode(renderer, chosen.ids[: chosen.start]) == decode(renderer, rejected.ids[: rejected.start])
     assert decode(renderer, chosen.ids[chosen.start :]) == "x<|end|>"
     assert decode(renderer, rejected.ids[rejected.start :]) == "y<|end|>"
-    swapped = pair_ids(renderer, turns, answer(text="y", thinking="Hm."), answer(text="x"), conversation_id="p")
+    swapped = _pair_ids(renderer, turns, answer(text="y", thinking="Hm."), answer(text="x"), conversation_id="p")
     assert swapped == (rejected, chosen)
 
 
@@ -93,25 +93,25 @@ def test_contexts_that_differ_are_an_error():
     turns = talk(("user", "A"), ("assistant", CALLING), ("tool", results("x"))).turns
     refused = answer(calls=(call("no"),))
     with refusal(AlignmentError, what="pair p") as caught:
-        pair_ids(renderer, turns, answer(**SPOKEN), refused, conversation_id="p")
+        _pair_ids(renderer, turns, answer(**SPOKEN), refused, conversation_id="p")
     chosen, rejected, shared = map(int, re.findall(r"\d+", caught.value.got))
     assert shared < chosen < rejected
 
 
 def test_a_context_that_is_longer_by_more_than_a_header_is_another_state(monkeypatch):
     renderer, turns = renderer_of("gemma"), talk(("user", "A")).turns
-    ids, start = response_ids(renderer, turns, answer(text="x"), conversation_id="p")
+    ids, start = _response_ids(renderer, turns, answer(text="x"), conversation_id="p")
     shown = iter([ResponseIds(ids, start), ResponseIds([*ids, *ids[1:]], start + len(ids) - 1)])
-    monkeypatch.setattr(pair_tokens, "response_ids", lambda *_, **__: next(shown))
+    monkeypatch.setattr(pair_tokens, "_response_ids", lambda *_, **__: next(shown))
     with refusal(AlignmentError, what="pair p") as caught:
-        pair_ids(renderer, turns, answer(text="x"), answer(text="y"), conversation_id="p")
+        _pair_ids(renderer, turns, answer(text="x"), answer(text="y"), conversation_id="p")
     assert re.findall(r"\d+", caught.value.got) == [str(start), str(start + len(ids) - 1), str(start)]
 
 
 def test_an_answer_must_be_the_assistants():
     question = talk(("user", "A")).turns[0]
     with refusal(InputError, what="p", got="user", expected="assistant"):
-        response_ids(renderer_of("gemma"), (), question, conversation_id="p")
+        _response_ids(renderer_of("gemma"), (), question, conversation_id="p")
 
 
 @pytest.mark.parametrize("family", ["qwen2_5", "llama3", "gemma", "mistral_tools"])
@@ -128,8 +128,8 @@ def test_logged_actions_as_text_give_the_ids_of_the_logged_turns(family, shared_
         if turn.role == "assistant" and not turn.thinking
     ]
     for before, turn in draw.sample(states, 20):
-        as_logged = response_ids(renderer, before, turn, conversation_id="p")
-        read = response_ids(renderer, before, answer_turn(action_text(turn), turn_id="r"), conversation_id="p")
+        as_logged = _response_ids(renderer, before, turn, conversation_id="p")
+        read = _response_ids(renderer, before, answer_turn(action_text(turn), turn_id="r"), conversation_id="p")
         assert read.ids[: read.start] == as_logged.ids[: as_logged.start]
         shown, expected = (normal(decode(renderer, each.ids[each.start :])) for each in (read, as_logged))
         if family == "mistral_tools":  # it shows the calls' ids, which the text does not hold

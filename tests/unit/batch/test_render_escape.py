@@ -10,7 +10,7 @@ from tokenizers import AddedToken, Tokenizer, decoders, models, normalizers, pre
 from transformers import PreTrainedTokenizerFast
 
 from composer_replication.batch.render.dialect import ProtectedTokens, insert_raw, raw_marker
-from composer_replication.batch.render.renderer import PieceEncoder, Renderer
+from composer_replication.batch.render.renderer import Renderer, _PieceEncoder
 from composer_replication.types import ToolCall
 from tokenizer_assets import FAMILIES, load
 
@@ -128,7 +128,7 @@ def test_a_look_alike_that_the_tokenizer_would_normalise_is_no_token_either():
     look_alike = "<\u212a>"
     assert fast(look_alike)["input_ids"] == [4]
     protected = ProtectedTokens(fast, "<K>")
-    assert PieceEncoder(fast, protected).encode([protected.escape(look_alike)]) == [[0, 1, 2]]
+    assert _PieceEncoder(fast, protected).encode([protected.escape(look_alike)]) == [[0, 1, 2]]
 
 
 parts_of_text = st.sampled_from([*"ab \n<|>", *SENTINELS, "é", "\u212a", "<|eot_id|>", "<|eot", "_id|>", "word"])
@@ -171,7 +171,7 @@ def test_an_encoder_that_treats_the_start_of_a_text_in_its_own_way_gets_a_token_
     tokenizer.decoder = decoders.Metaspace(prepend_scheme="first")
     tokenizer.add_special_tokens([AddedToken("<s>", special=True, normalized=False)])
     fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, bos_token="<s>")
-    encoder = PieceEncoder(fast, ProtectedTokens(fast, "<s>"))
+    encoder = _PieceEncoder(fast, ProtectedTokens(fast, "<s>"))
     assert encoder.encode(["ab", "<s>a", " a"]) == [[2, 3], [5, 2], [4]]
     assert fast("<s>ab", add_special_tokens=False)["input_ids"] == [5, 2, 3]
 

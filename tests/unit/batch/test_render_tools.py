@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 from render_checks import TOOLS, check_exact, coding_session, decode
 
-from composer_replication.batch.pair_tokens import pair_ids, response_ids
+from composer_replication.batch.pair_tokens import _pair_ids, _response_ids
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.trainer.objective.fingerprint import _digest_of
 from tokenizer_assets import load
@@ -54,11 +54,11 @@ def test_a_pair_of_a_session_sees_its_tools(family):
     own = Renderer(load(family), tools=OTHER)
     index = 6
     before, answer = session.turns[:index], session.turns[index]
-    shown = response_ids(renderer, before, answer, conversation_id="p", format_name="b")
-    assert shown == response_ids(own, before, answer, conversation_id="p")
+    shown = _response_ids(renderer, before, answer, conversation_id="p", format_name="b")
+    assert shown == _response_ids(own, before, answer, conversation_id="p")
     other = replace(answer, text="Not yet.")
-    made = pair_ids(renderer, before, answer, other, conversation_id="p", format_name="b")
-    assert made == pair_ids(own, before, answer, other, conversation_id="p")
+    made = _pair_ids(renderer, before, answer, other, conversation_id="p", format_name="b")
+    assert made == _pair_ids(own, before, answer, other, conversation_id="p")
 
 
 def test_the_fingerprint_says_whose_tools_they_are():

@@ -12,7 +12,7 @@ from site_pieces import HINT, site_at
 
 from composer_replication.batch.hint_placement import PLACEMENTS, teacher_context
 from composer_replication.batch.render.renderer import Renderer, join_token_texts, token_texts
-from composer_replication.batch.site_view import check_span, index_pairs, view_site
+from composer_replication.batch.site_view import _check_span, _index_pairs, view_site
 from composer_replication.errors import AlignmentError, InputError
 from refusals import refusal
 from tokenizer_assets import FAMILIES, load
@@ -104,7 +104,7 @@ def test_a_teacher_that_is_off_by_one_is_an_alignment_error():
     (rendered,) = renderer.render(conversation)
     span = rendered.spans[1]
     context = teacher_context(renderer, rendered, span, HINT.text)
-    assert len(index_pairs(rendered.ids, span, context)) == span.end - span.start
+    assert len(_index_pairs(rendered.ids, span, context)) == span.end - span.start
     wrong = [
         context._replace(start=context.start + 1),
         context._replace(hint_end=context.hint_end - 1),
@@ -115,13 +115,13 @@ def test_a_teacher_that_is_off_by_one_is_an_alignment_error():
     ]
     for each in wrong:
         with pytest.raises(AlignmentError):
-            index_pairs(rendered.ids, span, each)
+            _index_pairs(rendered.ids, span, each)
     with refusal(AlignmentError, what=span.turn_id, expected=str(context.start - 1)):
-        index_pairs(rendered.ids, span, context, first=1)
+        _index_pairs(rendered.ids, span, context, first=1)
     with pytest.raises(
         AlignmentError, match=rf"\b0 of {span.end - span.start}\b"
     ):  # every token another: what a wrong mask looks like
-        index_pairs([index + 1 for index in rendered.ids], span, context)
+        _index_pairs([index + 1 for index in rendered.ids], span, context)
 
 
 def test_a_call_span_outside_its_turn_is_an_alignment_error():
@@ -131,7 +131,7 @@ def test_a_call_span_outside_its_turn_is_an_alignment_error():
     for wrong in ({"call_end": span.end + 1}, {"call_start": span.start - 1}, {"call_end": span.call_start}):
         wrong_span = replace(span, **wrong)
         with refusal(AlignmentError, what=turn.id, got=str((wrong_span.call_start, wrong_span.call_end))):
-            check_span(renderer, rendered, wrong_span, turn)
+            _check_span(renderer, rendered, wrong_span, turn)
 
 
 def test_without_a_hint_there_is_a_turn_to_look_at_and_nothing_to_train():
@@ -153,7 +153,7 @@ def test_sampled_ids_are_the_target_even_where_they_were_cut_off():
     (rendered,) = renderer.render(conversation)
     others = replace(conversation.turns[1], token_ids=(*sampled[:-1], sampled[-1] + 1))
     with refusal(AlignmentError, what="t1", expected=str(list(sampled[:5]))[:-1]):
-        check_span(renderer, rendered, rendered.spans[0], others)
+        _check_span(renderer, rendered, rendered.spans[0], others)
 
 
 @pytest.mark.parametrize(("is_kept", "advice"), [(True, "crf sites RUN"), (False, "no call")])

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from render_checks import HERE, call, check_exact, coding_session, decode, renderer_of, results, talk
 
-from composer_replication.batch.pair_tokens import pair_ids
+from composer_replication.batch.pair_tokens import _pair_ids
 from composer_replication.batch.render.dialect import ALL_OWN, ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import InputError
@@ -152,7 +152,7 @@ def test_both_sides_of_a_pair_have_a_thought_or_neither_has(family, rules):
     renderer, turns = renderer_of(family, thinking=rules), talk(("user", "A")).turns
     bare, thoughtful = _answer(text="x"), _answer(text="y", thinking="Hm.", model="student")
     for sides in ((bare, thoughtful), (thoughtful, bare)):
-        chosen, rejected = pair_ids(renderer, turns, *sides, conversation_id="p")
+        chosen, rejected = _pair_ids(renderer, turns, *sides, conversation_id="p")
         assert chosen.ids[: chosen.start] == rejected.ids[: rejected.start]
         for side, turn in zip((chosen, rejected), sides, strict=True):
             assert decode(renderer, side.ids[side.start :]).startswith(turn.text)
@@ -162,7 +162,7 @@ def test_both_sides_of_a_pair_have_a_thought_or_neither_has(family, rules):
 def test_two_thoughts_of_the_student_are_both_compared():
     renderer, turns = renderer_of("qwen3"), talk(("user", "A")).turns
     sides = [_answer(text=text, thinking=f"{text}!") for text in "xy"]
-    for side, text in zip(pair_ids(renderer, turns, *sides, conversation_id="p"), "xy", strict=True):
+    for side, text in zip(_pair_ids(renderer, turns, *sides, conversation_id="p"), "xy", strict=True):
         assert decode(renderer, side.ids[side.start :]) == f"<think>\n{text}!\n</think>\n\n{text}<|im_end|>"
 
 

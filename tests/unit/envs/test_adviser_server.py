@@ -16,7 +16,7 @@ from composer_replication.envs.workspace import Workspace, generate_task
 from composer_replication.ingestion.states import states
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_pairs
-from composer_replication.teacher_replay.requests import fence_results
+from composer_replication.teacher_replay.requests import _fence_results
 
 RUNNER = RememberingRunner()
 SEEDS = range(12)
@@ -41,7 +41,7 @@ def test_the_expert_goes_on_where_an_episode_stands(advisers, difficulty):
     for seed in SEEDS:
         episode = play(generate_task(seed, difficulty=difficulty), EXPERT, seed, runner=RUNNER)
         for number, (messages, _) in enumerate(states(to_conversation(episode))):
-            answer = advisers.answer(asked("world-expert", fence_results(messages, "session")))
+            answer = advisers.answer(asked("world-expert", _fence_results(messages, "session")))
             name, arguments = call_in(answer)
             move = episode.turns[number].move
             assert name == move.tool or {name, move.tool} == {"LS", "Glob"}

@@ -9,7 +9,7 @@ from claude_records import Log, call, text
 from run_pieces import ingested, run_states, write_chat
 
 from composer_replication.action_text import answer_turn
-from composer_replication.batch.pair_tokens import pair_ids
+from composer_replication.batch.pair_tokens import _pair_ids
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.cli.export import export_atif
 from composer_replication.errors import RunError
@@ -150,7 +150,7 @@ def test_the_tokens_of_a_session_and_of_both_sides_of_a_pair_have_it(family, run
         assert order_in(shown) == ORDER or "old_string" not in shown
     pair = the_pair(run)
     sides = [answer_turn(pair[side], turn_id=side) for side in ("chosen", "rejected")]
-    for side in pair_ids(renderer, conversation.turns[:1], *sides, conversation_id="p"):
+    for side in _pair_ids(renderer, conversation.turns[:1], *sides, conversation_id="p"):
         assert order_in(tokenizer.decode(side.ids)) == ORDER
 
 

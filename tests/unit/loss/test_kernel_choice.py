@@ -9,7 +9,7 @@ from composer_replication.errors import InputError
 from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate, StudentTopK
 from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_divergence
 from composer_replication.loss.linear.head import plan_tiles
-from composer_replication.loss.linear.weighted import divergence_kernel
+from composer_replication.loss.linear.weighted import _divergence_kernel
 
 CUDA = torch.device("cuda")
 
@@ -29,7 +29,7 @@ CUDA = torch.device("cuda")
     ids=str,
 )
 def test_each_divergence_gets_the_kernel_of_its_formula(divergence, mode):
-    kernel = divergence_kernel(divergence, vocab=100)
+    kernel = _divergence_kernel(divergence, vocab=100)
     assert (kernel.mode if kernel else None) == mode
 
 

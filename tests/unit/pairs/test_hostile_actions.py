@@ -12,7 +12,7 @@ from hypothesis import strategies as st
 
 from composer_replication.action_text import parse_reply
 from composer_replication.sites.actions.equality import ActionContext
-from composer_replication.teacher_replay.votes import SessionContext
+from composer_replication.teacher_replay.votes import _SessionContext
 from cpu_time import least_cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
@@ -72,7 +72,7 @@ def test_a_megabyte_of_result_takes_linear_time(unit):
             {"role": "assistant", "content": None, "tool_calls": [made]},
             {"role": "tool", "tool_call_id": "1", "content": text},
         ]
-        assert least_cpu_seconds(lambda: SessionContext(cwd=CWD).at(messages), enough=LIMIT_S) < LIMIT_S  # noqa: B023
+        assert least_cpu_seconds(lambda: _SessionContext(cwd=CWD).at(messages), enough=LIMIT_S) < LIMIT_S  # noqa: B023
 
 
 def test_patches_of_many_equal_lines_take_little_time():

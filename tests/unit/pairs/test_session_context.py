@@ -7,7 +7,7 @@ import json
 import pytest
 from action_forms import CWD
 
-from composer_replication.teacher_replay.votes import SessionContext
+from composer_replication.teacher_replay.votes import _SessionContext
 
 NUMBERED = "     1→def f():\n     2→    return 1\n     3→"
 CONTENT = "def f():\n    return 1\n"
@@ -29,7 +29,7 @@ def turn(name: str, result: str, **arguments: object) -> list[dict[str, object]]
 
 def files(*turns: list[dict[str, object]]) -> dict[str, str]:
     messages = [{"role": "system", "content": "s"}, *(message for each in turns for message in each)]
-    return dict(SessionContext(cwd=CWD).at(messages).files)
+    return dict(_SessionContext(cwd=CWD).at(messages).files)
 
 
 READ = turn("Read", NUMBERED, file_path="/repo/a.py")
@@ -125,23 +125,23 @@ def test_a_note_that_a_file_was_changed_makes_it_unknown():
     ],
 )
 def test_whether_the_shell_may_stand_elsewhere(command, moved):
-    assert SessionContext(cwd=CWD).at(turn("Bash", "ok", command=command)).shell_moved is moved
+    assert _SessionContext(cwd=CWD).at(turn("Bash", "ok", command=command)).shell_moved is moved
 
 
 def test_blocks_of_the_anthropic_shape_are_read_as_well():
     use = {"type": "tool_use", "id": "t", "name": "Read", "input": {"file_path": "/repo/a.py"}}
     result = {"type": "tool_result", "tool_use_id": "t", "content": [{"type": "text", "text": NUMBERED}]}
     messages = [{"role": "assistant", "content": [use]}, {"role": "user", "content": [result]}]
-    assert dict(SessionContext(cwd=CWD).at(messages).files) == {"/repo/a.py": CONTENT}
+    assert dict(_SessionContext(cwd=CWD).at(messages).files) == {"/repo/a.py": CONTENT}
     failed = [messages[0], {"role": "user", "content": [{**result, "is_error": True, "content": "Interrupted"}]}]
-    assert dict(SessionContext(cwd=CWD).at(failed).files) == {}
+    assert dict(_SessionContext(cwd=CWD).at(failed).files) == {}
 
 
 def test_reading_along_gives_what_reading_anew_gives():
     edit = turn("Edit", "The file /repo/a.py has been updated.", file_path="a.py", old_string="1", new_string="2")
     other = turn("Write", "File created successfully at: /repo/b.py", file_path="b.py", content="b\n")
     messages = [*READ, *edit, *other]
-    along = SessionContext(cwd=CWD)
+    along = _SessionContext(cwd=CWD)
     orders = [*range(len(messages) + 1), 2, 6, 1, 4]
     kept = [along.at(messages[:end]) for end in orders]
-    assert kept == [SessionContext(cwd=CWD).at(messages[:end]) for end in orders]
+    assert kept == [_SessionContext(cwd=CWD).at(messages[:end]) for end in orders]

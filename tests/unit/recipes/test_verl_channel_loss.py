@@ -12,8 +12,8 @@ from composer_replication.recipes.verl.channel_loss import (
     EngineChannels,
     TeacherRows,
     _concatenate,
+    _divergence_rows,
     _teacher_rows,
-    divergence_rows,
 )
 from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
 
@@ -132,5 +132,5 @@ def test_a_teacher_that_gave_its_best_entries_alone_has_the_tail_that_they_leave
     whole = _teacher_rows(turn, teacher, settings())
     assert whole.tail_N1 is not None
     alone = TeacherRows(whole.position_N, whole.ids_NK, whole.logprobs_NK)
-    found, wanted = (divergence_rows(student, each, beta=1.0, temperature=1.0) for each in (alone, whole))
+    found, wanted = (_divergence_rows(student, each, beta=1.0, temperature=1.0) for each in (alone, whole))
     torch.testing.assert_close(found, wanted)

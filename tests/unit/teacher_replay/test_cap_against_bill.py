@@ -33,7 +33,7 @@ from replay_pieces import KEY, collect, options_for, states
 from composer_replication.errors import InputError
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK, RetryPolicy
-from composer_replication.teacher_replay.endpoint import Reply, parse_response
+from composer_replication.teacher_replay.endpoint import Reply, _parse_response
 from composer_replication.teacher_replay.replay import request_of, teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from refusals import refusal
@@ -138,7 +138,7 @@ def counted(text, *, prompt=None, completion=None):
     request = RequestBuilder(teacher, RequestSettings(max_tokens=4000, fence=False)).build(
         [{"role": "user", "content": text}], None
     )
-    reply = parse_response(200, {}, json.dumps({"choices": [choice], "usage": usage}).encode(), request)
+    reply = _parse_response(200, {}, json.dumps({"choices": [choice], "usage": usage}).encode(), request)
     assert isinstance(reply, Reply)
     return reply.cost_nano
 

@@ -14,7 +14,7 @@ from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import RetryPolicy
-from composer_replication.teacher_replay.endpoint import FailedRequest, parse_response
+from composer_replication.teacher_replay.endpoint import FailedRequest, _parse_response
 from composer_replication.teacher_replay.requests import RequestBuilder, RequestSettings
 from composer_replication.teacher_replay.teachers import read_teachers
 from fault_server import FaultServer, Reply
@@ -158,9 +158,9 @@ def test_a_text_that_a_moderator_refused_is_one_call_s_matter():
     (teacher,) = read_teachers(ONE, environment={}, api_key=KEY)
     request = RequestBuilder(teacher, RequestSettings()).build([{"role": "user", "content": "Go on."}], None)
     body = b'{"error": {"code": 403, "message": "flagged", "metadata": {"reasons": ["x"], "flagged_input": "y"}}}'
-    moderated = parse_response(403, {}, body, request)
+    moderated = _parse_response(403, {}, body, request)
     assert isinstance(moderated, FailedRequest)
     assert moderated.scope == "call"
-    assert parse_response(403, {}, b'{"error": {"message": "bad key"}}', request).scope == "account"
+    assert _parse_response(403, {}, b'{"error": {"message": "bad key"}}', request).scope == "account"
     in_flight = b'{"error": {"metadata": {"limit_source": "openrouter_in_flight_budget"}}}'
-    assert parse_response(402, {}, in_flight, request).scope == "call"
+    assert _parse_response(402, {}, in_flight, request).scope == "call"

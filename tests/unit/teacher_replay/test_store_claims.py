@@ -131,15 +131,15 @@ def test_a_number_that_another_process_has_now_does_not_keep_the_dead_alive(tmp_
     """This process lives under the number that the file names: by its lock, and by its start, it is another one."""
     store, start = tmp_path / "s.sqlite", owners._process_start(os.getpid())
     by_lock = lock_file(store, "a", start=start, is_locked=True)
-    assert not owners.is_owner_alive(store, "a")
+    assert not owners._is_owner_alive(store, "a")
     assert not by_lock.exists()
     lock_file(store, "b", start="another boot 17", is_locked=False)
-    assert not owners.is_owner_alive(store, "b")
+    assert not owners._is_owner_alive(store, "b")
     lock_file(store, "c", start=start, is_locked=False)
-    assert owners.is_owner_alive(store, "c")
+    assert owners._is_owner_alive(store, "c")
     lock_file(store, "d", start=start, is_locked=False, host="elsewhere")
-    assert owners.is_owner_alive(store, "d")  # nobody here can know
-    assert not owners.is_owner_alive(store, "nobody")
+    assert owners._is_owner_alive(store, "d")  # nobody here can know
+    assert not owners._is_owner_alive(store, "nobody")
 
 
 def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monkeypatch):
@@ -150,11 +150,11 @@ def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monk
     def looking_meanwhile(descriptor):
         if not seen:
             seen.append("first")
-            seen.append(owners.is_owner_alive(store, "a"))
+            seen.append(owners._is_owner_alive(store, "a"))
         return lives(descriptor)
 
     monkeypatch.setattr(owners, "_is_alive_without_lock", looking_meanwhile)
-    assert not owners.is_owner_alive(store, "a")
+    assert not owners._is_owner_alive(store, "a")
     assert seen == ["first", False]
     assert not path.exists()
 
@@ -162,7 +162,7 @@ def test_two_who_look_at_a_dead_process_at_once_both_find_it_dead(tmp_path, monk
 def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
     """Its lock file can be read, but neither written nor removed; a living one's lock is seen all the same."""
     store = tmp_path / "s.sqlite"
-    path, living = lock_file(store, "a", start="17", is_locked=True), owners.ProcessLock(store)
+    path, living = lock_file(store, "a", start="17", is_locked=True), owners._ProcessLock(store)
     really_open = os.open
 
     def opening(path, flags, *mode, **more):
@@ -176,9 +176,9 @@ def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
     with monkeypatch.context() as patch:
         patch.setattr(os, "open", opening)
         patch.setattr(Path, "unlink", refused)
-        assert not owners.is_owner_alive(store, "a")
-        assert list(owners.find_dead_owners(store, ["a", living.name])) == ["a"]
-        assert owners.is_owner_alive(store, living.name)
+        assert not owners._is_owner_alive(store, "a")
+        assert list(owners._find_dead_owners(store, ["a", living.name])) == ["a"]
+        assert owners._is_owner_alive(store, living.name)
     assert path.exists()
     living.close()
 
@@ -202,9 +202,9 @@ def test_an_owner_whose_file_was_taken_for_a_dead_ones_takes_another_name(tmp_pa
         return try_lock(descriptor)
 
     monkeypatch.setattr(owners, "try_lock", removing_first)
-    owner = owners.ProcessLock(tmp_path / "s.sqlite")
+    owner = owners._ProcessLock(tmp_path / "s.sqlite")
     assert [path.name for path in tmp_path.glob("*.lock")] == [f"s.sqlite.{owner.name}.lock"]
-    assert owners.is_owner_alive(tmp_path / "s.sqlite", owner.name)
+    assert owners._is_owner_alive(tmp_path / "s.sqlite", owner.name)
     owner.close()
     assert len(removed) == 1
 

@@ -12,7 +12,7 @@ from render_checks import HERE, coding_session, renderer_of
 from safetensors.torch import save_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
-from composer_replication.batch.pair_tokens import PairIds, ResponseIds, pair_ids
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds, _pair_ids
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree import build_tree
@@ -249,7 +249,7 @@ def test_pairs_of_a_real_rendering_go_through():
         Turn(id=f"a{n}", role="assistant", origin="model", provenance=HERE, text=text)
         for n, text in enumerate(("Let me look at b.py.", "I give up."))
     ]
-    pair = pair_ids(renderer, turns, *answers, conversation_id="p")
+    pair = _pair_ids(renderer, turns, *answers, conversation_id="p")
     store = precompute_ref_logprobs(model, renderer, [pair, pair])
     assert len(store) == 2
     assert store.lookup(*pair.chosen, *pair.rejected)[0] == pytest.approx(dense(model, *pair.chosen), rel=1e-5)

@@ -109,7 +109,7 @@ class Renderer:
         self.template = ChatTemplate(tokenizer, source, template_options)
         self.protected = ProtectedTokens(tokenizer, source + WRAPPERS)
         self.dialect = read_dialect(self.template, self.protected)
-        self.encoder = PieceEncoder(tokenizer, self.protected)
+        self.encoder = _PieceEncoder(tokenizer, self.protected)
         self.counts: Counter[str] = Counter()
         self._tools = {name: list(format_tools) for name, format_tools in by_format.items()}
         self._escaped = {
@@ -298,7 +298,7 @@ class _Segment(NamedTuple):
     is_quoted: bool = False  # the text of a protected token that appeared in a log
 
 
-class PieceEncoder:
+class _PieceEncoder:
     """Encodes pieces of a rendering independently of each other; only the template can produce special tokens.
 
     Every tokenizer splits text at protected tokens, so text is encoded in segments between them. Equal segments have

@@ -56,7 +56,7 @@ class LinearHead:
 
     def write_logits(self, hidden_nH: Tensor, out_nV: Tensor) -> None:
         """Write the logits of these rows to `out_nV`, in its dtype."""
-        project(hidden_nH, self.weight, out_nV)
+        _project(hidden_nH, self.weight, out_nV)
         if self.bias is not None:
             out_nV.add_(self.bias)
         if self.scale != 1.0:
@@ -206,7 +206,7 @@ def grad_dtype(operand: Tensor) -> torch.dtype:
     return torch.float32 if operand.dtype == torch.float16 else operand.dtype
 
 
-def project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
+def _project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
     """Write hidden @ weight.T to `out_nV`."""
     if hidden_nH.dtype == out_nV.dtype:
         torch.mm(hidden_nH, weight_VH.T, out=out_nV)

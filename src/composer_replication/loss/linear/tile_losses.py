@@ -73,7 +73,7 @@ class TileLoss(Protocol):
         ...
 
 
-def values_and_grad_by_autograd(
+def _values_and_grad_by_autograd(
     row_function: Callable[[Tensor], Tensor],
     student_nV: Tensor,
     weights_n: Tensor,
@@ -116,7 +116,7 @@ class DivergenceTile:
         if self.kernel is not None:
             return self.kernel(student_nV, teacher_nV, weights_n, self.token_clip, grad_nV)
         row_function = partial(_swap_arguments, self.divergence, teacher_nV)
-        return values_and_grad_by_autograd(row_function, student_nV, weights_n, self.token_clip, grad_nV)
+        return _values_and_grad_by_autograd(row_function, student_nV, weights_n, self.token_clip, grad_nV)
 
     @property
     def tokens(self) -> None:
@@ -182,7 +182,7 @@ class CrossEntropyTile:
             smooth = self.label_smoothing
             return stats.log_z - (1.0 - smooth) * stats.chosen - smooth * stats.mean_logit
         row_function = partial(self._values, token_ids_n)
-        return values_and_grad_by_autograd(row_function, student_nV, weights_n, None, grad_nV)
+        return _values_and_grad_by_autograd(row_function, student_nV, weights_n, None, grad_nV)
 
     def _values(self, token_ids_n: Tensor, student_nV: Tensor) -> Tensor:
         return TokenCrossEntropy(label_smoothing=self.label_smoothing)(student_nV, token_ids_n)

@@ -83,7 +83,7 @@ def linear_divergence(
         rows.check_positive(token_clip, "token_clip")
     student = prepare_operands(hidden_NH, head)
     terms = tuple(prepare_teacher_operands(term) for term in teacher_terms)
-    kernel = divergence_kernel(divergence, vocab) if kernels.should_use_triton(backend, student.hidden) else None
+    kernel = _divergence_kernel(divergence, vocab) if kernels.should_use_triton(backend, student.hidden) else None
     tile_loss = DivergenceTile(divergence, terms, token_clip, kernel)
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, token_clip, tile_rows)
 
@@ -109,7 +109,7 @@ def linear_cross_entropy(
     return _weighted_sum(hidden_NH, head, student, tile_loss, row_weights, None, tile_rows)
 
 
-def divergence_kernel(divergence: rows.Divergence, vocab: int) -> kernels.DivergenceKernel | None:
+def _divergence_kernel(divergence: rows.Divergence, vocab: int) -> kernels.DivergenceKernel | None:
     """Return the Triton kernel for a divergence; None for top-k variants and custom divergences."""
     # The exact type is compared, because a subclass may have changed the formula.
     if type(divergence) is JSD and divergence.top_k is None:

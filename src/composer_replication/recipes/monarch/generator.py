@@ -261,7 +261,7 @@ class _TransformersSampler:
         loop.run(talks)
 
 
-class VllmSampler:
+class _VllmSampler:
     """A sampler that runs vLLM in this process and replaces its weights in place.
 
     It uses the same vLLM calls as TRL 1.16 and is tested against a fake with their signatures, but has not been run
@@ -318,7 +318,7 @@ class VllmSampler:
 
 def _make_sampler(
     engine: EngineName, model: str, tokenizer: Any, *, device: str, dtype: str, seed: int
-) -> _TransformersSampler | VllmSampler:
+) -> _TransformersSampler | _VllmSampler:
     """Create a sampler; `auto` uses vLLM if it can run."""
     obstacle = "" if available("vllm") else "vllm is not installed"
     obstacle = obstacle or ("" if torch.cuda.is_available() else "no GPU")
@@ -327,7 +327,7 @@ def _make_sampler(
         raise InputError(explain('engine "vllm"', got=obstacle, expected="vLLM and a GPU", fix=fix))
     if engine == "transformers" or obstacle:
         return _TransformersSampler(model, tokenizer, device=device, dtype=dtype)
-    return VllmSampler(model, tokenizer, dtype=dtype, seed=seed)
+    return _VllmSampler(model, tokenizer, dtype=dtype, seed=seed)
 
 
 def _cut_after_end(ids: list[int], end: int) -> list[int]:

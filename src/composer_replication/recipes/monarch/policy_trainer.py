@@ -193,11 +193,11 @@ class PolicyTrainer:
 
     def _optimize(self, batch: StepBatch, alpha: float) -> tuple[dict[str, Any], Tensor]:
         """Run one optimizer step. Returns its metrics, and the log-probs of the sampled tokens before the step."""
-        settings, totals = self.settings, batch_totals(batch, self.settings.loss)
+        settings, totals = self.settings, _batch_totals(batch, self.settings.loss)
         self._optimizer.zero_grad(set_to_none=True)
-        terms: list[StepTerms] = []
-        for micro_batch in split_batch(batch, totals):
-            micro_terms = step_terms(
+        terms: list[_StepTerms] = []
+        for micro_batch in _split_batch(batch, totals):
+            micro_terms = _step_terms(
                 self.model, micro_batch, settings.loss, totals, alpha=alpha, teachers=self._teachers()
             )
             micro_terms.total.backward()
@@ -296,7 +296,7 @@ class PolicyTrainer:
         self.num_batches = int(record["num_batches"])
 
 
-def _step_metrics(terms: list[StepTerms], alpha: float, norm: float) -> dict[str, Any]:
+def _step_metrics(terms: list[_StepTerms], alpha: float, norm: float) -> dict[str, Any]:
     """Return the sums over micro-batches. A channel that ran in none of them gets no metric."""
     metrics: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
     for name in ("total", "grpo", "sdpo", "replay"):
@@ -315,7 +315,7 @@ def _on_device(batch: StepBatch, device: str) -> StepBatch:
     return replace(batch, **tensors, pairs=pairs)
 
 
-class StepTerms(NamedTuple):
+class _StepTerms(NamedTuple):
     """The loss terms of one forward pass over a batch or micro-batch. A channel without items is None, not 0."""
 
     total: Tensor
@@ -327,7 +327,7 @@ class StepTerms(NamedTuple):
     clipped_share: float
 
 
-class BatchTotals(NamedTuple):
+class _BatchTotals(NamedTuple):
     """The totals of a whole batch by which its micro-batches are normalized."""
 
     num_micro_batches: int
@@ -335,7 +335,7 @@ class BatchTotals(NamedTuple):
     num_target_tokens: int
 
 
-def batch_totals(batch: StepBatch, settings: LossSettings) -> BatchTotals:
+def _batch_totals(batch: StepBatch, settings: LossSettings) -> _BatchTotals:
     """Return the totals of a batch. Raises InputError unless the number of rows is a multiple of `rows_at_once`."""
     rows = batch.completion_ids.shape[0]
     size = settings.rows_at_once or rows
@@ -344,10 +344,10 @@ def batch_totals(batch: StepBatch, settings: LossSettings) -> BatchTotals:
             explain("rows_at_once", got=f"{size} for {rows} rows", expected="a divisor of the number of rows")
         )
     num_target_tokens = sum(turn.end - turn.start for turns in batch.sites for turn in turns)
-    return BatchTotals(rows // size, int(batch.loss_mask.sum()), num_target_tokens)
+    return _BatchTotals(rows // size, int(batch.loss_mask.sum()), num_target_tokens)
 
 
-def split_batch(batch: StepBatch, totals: BatchTotals) -> Iterator[StepBatch]:
+def _split_batch(batch: StepBatch, totals: _BatchTotals) -> Iterator[StepBatch]:
     """Yield the micro-batches, each with its slice of rows. The first one gets all pairs."""
     size = batch.completion_ids.shape[0] // totals.num_micro_batches
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages", "sites")
@@ -358,15 +358,15 @@ def split_batch(batch: StepBatch, totals: BatchTotals) -> Iterator[StepBatch]:
         yield replace(batch, **sliced, old_logprobs=old_logprobs, pairs=batch.pairs if number == 0 else {})
 
 
-def step_terms(
+def _step_terms(
     model: nn.Module,
     batch: StepBatch,
     settings: LossSettings,
-    totals: BatchTotals,
+    totals: _BatchTotals,
     *,
     alpha: float,
     teachers: Sequence[WeightedTeacher] | None = None,
-) -> StepTerms:
+) -> _StepTerms:
     """Return the loss terms of one micro-batch.
 
     Without `old_logprobs` the current weights are those that sampled the batch, so every ratio is 1.
@@ -374,7 +374,7 @@ def step_terms(
     head = head_of(model, batch.input_ids[:1])  # runs the decoder once, hence before channel 2 captures its output
 
     def policy() -> tuple[Tensor, Tensor, float]:
-        logprobs_BC = completion_logprobs(model, batch, settings.temperature, head)
+        logprobs_BC = _completion_logprobs(model, batch, settings.temperature, head)
         old_logprobs_BC = logprobs_BC.detach() if batch.old_logprobs is None else batch.old_logprobs
         policy_loss = grpo_loss(
             logprobs_BC,
@@ -394,10 +394,10 @@ def step_terms(
     replay = _channel_3(model, batch, settings.knobs)
     total = grpo if sdpo is None else grpo + alpha * sdpo
     total = total if replay is None else total + settings.knobs.beta_replay * replay
-    return StepTerms(total, grpo, sdpo, replay, logprobs_BC, clipped)
+    return _StepTerms(total, grpo, sdpo, replay, logprobs_BC, clipped)
 
 
-def completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float, head: Any = None) -> Tensor:
+def _completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float, head: Any = None) -> Tensor:
     """Return the (B, C) log-probs of the sampled tokens, 0 elsewhere.
 
     The LM head runs only on the rows that predict them.
@@ -422,7 +422,7 @@ def _with_channel_2(
     model: nn.Module,
     batch: StepBatch,
     settings: LossSettings,
-    totals: BatchTotals,
+    totals: _BatchTotals,
     teachers: Sequence[WeightedTeacher] | None,
     policy: Callable[[], tuple[Tensor, Tensor, float]],
 ) -> tuple[tuple[Tensor, Tensor, float], Tensor | None]:

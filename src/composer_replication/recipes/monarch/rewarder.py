@@ -47,7 +47,7 @@ class RewarderSettings:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Trace:
+class _Trace:
     """A rollout as reward functions see it, with the field names of verifiers' own record."""
 
     task: Any
@@ -81,7 +81,7 @@ class Rewarder:
         task = SimpleNamespace(**{str(name): value for name, value in row.items()})
         # Without messages, the completion is taken as the only answer of the conversation.
         messages = row.get("messages") or [{"role": "assistant", "content": completion}]
-        trace = Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
+        trace = _Trace(task=task, last_reply=_last_reply(messages), messages=messages, info=info)
         # Later entries win, so that a column named `info` or `trace` cannot replace an argument of the protocol.
         arguments = {**info, **row, "completion": completion, "info": info, "task": task, "trace": trace}
         total = 0.0

@@ -100,17 +100,17 @@ class ActorRun:
             raise InputError(explain("rows", got="none", expected="at least one row with `prompt`"))
         self.settings, self._rows, self._folder = settings, rows, Path(settings.folder)
         self.shared = SharedWeights(shared_memory_folder(self._folder))
-        self._builder = BatchBuilder(settings.model, settings.batch)
+        self._builder = _BatchBuilder(settings.model, settings.batch)
         supervision: dict[str, Any] = {"max_deaths": settings.max_deaths, "on_event": on_event}
-        self.trainer = SupervisedActor(TrainerActor, self._trainer_settings(), **supervision)
-        self.generator = SupervisedActor(GeneratorActor, self._generator_settings(), **supervision)
-        self.rewarder = SupervisedActor(RewarderActor, RewarderSettings(rewards=settings.rewards), **supervision)
-        self.teachers: SupervisedActor | None = None
+        self.trainer = _SupervisedActor(TrainerActor, self._trainer_settings(), **supervision)
+        self.generator = _SupervisedActor(GeneratorActor, self._generator_settings(), **supervision)
+        self.rewarder = _SupervisedActor(RewarderActor, RewarderSettings(rewards=settings.rewards), **supervision)
+        self.teachers: _SupervisedActor | None = None
         if settings.teachers:
-            self.teachers = SupervisedActor(TeacherPoolActor, self._teacher_settings(), **supervision)
+            self.teachers = _SupervisedActor(TeacherPoolActor, self._teacher_settings(), **supervision)
 
     @property
-    def actors(self) -> dict[str, SupervisedActor]:
+    def actors(self) -> dict[str, _SupervisedActor]:
         """The actors by role."""
         actors = (self.trainer, self.generator, self.rewarder, self.teachers)
         return {actor.role: actor for actor in actors if actor is not None}
@@ -146,7 +146,7 @@ class ActorRun:
         texts = await self.generator.call("rollout", rows, batch_id=number, version=number)
         # The file contains the tokens of the rollouts; the endpoint returns only their texts.
         saved_rollouts = SavedRollouts.load(self._folder / "rollouts", number)
-        rewards = await self.rewarder.call("score", texts, rows=make_reward_rows(saved_rollouts, rows))
+        rewards = await self.rewarder.call("score", texts, rows=_make_reward_rows(saved_rollouts, rows))
         found_sites = self._builder.find_sites(saved_rollouts, number)
         pairs: list[Any] = []
         # Only erring turns are sent to teachers, because requests cost money.
@@ -211,7 +211,7 @@ OnEvent = Callable[[str, str], None]
 
 
 @dataclass
-class SupervisedActor:
+class _SupervisedActor:
     """An actor in a separate process, which is restarted when it dies.
 
     Monarch checks its processes every ten seconds (HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s makes it one second).
@@ -266,7 +266,7 @@ class SupervisedActor:
     def _spawn_if_needed(self) -> Any:
         if self._actor is None:
             monarch = require("monarch.actor", extra="monarch")
-            install_fault_hook()
+            _install_fault_hook()
             # One process on this host; "gpus" is just Monarch's name for the dimension and needs no GPU.
             name = f"{MESH_PREFIX}{self.role}"
             self._mesh = monarch.this_host().spawn_procs(per_host={"gpus": 1}, name=name)
@@ -291,7 +291,7 @@ class SupervisedActor:
             self.on_event(event, self.role)
 
 
-def install_fault_hook() -> None:
+def _install_fault_hook() -> None:
     """Keep Monarch from ending the program when one of our processes dies; pass other faults to the previous hook.
 
     The logger of each process is a mesh too, with a name that does not identify the process. Faults of loggers are
@@ -334,7 +334,7 @@ class BatchSettings:
     rollouts: RolloutOptions = field(default_factory=RolloutOptions)
 
 
-class BatchBuilder:
+class _BatchBuilder:
     """Builds batches for the trainer: advantages, error sites, and the teachers' pairs.
 
     `counts` counts the sites and pairs that were used, and those that were dropped by reason.
@@ -434,7 +434,7 @@ class BatchBuilder:
         }
 
 
-def make_reward_rows(saved: SavedRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def _make_reward_rows(saved: SavedRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Return the rows for reward functions: data set columns, messages, and the environment's columns as `info`."""
     return [
         {**row, "messages": list(rollout.messages), "info": dict(columns)}

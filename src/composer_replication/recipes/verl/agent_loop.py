@@ -55,7 +55,7 @@ _EXCEPTION_PREFIX = "Error executing tool '{name}': "
 _finders: WeakKeyDictionary[Any, ErringTurnFinder] = WeakKeyDictionary()
 
 
-def read_rollout_options(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
+def _read_rollout_options(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
     """Read the options in `actor_rollout_ref.composer_sites`. Raises ConfigError for an unknown name."""
     options = dict(actor_rollout_ref.get(OPTIONS_KEY) or {})
     option_names = {option.name for option in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
@@ -144,7 +144,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
         template takes time.
         """
         if self.tokenizer not in _finders:
-            options = read_rollout_options(self.config.actor_rollout_ref)
+            options = _read_rollout_options(self.config.actor_rollout_ref)
             renderer = Renderer(self.tokenizer, template_options=dict(self.apply_chat_template_kwargs))
             _finders[self.tokenizer] = ErringTurnFinder(renderer, options)
         return _finders[self.tokenizer]
@@ -172,7 +172,7 @@ def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
     return plain, raised
 
 
-class HintedTeacher:
+class _HintedTeacher:
     """Mixin for agent workers that query the teacher with hinted contexts."""
 
     async def _compute_teacher_logprobs(
@@ -211,12 +211,12 @@ class HintedTeacher:
         output.extra_fields["teacher_ids"], output.extra_fields["teacher_logprobs"] = ids, logprobs
 
 
-class HintedAgentLoopWorker(HintedTeacher, AgentLoopWorker):
+class _HintedAgentLoopWorker(_HintedTeacher, AgentLoopWorker):
     """The worker of verl's older trainer (`trainer.use_v1: false`)."""
 
 
 # verl decorates the base class where it is defined, so it has to be taken out of Ray's wrapper.
-class HintedQueueWorker(HintedTeacher, AgentLoopWorkerTQ.__ray_metadata__.modified_class):
+class _HintedQueueWorker(_HintedTeacher, AgentLoopWorkerTQ.__ray_metadata__.modified_class):
     """The worker that puts its rows into verl's queue."""
 
 
@@ -225,12 +225,12 @@ class HintedQueueManager(AgentLoopManagerTQ):
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
-        self.agent_loop_workers_class = ray.remote(HintedQueueWorker)
+        self.agent_loop_workers_class = ray.remote(_HintedQueueWorker)
 
 
 class HintedAgentLoopManager(AgentLoopManager):
     """The manager for verl's older trainer."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
-        self.agent_loop_workers_class = ray.remote(HintedAgentLoopWorker)
+        self.agent_loop_workers_class = ray.remote(_HintedAgentLoopWorker)
         super().__init__(*args, **kwargs)

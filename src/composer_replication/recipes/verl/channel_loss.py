@@ -69,7 +69,7 @@ class TeacherRows(NamedTuple):
         return torch.cat([self.logprobs_NK, self.tail_N1], dim=-1)
 
 
-def divergence_rows(student_NV: Tensor, taught: TeacherRows, *, beta: float, temperature: float) -> Tensor:
+def _divergence_rows(student_NV: Tensor, taught: TeacherRows, *, beta: float, temperature: float) -> Tensor:
     """Return JSD_beta per row on the teacher's entries; all other entries form one tail bucket.
 
     Without the bucket neither distribution sums to one, and the "divergence" can be negative. Clamping it at zero, as
@@ -125,7 +125,7 @@ class ChannelLoss:
             position_N = taught.position_N.to(logits_1LV.device) + first
             student_NV = _without_temperature(in_compute_dtype(logits_1LV[0, position_N]), data)
             settings = self._settings
-            divergence_N = divergence_rows(
+            divergence_N = _divergence_rows(
                 student_NV, taught, beta=settings.sdpo_jsd_beta, temperature=settings.sdpo_temperature
             )
             # Before the cap, which would hide an infinite value.

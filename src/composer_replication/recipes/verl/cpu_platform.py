@@ -60,7 +60,7 @@ class _NoDeviceMemory(ModuleType):
 
 
 @PlatformRegistry.register(platform=NAME)
-class CpuPlatform(PlatformBase):
+class _CpuPlatform(PlatformBase):
     """The CPU as a verl platform."""
 
     _module = _NoDeviceMemory("composer_cpu_device")
