@@ -36,6 +36,41 @@ class Sequences:
         """Return the token that each row predicts."""
         return self.input_ids.flatten()[rows_N + 1]
 
+    def rows_predicting(self, counted_BT: Tensor) -> Tensor:
+        """Return the indices of the rows that predict the marked tokens, in order."""
+        # No row predicts the first real token of a sequence, so a mark there selects nothing.
+        targets = counted_BT[:, 1:]
+        if self.attention_mask is not None:
+            targets = targets & self.attention_mask[:, :-1]
+        sequence, position = targets.nonzero(as_tuple=True)
+        return sequence * self.width + position
+
+    def index_pairs_to_rows(self, index: Tensor, name: str) -> Tensor:
+        """Convert index pairs (N, 2) to row indices (N,). Raises on pairs outside the batch or at padding."""
+        if index.dim() != 2 or index.shape[1] != 2 or index.is_floating_point() or index.dtype == torch.bool:
+            raise ShapeError(explain(name, got=f"{tuple(index.shape)} {index.dtype}", expected="(N, 2) integers"))
+        sequence, position = index.long().unbind(1)
+        batch, length = self.input_ids.shape
+        # The last position of a sequence predicts nothing, hence `length - 1`.
+        outside = (sequence < 0) | (sequence >= batch) | (position < 0) | (position >= length - 1)
+        if bool(outside.any()):
+            n = int(outside.nonzero()[0, 0])
+            expected = f"sequence 0..{batch - 1}, position 0..{length - 2} (the row before a token)"
+            raise InputError(explain(f"{name}[{n}] out of range", got=index[n].tolist(), expected=expected))
+        if self.attention_mask is not None:
+            marked = torch.zeros_like(self.attention_mask)
+            marked[sequence, position] = marked[sequence, position + 1] = True
+            self.check_not_in_padding(marked, name)
+        return sequence * length + position
+
+    def check_not_in_padding(self, counted_BT: Tensor, name: str) -> None:
+        """Raise InputError if a mask marks padding."""
+        mask = self.attention_mask
+        if mask is not None and bool((counted_BT & ~mask).any()):
+            raise InputError(
+                explain(f"{name} marks padding", got="a 1 where attention_mask is 0", expected="real tokens only")
+            )
+
     def longest(self) -> Tensor:
         """Return the ids of the sequence with the most tokens, without its padding."""
         if self.attention_mask is None:
@@ -82,16 +117,6 @@ def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
     return counted
 
 
-def rows_predicting(counted_BT: Tensor, sequences: Sequences) -> Tensor:
-    """Return the indices of the rows that predict the marked tokens, in order."""
-    # No row predicts the first real token of a sequence, so a mark there selects nothing.
-    targets = counted_BT[:, 1:]
-    if sequences.attention_mask is not None:
-        targets = targets & sequences.attention_mask[:, :-1]
-    sequence, position = targets.nonzero(as_tuple=True)
-    return sequence * sequences.width + position
-
-
 def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences, teacher_rows: Tensor) -> None:
     """Raise AlignmentError unless row n of the student and row n of the teacher predict the same token, for every n."""
     if len(student_rows) != len(teacher_rows):
@@ -113,34 +138,6 @@ def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences
                 fix="Both indices name the row *before* the target token; pass index pairs when the lengths differ.",
             )
         )
-
-
-def check_not_in_padding(counted: Tensor, sequences: Sequences, name: str) -> None:
-    """Raise InputError if a mask marks padding."""
-    mask = sequences.attention_mask
-    if mask is not None and bool((counted & ~mask).any()):
-        raise InputError(
-            explain(f"{name} marks padding", got="a 1 where attention_mask is 0", expected="real tokens only")
-        )
-
-
-def index_pairs_to_rows(index: Tensor, sequences: Sequences, name: str) -> Tensor:
-    """Convert index pairs (N, 2) to row indices (N,). Raises on pairs outside the batch or at padding."""
-    if index.dim() != 2 or index.shape[1] != 2 or index.is_floating_point() or index.dtype == torch.bool:
-        raise ShapeError(explain(name, got=f"{tuple(index.shape)} {index.dtype}", expected="(N, 2) integers"))
-    sequence, position = index.long().unbind(1)
-    batch, length = sequences.input_ids.shape
-    # The last position of a sequence predicts nothing, hence `length - 1`.
-    outside = (sequence < 0) | (sequence >= batch) | (position < 0) | (position >= length - 1)
-    if bool(outside.any()):
-        n = int(outside.nonzero()[0, 0])
-        expected = f"sequence 0..{batch - 1}, position 0..{length - 2} (the row before a token)"
-        raise InputError(explain(f"{name}[{n}] out of range", got=index[n].tolist(), expected=expected))
-    if sequences.attention_mask is not None:
-        marked = torch.zeros_like(sequences.attention_mask)
-        marked[sequence, position] = marked[sequence, position + 1] = True
-        check_not_in_padding(marked, sequences, name)
-    return sequence * length + position
 
 
 def positions_in_sites(*sides: Tensor) -> Tensor:

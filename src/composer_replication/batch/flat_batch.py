@@ -21,11 +21,8 @@ from torch import Tensor
 from composer_replication.batch.alignment import (
     Sequences,
     check_alignment,
-    check_not_in_padding,
-    index_pairs_to_rows,
     pad_right,
     positions_in_sites,
-    rows_predicting,
     token_mask,
 )
 from composer_replication.batch.tree_batch import ContrastRows, FlatBatch, PairRows, TargetRows
@@ -173,8 +170,8 @@ def _read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, Tensor]:
         raise BatchKeyError(explain("batch keys", got=sorted(inputs), expected=f"also {missing}"))
     student = _read_sequences(inputs, "input_ids", "attention_mask")
     counted = token_mask(inputs["response_mask"], student.input_ids.shape, "response_mask")
-    check_not_in_padding(counted, student, "response_mask")
-    return student, rows_predicting(counted, student)
+    student.check_not_in_padding(counted, "response_mask")
+    return student, student.rows_predicting(counted)
 
 
 def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows | None:
@@ -190,8 +187,8 @@ def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows |
     if present_keys := index_keys & set(inputs):
         if present_keys != index_keys:
             raise BatchKeyError(_explain_missing_keys("channel 2 (SDPO)", present, *sorted(index_keys - present_keys)))
-        student_rows = index_pairs_to_rows(inputs["sdpo_student_index"], student, "sdpo_student_index")
-        teacher_rows = index_pairs_to_rows(inputs["sdpo_teacher_index"], teacher, "sdpo_teacher_index")
+        student_rows = student.index_pairs_to_rows(inputs["sdpo_student_index"], "sdpo_student_index")
+        teacher_rows = teacher.index_pairs_to_rows(inputs["sdpo_teacher_index"], "sdpo_teacher_index")
         _check_mask_matches_rows(inputs, student, student_rows)
     else:
         student_rows = teacher_rows = _rows_without_index_pairs(inputs, student, teacher)
@@ -215,7 +212,7 @@ def _read_contrast(
         raise ShapeError(explain("sdpo_contrast_index", got=tuple(index.shape), expected=expected))
     # (-1, -1) marks rows of sites without an unrelated hint.
     positions_M = (index != -1).any(-1).nonzero()[:, 0]
-    rows = index_pairs_to_rows(index[positions_M], sequences, "sdpo_contrast_index, rows that are not -1")
+    rows = sequences.index_pairs_to_rows(index[positions_M], "sdpo_contrast_index, rows that are not -1")
     check_alignment(student, hint.student_rows[positions_M], sequences, rows)
     return (sequences, ContrastRows(positions_M, rows)) if len(rows) else (None, None)
 
@@ -241,7 +238,7 @@ def read_pairs(
     # One batch of both sides needs one forward pass instead of two.
     stacked = chosen.stack(rejected)
     counted = torch.cat([pad_right(mask, stacked.width) for mask in (chosen_counted, rejected_counted)])
-    rows = rows_predicting(counted, stacked)
+    rows = stacked.rows_predicting(counted)
     references = [_read_reference(inputs, side, num_pairs) if needs_reference else None for side in PAIR_SIDES]
     return stacked, PairRows(rows, stacked.next_tokens(rows), rows // stacked.width, num_pairs, *references)
 
@@ -289,11 +286,11 @@ def _rows_without_index_pairs(inputs: Mapping[str, Tensor], student: Sequences, 
         counted = torch.ones_like(student.input_ids, dtype=torch.bool)
         for side in (student, teacher):
             counted = counted if side.attention_mask is None else counted & side.attention_mask
-        return rows_predicting(counted, student)
+        return student.rows_predicting(counted)
     counted = token_mask(mask, shape, "sdpo_loss_mask")
     for side in (student, teacher):
-        check_not_in_padding(counted, side, "sdpo_loss_mask")
-    return rows_predicting(counted, student)
+        side.check_not_in_padding(counted, "sdpo_loss_mask")
+    return student.rows_predicting(counted)
 
 
 def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tensor]:
@@ -301,8 +298,8 @@ def _read_side(inputs: Mapping[str, Tensor], side: str) -> tuple[Sequences, Tens
     sequences = _read_sequences(inputs, f"dpo_{side}_input_ids", f"dpo_{side}_attention_mask")
     name = f"dpo_{side}_response_mask"
     counted = token_mask(inputs[name], sequences.input_ids.shape, name)
-    check_not_in_padding(counted, sequences, name)
-    lengths = torch.bincount(rows_predicting(counted, sequences) // sequences.width, minlength=counted.shape[0])
+    sequences.check_not_in_padding(counted, name)
+    lengths = torch.bincount(sequences.rows_predicting(counted) // sequences.width, minlength=counted.shape[0])
     if bool((lengths == 0).any()):
         pair = int((lengths == 0).nonzero()[0, 0])
         raise InputError(explain(f"{name} of pair {pair}", got="no response token", expected="at least one"))

@@ -7,7 +7,6 @@ to run them. Everything here is loaded with `trust_remote_code=False`, from safe
 from __future__ import annotations
 
 import json
-import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path, PurePosixPath
@@ -39,18 +38,6 @@ def resolve_model(name: str) -> str:
     from composer_replication.envs.student import student_folder
 
     return str(student_folder())
-
-
-def hide_progress_bars() -> None:
-    """Switch off the progress bars of huggingface_hub and transformers."""
-    from huggingface_hub.utils import disable_progress_bars
-
-    disable_progress_bars()
-    # transformers copies the hub's setting on import, so it needs a call only if it is imported already.
-    if "transformers" in sys.modules:
-        from transformers.utils import logging
-
-        logging.disable_progress_bar()
 
 
 def check_model_name(name: str, *, what: str, expected: str = "a model's folder, or a name on the hub") -> None:

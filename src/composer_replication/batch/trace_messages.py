@@ -36,21 +36,6 @@ def to_conversation(messages: Sequence[Mapping[str, Any]], *, conversation_id: s
     return Conversation(id=conversation_id, format=FORMAT, turns=tuple(reader.turns))
 
 
-def find_calling_turn(turns: Sequence[Turn], index: int) -> int | None:
-    """Return the index of the assistant turn whose call is answered by the tool turn at `index`.
-
-    If no call has the result's id, this is the assistant turn directly before the results, or None if there is none.
-    """
-    call_ids = {result.call_id for result in turns[index].results}
-    # Backwards, because some logs reuse ids, and the latest call with the id is the one that was answered.
-    earlier = range(index - 1, -1, -1)
-    for position in earlier:
-        if any(call.id in call_ids for call in turns[position].calls):
-            return position
-    nearest = next((position for position in earlier if turns[position].role != "tool"), None)
-    return nearest if nearest is not None and turns[nearest].role == "assistant" else None
-
-
 class _TraceReader:
     """Reads messages one at a time, and keeps track of unanswered calls."""
 

@@ -6,6 +6,7 @@ The training itself is `trainer.from_config.train_run`. It is imported late, bec
 from __future__ import annotations
 
 import argparse
+import sys
 from collections.abc import Mapping
 from typing import TYPE_CHECKING
 
@@ -171,9 +172,7 @@ def quiet_libraries() -> None:
     for name in ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):  # of transformers as well
         os.environ.setdefault(name, "1")
     if "huggingface_hub" in sys.modules:  # it reads the variables when it is imported, so they come too late
-        from composer_replication.batch.model_folder import hide_progress_bars
-
-        hide_progress_bars()
+        _hide_progress_bars()
 
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
@@ -262,3 +261,15 @@ def _log_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None
     command = shlex.join([*words, "--resume"])
     log(f"{result.stopped_by}: stopped after step {result.steps} of {result.total_steps}, which is saved.")
     log(f"Resume with: {command}")
+
+
+def _hide_progress_bars() -> None:
+    """Switch off the progress bars of huggingface_hub and transformers."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    # transformers copies the hub's setting on import, so it needs a call only if it is imported already.
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()

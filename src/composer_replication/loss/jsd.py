@@ -18,6 +18,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from composer_replication.errors import InputError, explain
 from composer_replication.loss import rows
 
 
@@ -80,7 +81,7 @@ def generalized_jsd_loss(
     rows.check_choice(reduction, rows.REDUCTIONS, "reduction")
     rows.check_logit_pair(student_logits, teacher_logits)
     divergence.check(student_logits.shape[-1])
-    row_mask = rows.labels_to_mask(labels, student_logits)
+    row_mask = _labels_to_mask(labels, student_logits)
     student, teacher = rows.select_rows(student_logits, row_mask), rows.select_rows(teacher_logits, row_mask)
     if logits_are_probs:
         # Keeps the logarithm of a probability of 0 finite.
@@ -92,3 +93,14 @@ def generalized_jsd_loss(
     values_N = rows.cap_rows(values_N, token_clip)
     entries = student_logits.shape[-1] if top_k is None or logits_are_probs else top_k
     return rows.reduce_rows(values_N, row_mask, student_logits.shape, reduction, entries)
+
+
+def _labels_to_mask(labels: Tensor | None, logits: Tensor, name: str = "labels") -> Tensor | None:
+    """Return a mask of the rows that count by upstream's convention: everything but -100, including 0."""
+    if labels is None:
+        return None
+    rows.check_mask_shape(labels, logits, name)
+    # A boolean mask contains no -100, so every row would count.
+    if labels.dtype == torch.bool:
+        raise InputError(explain(f"{name} dtype", got="bool", expected=f"integers, {rows.IGNORE_INDEX} where ignored"))
+    return labels != rows.IGNORE_INDEX

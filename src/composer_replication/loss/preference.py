@@ -18,7 +18,7 @@ from __future__ import annotations
 import torch.nn.functional as F
 from torch import Tensor
 
-from composer_replication.errors import InputError, explain
+from composer_replication.errors import InputError, ShapeError, explain
 from composer_replication.loss import rows
 
 
@@ -32,7 +32,7 @@ def dpo_loss(
 ) -> Tensor:
     """Return the mean DPO loss of B pairs of summed log-probs, each argument (B,)."""
     rows.check_positive(beta, "beta")
-    chosen, rejected, ref_chosen, ref_rejected = rows.check_pair_vectors(
+    chosen, rejected, ref_chosen, ref_rejected = _check_pair_vectors(
         chosen_logprobs=chosen_logprobs,
         rejected_logprobs=rejected_logprobs,
         ref_chosen_logprobs=ref_chosen_logprobs,
@@ -64,9 +64,24 @@ def simpo_loss(
 ) -> Tensor:
     """Return the mean SimPO loss of B pairs of averaged log-probs, each argument (B,)."""
     rows.check_positive(beta, "beta")
-    chosen, rejected = rows.check_pair_vectors(
+    chosen, rejected = _check_pair_vectors(
         chosen_avg_logprobs=chosen_avg_logprobs, rejected_avg_logprobs=rejected_avg_logprobs
     )
     values_B = -F.logsigmoid(beta * (chosen - rejected) - gamma)
     rows.check_finite_rows(values_B, "simpo_loss")
     return values_B.sum() / max(values_B.numel(), 1)
+
+
+def _check_pair_vectors(**logprobs: Tensor) -> list[Tensor]:
+    """Cast the vectors to the compute dtype. Raises ShapeError unless all are floating point and equally long."""
+    for name, values in logprobs.items():
+        if not isinstance(values, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
+            raise ShapeError(explain(name, got=type(values).__name__, expected="a tensor (B,), one entry per pair"))
+        if values.dim() != 1:
+            raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected="(B,), one entry per pair"))
+        if not values.is_floating_point():
+            raise ShapeError(explain(f"{name} dtype", got=values.dtype, expected="a floating-point dtype"))
+    lengths = {name: tuple(values.shape) for name, values in logprobs.items()}
+    if len(set(lengths.values())) > 1:
+        raise ShapeError(explain("log-prob vectors", got=lengths, expected="equal lengths"))
+    return [rows.in_compute_dtype(values) for values in logprobs.values()]

@@ -60,17 +60,6 @@ def check_mask_shape(mask: Tensor, logits: Tensor, name: str) -> None:
         )
 
 
-def labels_to_mask(labels: Tensor | None, logits: Tensor, name: str = "labels") -> Tensor | None:
-    """Return a mask of the rows that count by upstream's convention: everything but -100, including 0."""
-    if labels is None:
-        return None
-    check_mask_shape(labels, logits, name)
-    # A boolean mask contains no -100, so every row would count.
-    if labels.dtype == torch.bool:
-        raise InputError(explain(f"{name} dtype", got="bool", expected=f"integers, {IGNORE_INDEX} where ignored"))
-    return labels != IGNORE_INDEX
-
-
 def to_boolean_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> Tensor | None:
     """Return a mask of the rows that count by the 0/1 convention: those with 1. Raises InputError on other numbers."""
     if mask is None:
@@ -190,18 +179,3 @@ def reduce_rows(values_N: Tensor, row_mask: Tensor | None, shape: torch.Size, re
     if reduction == "mean":
         return total / max(values_N.numel() * entries, 1)
     return total / max(shape[0] if row_mask is None else values_N.numel(), 1)
-
-
-def check_pair_vectors(**logprobs: Tensor) -> list[Tensor]:
-    """Cast the vectors to the compute dtype. Raises ShapeError unless all are floating point and equally long."""
-    for name, values in logprobs.items():
-        if not isinstance(values, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
-            raise ShapeError(explain(name, got=type(values).__name__, expected="a tensor (B,), one entry per pair"))
-        if values.dim() != 1:
-            raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected="(B,), one entry per pair"))
-        if not values.is_floating_point():
-            raise ShapeError(explain(f"{name} dtype", got=values.dtype, expected="a floating-point dtype"))
-    lengths = {name: tuple(values.shape) for name, values in logprobs.items()}
-    if len(set(lengths.values())) > 1:
-        raise ShapeError(explain("log-prob vectors", got=lengths, expected="equal lengths"))
-    return [in_compute_dtype(values) for values in logprobs.values()]

@@ -18,7 +18,7 @@ from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.batch.trace_messages import find_calling_turn, to_conversation
+from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator import HINT_TEMPLATES
 from composer_replication.hint_generator.context import is_json_error
@@ -341,7 +341,7 @@ def _marked_errors(
             continue
         role = turns[index].role
         # A mark on an assistant message is about that turn; one on a tool result is about the turn that made the call.
-        caller = index if role == "assistant" else find_calling_turn(turns, index) if role == "tool" else None
+        caller = index if role == "assistant" else _find_calling_turn(turns, index) if role == "tool" else None
         if caller is None:
             counts["error_without_assistant_turn"] += 1
             continue
@@ -470,3 +470,18 @@ def _answer_tensors(rows: Sequence[ResponseIds], pad: int) -> dict[str, Tensor]:
 
 def _index(row: int, positions: Tensor) -> Tensor:
     return torch.stack([torch.full_like(positions, row), positions], dim=1)
+
+
+def _find_calling_turn(turns: Sequence[Turn], index: int) -> int | None:
+    """Return the index of the assistant turn whose call is answered by the tool turn at `index`.
+
+    If no call has the result's id, this is the assistant turn directly before the results, or None if there is none.
+    """
+    call_ids = {result.call_id for result in turns[index].results}
+    # Backwards, because some logs reuse ids, and the latest call with the id is the one that was answered.
+    earlier = range(index - 1, -1, -1)
+    for position in earlier:
+        if any(call.id in call_ids for call in turns[position].calls):
+            return position
+    nearest = next((position for position in earlier if turns[position].role != "tool"), None)
+    return nearest if nearest is not None and turns[nearest].role == "assistant" else None

@@ -10,9 +10,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from render_checks import check_exact, coding_session, fixture_conversations, renderer_of
 
-from composer_replication.batch.trace_messages import find_calling_turn, to_conversation
+from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError
 from composer_replication.ingestion.states import states
+from composer_replication.trainer.data_collator import _find_calling_turn
 from refusals import refusal
 
 
@@ -83,7 +84,7 @@ def test_results_without_ids_answer_the_calls_in_their_order():
     turns = turns_of(said(tool_call=calls), came_back("1"), came_back("2"), came_back("3"))
     assert [turns[1].results[0].call_id, turns[2].results[0].call_id] == [each.id for each in turns[0].calls]
     assert turns[3].results[0].call_id == ""
-    assert [find_calling_turn(turns, index) for index in (1, 2, 3)] == [0, 0, 0]
+    assert [_find_calling_turn(turns, index) for index in (1, 2, 3)] == [0, 0, 0]
 
 
 def test_results_with_names_answer_the_call_of_that_name():
@@ -100,7 +101,7 @@ def test_results_with_ids_answer_their_call_however_late_they_come():
         came_back("y", tool_call_id="y"),
         came_back("x", tool_call_id="x"),
     )
-    assert [find_calling_turn(turns, index) for index in (2, 3)] == [1, 0]
+    assert [_find_calling_turn(turns, index) for index in (2, 3)] == [1, 0]
 
 
 def test_an_id_that_is_used_again_means_the_last_call_of_that_id():
@@ -111,7 +112,7 @@ def test_an_id_that_is_used_again_means_the_last_call_of_that_id():
         said(tool_calls=[made]),
         came_back("2", tool_call_id="c"),
     )
-    assert [find_calling_turn(turns, index) for index in (1, 3)] == [0, 2]
+    assert [_find_calling_turn(turns, index) for index in (1, 3)] == [0, 2]
 
 
 def test_an_id_of_a_call_that_was_logged_without_one_is_matched_by_order_and_an_unknown_one_is_kept():
@@ -120,12 +121,12 @@ def test_an_id_of_a_call_that_was_logged_without_one_is_matched_by_order_and_an_
     known = {"id": "k", "name": "a", "arguments": {}}
     turns = turns_of(said(tool_call=known), came_back("1", tool_call_id="log-7"))
     assert turns[1].results[0].call_id == "log-7"
-    assert find_calling_turn(turns, 1) == 0  # nothing else can have asked for it
+    assert _find_calling_turn(turns, 1) == 0  # nothing else can have asked for it
 
 
 def test_a_result_after_a_question_has_no_caller():
     turns = turns_of({"role": "user", "content": "?"}, came_back("1"))
-    assert find_calling_turn(turns, 1) is None
+    assert _find_calling_turn(turns, 1) is None
 
 
 def test_an_unanswered_call_does_not_take_the_result_of_the_next_turn():
@@ -215,5 +216,5 @@ def test_one_turn_for_every_message_whatever_the_order(messages):
     assert len({turn.id for turn in turns}) == len(turns)
     for index, turn in enumerate(turns):
         if turn.role == "tool":
-            caller = find_calling_turn(turns, index)
+            caller = _find_calling_turn(turns, index)
             assert caller is None or (caller < index and turns[caller].role == "assistant")

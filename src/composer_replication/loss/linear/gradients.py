@@ -11,8 +11,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from composer_replication.loss.linear import head as products
-from composer_replication.loss.linear.head import Operands, TilePlan
+from composer_replication.loss.linear.head import Operands, TilePlan, product_dtype, vocab_blocks
 
 # (tile, logits_nV, tensor for their gradient or None, scratch tiles) -> None
 TileVisitor = Callable[[slice, Tensor, Tensor | None, list[Tensor]], None]
@@ -36,7 +35,7 @@ class Gradients(NamedTuple):
     def stored_like(self, *originals: Tensor | None) -> Gradients:
         """Cast the gradients to the dtypes for storage until backward: those of the originals, but never fp16."""
         pairs = zip(self, originals, strict=True)
-        return Gradients(*(None if g is None or o is None else g.to(products.grad_dtype(o)) for g, o in pairs))
+        return Gradients(*(None if g is None or o is None else g.to(_grad_dtype(o)) for g, o in pairs))
 
     def scaled_like(self, factor: Tensor | None, *originals: Tensor | None) -> list[Tensor | None]:
         """Multiply the gradients by `factor` in place, and cast them to the originals' dtypes, as autograd expects."""
@@ -56,7 +55,7 @@ def visit_tiles(
     """
     hidden, head = operands.hidden, operands.head
     slab_rows = slab.stop - slab.start
-    wide = products.product_dtype(hidden)
+    wide = product_dtype(hidden)
     # Allocated once and reused for all tiles of the slab.
     buffers = [
         torch.empty(min(plan.tile_rows, slab_rows), head.vocab, dtype=wide, device=hidden.device)
@@ -64,7 +63,7 @@ def visit_tiles(
     ]
     grad_slab = None
     if with_grad:
-        grad_slab = torch.empty(slab_rows, head.vocab, dtype=products.grad_tile_dtype(hidden), device=hidden.device)
+        grad_slab = torch.empty(slab_rows, head.vocab, dtype=_grad_tile_dtype(hidden), device=hidden.device)
     for tile in plan.tiles(slab):
         logits_nV, *scratch = (buffer[: tile.stop - tile.start] for buffer in buffers)
         head.write_logits(hidden[tile], logits_nV)
@@ -80,10 +79,10 @@ def accumulate_gradients(
 ) -> Gradients:
     """Visit all tiles, and return the needed gradients summed over slabs."""
     hidden, weight = operands.hidden, operands.head.weight
-    wide = products.product_dtype(hidden)
+    wide = product_dtype(hidden)
     # The product of a single slab is rounded once, directly to the weight's dtype. Several slabs are summed in fp32.
     single_slab = 0 < plan.num_rows <= plan.slab_rows
-    grad_hidden = torch.zeros_like(hidden, dtype=products.grad_dtype(hidden)) if needed.hidden else None
+    grad_hidden = torch.zeros_like(hidden, dtype=_grad_dtype(hidden)) if needed.hidden else None
     grad_weight = grad_bias = None
     if needed.weight and not single_slab:
         grad_weight = torch.zeros(weight.shape, dtype=wide, device=weight.device)
@@ -94,11 +93,11 @@ def accumulate_gradients(
         if grad_nV is None:
             continue
         if grad_hidden is not None:
-            grad_hidden[slab] = products.grad_hidden(grad_nV, weight)
+            grad_hidden[slab] = _grad_hidden(grad_nV, weight)
         if grad_weight is not None:
-            products.add_grad_weight(grad_weight, grad_nV, hidden[slab])
+            _add_grad_weight(grad_weight, grad_nV, hidden[slab])
         elif needed.weight:
-            grad_weight = products.grad_weight(grad_nV, hidden[slab], products.grad_dtype(weight))
+            grad_weight = _grad_weight(grad_nV, hidden[slab], _grad_dtype(weight))
         if grad_bias is not None:
             grad_bias += grad_nV.sum(0, dtype=wide)
         del grad_nV  # frees its memory before the next slab is allocated
@@ -142,3 +141,48 @@ def check_now_or_after_backward(
     if not bool(passed):
         raise_error()
     return None
+
+
+def _grad_tile_dtype(operand: Tensor) -> torch.dtype:
+    """Return the dtype of logit gradients: on CUDA that of the operands, for the tensor cores; on CPU fp32 or fp64."""
+    # fp16 is an exception: a probability times 1 / N underflows, and the loss scale that would prevent this is applied
+    # only in the backward pass.
+    return operand.dtype if operand.is_cuda and operand.dtype != torch.float16 else product_dtype(operand)
+
+
+def _grad_dtype(operand: Tensor) -> torch.dtype:
+    """Return the dtype in which a gradient is stored until backward: the operand's, but fp32 instead of fp16."""
+    return torch.float32 if operand.dtype == torch.float16 else operand.dtype
+
+
+def _grad_hidden(grad_nV: Tensor, weight_VH: Tensor) -> Tensor:
+    """Return d loss / d hidden = grad @ weight, rounded once after the sum over the vocabulary."""
+    if grad_nV.dtype == weight_VH.dtype:
+        return grad_nV @ weight_VH
+    total_nH = grad_nV.new_zeros(grad_nV.shape[0], weight_VH.shape[1])
+    for block in vocab_blocks(weight_VH):
+        total_nH.addmm_(grad_nV[:, block], weight_VH[block].to(grad_nV.dtype))
+    return total_nH
+
+
+def _grad_weight(grad_nV: Tensor, hidden_nH: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return d loss / d weight = grad.T @ hidden over all rows, in `dtype`."""
+    if grad_nV.dtype == hidden_nH.dtype and (dtype == grad_nV.dtype or not grad_nV.is_cuda):
+        return (grad_nV.T @ hidden_nH).to(dtype)
+    total_VH = torch.zeros(grad_nV.shape[1], hidden_nH.shape[1], dtype=dtype, device=grad_nV.device)
+    _add_grad_weight(total_VH, grad_nV, hidden_nH)
+    return total_VH
+
+
+def _add_grad_weight(total_VH: Tensor, grad_nV: Tensor, hidden_nH: Tensor) -> None:
+    """Add grad.T @ hidden to `total_VH`."""
+    # Sums over slabs stay in fp32: rounding each partial sum to bf16 would lose the small but systematic contributions
+    # of unlikely tokens and bias training.
+    if grad_nV.dtype == total_VH.dtype == hidden_nH.dtype:
+        total_VH.addmm_(grad_nV.T, hidden_nH)
+    elif grad_nV.is_cuda and grad_nV.dtype == hidden_nH.dtype and total_VH.dtype == torch.float32:
+        torch.addmm(total_VH, grad_nV.T, hidden_nH, out_dtype=torch.float32, out=total_VH)
+    else:
+        wide_nH = hidden_nH.to(grad_nV.dtype)
+        for block in vocab_blocks(total_VH):
+            total_VH[block] += (grad_nV[:, block].T @ wide_nH).to(total_VH.dtype)

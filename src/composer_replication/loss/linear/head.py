@@ -194,18 +194,6 @@ def product_dtype(operand: Tensor) -> torch.dtype:
     return torch.float64 if operand.dtype == torch.float64 else torch.float32
 
 
-def grad_tile_dtype(operand: Tensor) -> torch.dtype:
-    """Return the dtype of logit gradients: on CUDA that of the operands, for the tensor cores; on CPU fp32 or fp64."""
-    # fp16 is an exception: a probability times 1 / N underflows, and the loss scale that would prevent this is applied
-    # only in the backward pass.
-    return operand.dtype if operand.is_cuda and operand.dtype != torch.float16 else product_dtype(operand)
-
-
-def grad_dtype(operand: Tensor) -> torch.dtype:
-    """Return the dtype in which a gradient is stored until backward: the operand's, but fp32 instead of fp16."""
-    return torch.float32 if operand.dtype == torch.float16 else operand.dtype
-
-
 def _project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
     """Write hidden @ weight.T to `out_nV`."""
     if hidden_nH.dtype == out_nV.dtype:
@@ -214,44 +202,12 @@ def _project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
         torch.mm(hidden_nH, weight_VH.T, out_dtype=out_nV.dtype, out=out_nV)
     else:
         wide_nH = hidden_nH.to(out_nV.dtype)
-        for block in _vocab_blocks(weight_VH):
+        for block in vocab_blocks(weight_VH):
             out_nV[:, block] = wide_nH @ weight_VH[block].to(out_nV.dtype).T
 
 
-def grad_hidden(grad_nV: Tensor, weight_VH: Tensor) -> Tensor:
-    """Return d loss / d hidden = grad @ weight, rounded once after the sum over the vocabulary."""
-    if grad_nV.dtype == weight_VH.dtype:
-        return grad_nV @ weight_VH
-    total_nH = grad_nV.new_zeros(grad_nV.shape[0], weight_VH.shape[1])
-    for block in _vocab_blocks(weight_VH):
-        total_nH.addmm_(grad_nV[:, block], weight_VH[block].to(grad_nV.dtype))
-    return total_nH
-
-
-def grad_weight(grad_nV: Tensor, hidden_nH: Tensor, dtype: torch.dtype) -> Tensor:
-    """Return d loss / d weight = grad.T @ hidden over all rows, in `dtype`."""
-    if grad_nV.dtype == hidden_nH.dtype and (dtype == grad_nV.dtype or not grad_nV.is_cuda):
-        return (grad_nV.T @ hidden_nH).to(dtype)
-    total_VH = torch.zeros(grad_nV.shape[1], hidden_nH.shape[1], dtype=dtype, device=grad_nV.device)
-    add_grad_weight(total_VH, grad_nV, hidden_nH)
-    return total_VH
-
-
-def add_grad_weight(total_VH: Tensor, grad_nV: Tensor, hidden_nH: Tensor) -> None:
-    """Add grad.T @ hidden to `total_VH`."""
-    # Sums over slabs stay in fp32: rounding each partial sum to bf16 would lose the small but systematic contributions
-    # of unlikely tokens and bias training.
-    if grad_nV.dtype == total_VH.dtype == hidden_nH.dtype:
-        total_VH.addmm_(grad_nV.T, hidden_nH)
-    elif grad_nV.is_cuda and grad_nV.dtype == hidden_nH.dtype and total_VH.dtype == torch.float32:
-        torch.addmm(total_VH, grad_nV.T, hidden_nH, out_dtype=torch.float32, out=total_VH)
-    else:
-        wide_nH = hidden_nH.to(grad_nV.dtype)
-        for block in _vocab_blocks(total_VH):
-            total_VH[block] += (grad_nV[:, block].T @ wide_nH).to(total_VH.dtype)
-
-
-def _vocab_blocks(weight_VH: Tensor) -> Iterator[slice]:
+def vocab_blocks(weight_VH: Tensor) -> Iterator[slice]:
+    """Yield the blocks of the vocabulary in which a wide copy of the weight may exist."""
     for start in range(0, weight_VH.shape[0], _BLOCK_ROWS):
         yield slice(start, min(start + _BLOCK_ROWS, weight_VH.shape[0]))
 
