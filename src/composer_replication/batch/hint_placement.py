@@ -11,16 +11,7 @@ import random
 from collections.abc import Callable, Sequence
 from typing import Literal, NamedTuple, TypeVar
 
-from composer_replication.batch.render.dialect import (
-    PLAIN_ID,
-    SHORT_ID,
-    assistant,
-    probe_arguments,
-    probe_call,
-    probe_result,
-    system,
-    user,
-)
+from composer_replication.batch.render.dialect import assistant, system, user
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
 from composer_replication.types import Message
@@ -131,9 +122,7 @@ class _HintTarget(NamedTuple):
         if role == "assistant":
             return [user("u"), assistant(last_text)]
         if role == "tool":
-            identity = SHORT_ID if dialect.short_ids else PLAIN_ID
-            call = probe_call(probe_arguments(dialect.arguments), identity=identity)
-            return [user("u"), call, probe_result(last_text, identity=identity)]
+            return [user("u"), *dialect.call_and_result(last_text)]
         return None  # the turn is the first one
 
 

@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from typing import NamedTuple
 
 from composer_replication.action_text import text_follows_call
-from composer_replication.batch.render.messages import common_prefix_length
+from composer_replication.batch.render.pieces import common_prefix_length
 from composer_replication.batch.render.renderer import TEXT_FOLLOWS_CALL, RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import AlignmentError, InputError, explain
 from composer_replication.types import Conversation, Turn

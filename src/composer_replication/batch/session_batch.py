@@ -20,7 +20,7 @@ from composer_replication.batch.hint_placement import (
     exclusion_reason,
     hinted_turn,
 )
-from composer_replication.batch.render.messages import common_prefix_length
+from composer_replication.batch.render.pieces import common_prefix_length
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.tree_batch import CHANNELS, SessionTargets, TreeBatch
 from composer_replication.batch.windows import (

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from render_checks import call, decode, renderer_of, results, talk
 
-from composer_replication.batch.render.messages import mark_message
+from composer_replication.batch.render.pieces import _mark_message
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import AlignmentError
 from tokenizer_assets import load
@@ -85,7 +85,7 @@ def test_marks_go_into_every_text_and_leave_roles_names_and_ids():
         "reasoning_content": "th",
         "tool_calls": [{"id": "c1", "type": "function", "function": function}],
     }
-    assert mark_message(message) == {
+    assert _mark_message(message) == {
         "role": "assistant",
         "content": "sZqmarkay",
         "reasoning_content": "tZqmarkh",

@@ -13,7 +13,7 @@ from dataclasses import replace
 from itertools import accumulate
 from typing import Literal, NamedTuple
 
-from composer_replication.batch.render.messages import common_prefix_length
+from composer_replication.batch.render.pieces import common_prefix_length
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan, token_texts
 from composer_replication.errors import InputError
 from composer_replication.types import Conversation, ToolCall, Turn

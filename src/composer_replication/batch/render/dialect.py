@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 # Probe words. No template contains them, so one that appears in a rendering came from the probe message.
 _QUESTION, _ANSWER, _THOUGHT, _TOOL, _VALUE, _RESULT = "Zqask", "Zqsay", "Zqthink", "Zqtool", "Zqvalue", "Zqresult"
 _SYSTEM = "Zqrules"
-PLAIN_ID, SHORT_ID = "call_1", "call00001"  # Mistral accepts exactly nine letters and digits
+_PLAIN_ID, _SHORT_ID = "call_1", "call00001"  # Mistral accepts exactly nine letters and digits
 Arguments = Literal["dict", "text"]
 
 
@@ -55,6 +55,12 @@ class Dialect:
         """The plain generation prompt, and the one for a turn without a thought if that is different."""
         return list(dict.fromkeys([self.header, self.thought.quiet_header or self.header]))
 
+    def call_and_result(self, result: str) -> list[Message]:
+        """Return a call of the probe tool and its result, in the form that the template accepts."""
+        identity = _SHORT_ID if self.short_ids else _PLAIN_ID
+        call = _probe_call(_probe_arguments(self.arguments), identity=identity)
+        return [call, _probe_result(result, identity=identity)]
+
     def without_tools(self) -> Dialect:
         """Return a dialect in which calls and results are written as text, which any template can show."""
         return replace(self, calls=False, results=False, tools=False)
@@ -75,19 +81,19 @@ def assistant(text: str) -> Message:
     return {"role": "assistant", "content": text}
 
 
-def probe_call(arguments: object, *, identity: str = PLAIN_ID, count: int = 1) -> Message:
+def _probe_call(arguments: object, *, identity: str = _PLAIN_ID, count: int = 1) -> Message:
     """Return an assistant message with `count` identical calls of the probe tool."""
     function = {"name": _TOOL, "arguments": arguments}
     calls = [{"id": identity, "type": "function", "function": function} for _ in range(count)]
     return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def probe_result(text: str, *, identity: str = PLAIN_ID) -> Message:
+def _probe_result(text: str, *, identity: str = _PLAIN_ID) -> Message:
     """Return a message with the result of a call of the probe tool."""
     return {"role": "tool", "tool_call_id": identity, "name": _TOOL, "content": text}
 
 
-def probe_arguments(arguments: Arguments) -> object:
+def _probe_arguments(arguments: Arguments) -> object:
     """Return arguments for the probe tool in the form that the template accepts."""
     return {"key": _VALUE} if arguments == "dict" else f'{{"key": "{_VALUE}"}}'
 
@@ -157,22 +163,22 @@ def _read_calls(probe: _TemplateProbe) -> dict[str, Any]:
         )
         return {**no_calls, "arguments": "dict"}
     arguments, short = accepted[0]
-    identity, example = SHORT_ID if short else PLAIN_ID, probe_arguments(arguments)
-    call, two_calls = probe_call(example, identity=identity), probe_call(example, identity=identity, count=2)
-    answer = probe_result(_RESULT, identity=identity)
+    identity, example = _SHORT_ID if short else _PLAIN_ID, _probe_arguments(arguments)
+    call, two_calls = _probe_call(example, identity=identity), _probe_call(example, identity=identity, count=2)
+    answer = _probe_result(_RESULT, identity=identity)
     return {
         "calls": True,
         "parallel_calls": (probe.text(user(_QUESTION), two_calls) or "").count(_TOOL) > 1,
         "text_beside_calls": probe.shows(user(_QUESTION), {**call, "content": _ANSWER}, words=(_TOOL, _ANSWER)),
         "arguments": arguments,
-        "raw_arguments": probe.shows(user(_QUESTION), probe_call(_VALUE, identity=identity), words=(_VALUE,)),
+        "raw_arguments": probe.shows(user(_QUESTION), _probe_call(_VALUE, identity=identity), words=(_VALUE,)),
         "short_ids": short,
         "results": probe.shows(user(_QUESTION), call, answer, assistant(_ANSWER), words=(_TOOL, _RESULT, _ANSWER)),
     }
 
 
 def _shows_call(probe: _TemplateProbe, arguments: Arguments, short: bool) -> bool:
-    call = probe_call(probe_arguments(arguments), identity=SHORT_ID if short else PLAIN_ID)
+    call = _probe_call(_probe_arguments(arguments), identity=_SHORT_ID if short else _PLAIN_ID)
     return probe.shows(user(_QUESTION), call, words=(_TOOL, _VALUE))
 
 
@@ -195,8 +201,8 @@ def _read_call_token(probe: _TemplateProbe, protected: ProtectedTokens, calls: M
 
 
 def _example_call(probe: _TemplateProbe, calls: Mapping[str, Any]) -> str:
-    identity = SHORT_ID if calls["short_ids"] else PLAIN_ID
-    call = probe_call(probe_arguments(calls["arguments"]), identity=identity)
+    identity = _SHORT_ID if calls["short_ids"] else _PLAIN_ID
+    call = _probe_call(_probe_arguments(calls["arguments"]), identity=identity)
     return probe.text(user(_QUESTION), {**call, "content": _ANSWER}) or ""
 
 
