@@ -7,7 +7,7 @@ endpoint       one HTTP attempt: a reply, or a failure and its consequences for 
 ask_and_retry  one question: answered from the store, or asked within the cap and retried; many sessions at once
 ledger         the store of replies and of money spent, shared by processes
 tables         the tables of the store, upgrades, and integrity checks
-votes          count votes for equal actions, and decide whether another answer can matter
+votes          count votes for equal actions, and decide whether further votes can matter
 replay         ask every teacher in every state
 cost_survey    estimate the requests and costs of a replay before anything is sent
 forget         remove sessions from the store; record the tools with which a session was asked about

@@ -8,10 +8,9 @@ import logging
 import random
 import time
 from collections import Counter, deque
-from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from itertools import groupby, starmap
 from typing import Any, Literal, NamedTuple, TypeVar
 
 from composer_replication.action_text import text_of
@@ -450,22 +449,9 @@ def _unreachable_message(teacher: Teacher, failure: FailedRequest, times: int) -
 T = TypeVar("T")
 
 
-class NumberedState(NamedTuple):
-    """A state and its index among all states."""
-
-    number: int
-    state: TraceState
-
-
 def session_of(state: TraceState) -> str:
     """Return the session id of a state, by default the first part of the state's id."""
     return state.get("session_id") or state["state_id"].rpartition("::")[0] or state["state_id"]
-
-
-def group_by_session(states: Iterable[TraceState]) -> Iterator[list[NumberedState]]:
-    """Group consecutive states by session. Only one session is in memory at a time."""
-    for _, group in groupby(starmap(NumberedState, enumerate(states)), key=lambda numbered: session_of(numbered.state)):
-        yield list(group)
 
 
 async def run_jobs(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, num_workers: int) -> None:
@@ -515,12 +501,3 @@ async def _run_workers(worker: Callable[[], Coroutine[Any, Any, None]], num_work
                 group.create_task(worker())
     except BaseExceptionGroup as errors:
         raise errors.exceptions[0] from None  # the other errors are consequences of the first
-
-
-def sessions_by_teacher(
-    states: Iterable[TraceState], num_teachers: int
-) -> Iterator[tuple[Sequence[NumberedState], int]]:
-    """Yield each session once per teacher, so that teachers do not wait for each other."""
-    for group in group_by_session(states):
-        for teacher in range(num_teachers):
-            yield group, teacher

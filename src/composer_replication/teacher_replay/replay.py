@@ -5,25 +5,26 @@ from __future__ import annotations
 import contextlib
 import logging
 import os
+from collections import Counter
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
+from itertools import groupby, starmap
 from pathlib import Path
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal, NamedTuple, TypeVar
 
+from composer_replication.action_text import parse_reply
 from composer_replication.errors import InputError, explain
 from composer_replication.privacy.outgoing import LastGate
+from composer_replication.sites.actions.equality import ActionContext, Tools, action_key
 from composer_replication.teacher_replay.ask_and_retry import (
     AFTER_STOP,
     BudgetedClient,
-    NumberedState,
     RetryPolicy,
     TeacherAnswer,
     call_result,
-    group_by_session,
     run_jobs,
     run_lanes,
     session_of,
-    sessions_by_teacher,
 )
 from composer_replication.teacher_replay.endpoint import TeacherClient
 from composer_replication.teacher_replay.ledger import TeacherStore
@@ -37,7 +38,7 @@ from composer_replication.teacher_replay.teachers import (
     read_teachers,
     to_dollars,
 )
-from composer_replication.teacher_replay.votes import AskingGate, make_gate
+from composer_replication.teacher_replay.votes import StateContexts, can_outcome_change, read_vote
 from composer_replication.types import TeacherCallResult, TeacherSpec, TraceState
 
 _log = logging.getLogger(__name__)
@@ -229,14 +230,16 @@ class _Replay:
         self._asker, self._on_result, self._reports_calls_over_cap = asker, on_result, reports_calls_over_cap
         self._builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
         self._slugs = [teacher.slug for teacher in teachers]
-        self.gate: AskingGate | None = make_gate(options.gate, options.agreement_threshold, len(teachers))
+        self.gate: _AskingGate | None = None
+        if options.gate is not None:
+            self.gate = _AskingGate(options.gate, options.agreement_threshold, len(teachers), _StateVotes())
 
     async def ask_all(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
         """Ask about all states of each session: one after the other, or the longest first and then the others."""
         if self.gate is None:
             lanes = (
                 [(numbered, index) for numbered in group]
-                for group, index in sessions_by_teacher(states, len(self._slugs))
+                for group, index in _sessions_by_teacher(states, len(self._slugs))
             )
             await self._run(lanes, self._ask_one_teacher, order, num_workers)
         else:
@@ -254,19 +257,19 @@ class _Replay:
         else:
             await run_lanes((lane[::-1] for lane in lanes), work, num_workers=num_workers)
 
-    def _gated(self, states: Iterable[TraceState]) -> Iterator[list[NumberedState]]:
+    def _gated(self, states: Iterable[TraceState]) -> Iterator[list[_NumberedState]]:
         """Yield sessions after the gate has read their states in order, because they are asked
         about in another order.
         """
         assert self.gate is not None
-        for group in group_by_session(states):
+        for group in _group_by_session(states):
             self.gate.read_ahead([numbered.state for numbered in group])
             yield group
 
-    async def _ask_one_teacher(self, job: tuple[NumberedState, int]) -> None:
+    async def _ask_one_teacher(self, job: tuple[_NumberedState, int]) -> None:
         await self._ask(*job)
 
-    async def _ask_all_teachers(self, numbered: NumberedState) -> None:
+    async def _ask_all_teachers(self, numbered: _NumberedState) -> None:
         """Ask one teacher after the other, until the gate says that no further answer matters."""
         assert self.gate is not None
         answers: list[TeacherCallResult] = []
@@ -276,7 +279,7 @@ class _Replay:
             answers.append(await self._ask(numbered, teacher))
         self.gate.release(numbered.state)
 
-    async def _ask(self, numbered: NumberedState, teacher: int) -> TeacherCallResult:
+    async def _ask(self, numbered: _NumberedState, teacher: int) -> TeacherCallResult:
         number, state = numbered
         _check_state(state, number)
         try:
@@ -355,3 +358,111 @@ def _check_state(state: TraceState, number: int) -> None:
             raise InputError(explain(f"state {number}", got=f"keys {sorted(state)}", expected=f"also {key!r}"))
     if not state["messages"]:
         raise InputError(explain(f"state {state['state_id']}", got="no messages", expected="at least one"))
+
+
+class _NumberedState(NamedTuple):
+    """A state and its index among all states."""
+
+    number: int
+    state: TraceState
+
+
+def _group_by_session(states: Iterable[TraceState]) -> Iterator[list[_NumberedState]]:
+    """Group consecutive states by session. Only one session is in memory at a time."""
+    for _, group in groupby(
+        starmap(_NumberedState, enumerate(states)), key=lambda numbered: session_of(numbered.state)
+    ):
+        yield list(group)
+
+
+def _sessions_by_teacher(
+    states: Iterable[TraceState], num_teachers: int
+) -> Iterator[tuple[Sequence[_NumberedState], int]]:
+    """Yield each session once per teacher, so that teachers do not wait for each other."""
+    for group in _group_by_session(states):
+        for teacher in range(num_teachers):
+            yield group, teacher
+
+
+# ---- whether to ask another teacher: only if its vote can change the pair, or by a heuristic
+
+
+class _StateVotes:
+    """Evaluates the answers to a state so far in the same way as `extract_pairs`.
+
+    States must come in the order of their session, or be read ahead in that order, so that each message is read once.
+    """
+
+    def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
+        self._contexts = StateContexts(cwd=cwd, tools=tools)
+        self._ahead: dict[str, ActionContext] = {}
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """Read the states of a session in order, and store the context of each until it is released."""
+        for state in states:
+            self._ahead[state["state_id"]] = self._context(state)
+
+    def release(self, state: TraceState) -> None:
+        self._ahead.pop(state["state_id"], None)
+
+    def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool:
+        """Whether a teacher took the same action as the student."""
+        action = read_vote(answer).action
+        if action is None:
+            return False
+        context = self._context(state)
+        return action_key(action, context) == self._student_key(state, context)
+
+    def can_change(
+        self, state: TraceState, answers: Sequence[TeacherCallResult], *, threshold: int, num_teachers: int
+    ) -> bool:
+        """Whether the remaining teachers can change the pair; `answers` come from the teachers
+        asked so far, in order.
+        """
+        actions = [read_vote(answer).action for answer in answers]
+        if not any(actions):  # nobody has voted yet, so the context does not matter
+            return can_outcome_change([], "", threshold, num_teachers - len(answers))
+        context = self._context(state)
+        student = self._student_key(state, context)
+        if student is None:
+            return False  # the student's action cannot be parsed, so there is no pair
+        votes = [None if action is None else action_key(action, context) for action in actions]
+        return can_outcome_change(votes, student, threshold, num_teachers - len(answers))
+
+    def _student_key(self, state: TraceState, context: ActionContext) -> str | None:
+        try:
+            return action_key(parse_reply(state["student_action"]), context)
+        except InputError:
+            return None
+
+    def _context(self, state: TraceState) -> ActionContext:
+        ahead = self._ahead.get(state["state_id"])
+        return self._contexts.at(state) if ahead is None else ahead
+
+
+class _AskingGate:
+    """Decides whether to ask the next teacher, and counts saved calls and, for a heuristic, pairs that may be lost.
+
+    A call counts as saved if the answers so far decide the pair, but not if an earlier teacher could not be asked.
+    """
+
+    def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: _StateVotes) -> None:
+        self._kind, self._threshold, self._num_teachers, self._votes = kind, threshold, num_teachers, votes
+        self.counts: Counter[str] = Counter()
+
+    def read_ahead(self, states: Sequence[TraceState]) -> None:
+        """Read the states of a session in order; afterwards they may be asked about in any order."""
+        self._votes.read_ahead(states)
+
+    def release(self, state: TraceState) -> None:
+        self._votes.release(state)
+
+    def should_ask(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
+        can_change = self._votes.can_change(state, answers, threshold=self._threshold, num_teachers=self._num_teachers)
+        is_useful = can_change
+        if is_useful and self._kind == "agree" and len(answers) == 1:
+            is_useful = not self._votes.agrees_with_student(state, answers[0])
+            self.counts["pairs that may be lost"] += not is_useful
+        if not is_useful and all(answer["error"] is None for answer in answers):
+            self.counts["calls saved"] += self._num_teachers - len(answers)
+        return is_useful

@@ -17,7 +17,7 @@ from typing import Any, Literal, NamedTuple, cast
 from composer_replication.action_text import parse_reply, text_of
 from composer_replication.errors import InputError, explain
 from composer_replication.messages import content_text, message_calls
-from composer_replication.sites.actions.equality import ActionContext, Tools, action_key, tool_schemas
+from composer_replication.sites.actions.equality import ActionContext, Tools, tool_schemas
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.tools import normal_path
 from composer_replication.sites.classify import classify
@@ -221,91 +221,3 @@ class _SessionStateBuilder:
             text = content_text(content)
             failed = classify(call.name, call.arguments, text, is_error).is_failure
             self.state.add(call, text, failed=failed)
-
-
-# ---- whether to ask another teacher: only if its vote can change the pair, or by a heuristic
-
-
-class StateVotes:
-    """Evaluates the answers to a state so far in the same way as `extract_pairs`.
-
-    States must come in the order of their session, or be read ahead in that order, so that each message is read once.
-    """
-
-    def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
-        self._contexts = StateContexts(cwd=cwd, tools=tools)
-        self._ahead: dict[str, ActionContext] = {}
-
-    def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """Read the states of a session in order, and store the context of each until it is released."""
-        for state in states:
-            self._ahead[state["state_id"]] = self._context(state)
-
-    def release(self, state: TraceState) -> None:
-        self._ahead.pop(state["state_id"], None)
-
-    def agrees_with_student(self, state: TraceState, answer: TeacherCallResult) -> bool:
-        """Whether a teacher took the same action as the student."""
-        action = read_vote(answer).action
-        if action is None:
-            return False
-        context = self._context(state)
-        return action_key(action, context) == self._student_key(state, context)
-
-    def can_change(
-        self, state: TraceState, answers: Sequence[TeacherCallResult], *, threshold: int, num_teachers: int
-    ) -> bool:
-        """Whether the remaining teachers can change the pair; `answers` come from the teachers
-        asked so far, in order.
-        """
-        actions = [read_vote(answer).action for answer in answers]
-        if not any(actions):  # nobody has voted yet, so the context does not matter
-            return can_outcome_change([], "", threshold, num_teachers - len(answers))
-        context = self._context(state)
-        student = self._student_key(state, context)
-        if student is None:
-            return False  # the student's action cannot be parsed, so there is no pair
-        votes = [None if action is None else action_key(action, context) for action in actions]
-        return can_outcome_change(votes, student, threshold, num_teachers - len(answers))
-
-    def _student_key(self, state: TraceState, context: ActionContext) -> str | None:
-        try:
-            return action_key(parse_reply(state["student_action"]), context)
-        except InputError:
-            return None
-
-    def _context(self, state: TraceState) -> ActionContext:
-        ahead = self._ahead.get(state["state_id"])
-        return self._contexts.at(state) if ahead is None else ahead
-
-
-class AskingGate:
-    """Decides whether to ask the next teacher, and counts saved calls and, for a heuristic, pairs that may be lost.
-
-    A call counts as saved if the answers so far decide the pair, but not if an earlier teacher could not be asked.
-    """
-
-    def __init__(self, kind: Literal["exact", "agree"], threshold: int, num_teachers: int, votes: StateVotes) -> None:
-        self._kind, self._threshold, self._num_teachers, self._votes = kind, threshold, num_teachers, votes
-        self.counts: Counter[str] = Counter()
-
-    def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """Read the states of a session in order; afterwards they may be asked about in any order."""
-        self._votes.read_ahead(states)
-
-    def release(self, state: TraceState) -> None:
-        self._votes.release(state)
-
-    def should_ask(self, state: TraceState, answers: Sequence[TeacherCallResult]) -> bool:
-        can_change = self._votes.can_change(state, answers, threshold=self._threshold, num_teachers=self._num_teachers)
-        is_useful = can_change
-        if is_useful and self._kind == "agree" and len(answers) == 1:
-            is_useful = not self._votes.agrees_with_student(state, answers[0])
-            self.counts["pairs that may be lost"] += not is_useful
-        if not is_useful and all(answer["error"] is None for answer in answers):
-            self.counts["calls saved"] += self._num_teachers - len(answers)
-        return is_useful
-
-
-def make_gate(kind: Literal["exact", "agree"] | None, threshold: int, num_teachers: int) -> AskingGate | None:
-    return None if kind is None else AskingGate(kind, threshold, num_teachers, StateVotes())

@@ -11,7 +11,7 @@ from action_forms import CWD
 from composer_replication.errors import InputError
 from composer_replication.pairs import extract_dpo_pairs, save_pairs
 from composer_replication.pairs.extract import extract_pairs
-from composer_replication.teacher_replay.votes import StateVotes
+from composer_replication.teacher_replay.replay import _StateVotes
 from refusals import refusal
 
 MESSAGES = [{"role": "system", "content": "s"}, {"role": "user", "content": "look"}]
@@ -181,7 +181,7 @@ REPLIES = [use("ls"), use("ls ."), use("pwd"), use("cat 'a.py'"), None]
 
 @pytest.mark.parametrize("threshold", [1, 2, 3])
 def test_asking_only_while_a_vote_can_change_the_pair_gives_the_pairs_of_asking_everyone(threshold):
-    votes, num_asked, total = StateVotes(), 0, 0
+    votes, num_asked, total = _StateVotes(), 0, 0
     for number, replies in enumerate(product(REPLIES, repeat=3)):
         asked_state = state(f"s::{number:04d}")
         everyone = [
@@ -200,7 +200,7 @@ def test_asking_only_while_a_vote_can_change_the_pair_gives_the_pairs_of_asking_
 
 
 def test_whether_a_teacher_agrees_with_the_student_is_by_meaning_and_a_failure_agrees_with_nobody():
-    votes = StateVotes(cwd=CWD)
+    votes = _StateVotes(cwd=CWD)
     assert votes.agrees_with_student(state(), answer("x", use("cat /repo/a.py")))
     assert not votes.agrees_with_student(state(), answer("x", use("cat b.py")))
     assert not votes.agrees_with_student(state(), answer("x", None, error="timeout"))
