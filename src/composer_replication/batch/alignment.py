@@ -9,6 +9,7 @@ Shape suffixes: B batch, T time, N rows.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
@@ -96,6 +97,14 @@ class Sequences:
 def pad_right(values_BT: Tensor, width: int) -> Tensor:
     """Pad the rows on the right with zeros (False) to `width`."""
     return torch.nn.functional.pad(values_BT, (0, width - values_BT.shape[1]))
+
+
+def pad_rows(rows: Sequence[Sequence[int]], value: int, *, at_left: bool = False) -> Tensor:
+    """Stack rows of ids into one (B, T) tensor, padded with `value` to the longest row."""
+    width = max(map(len, rows))
+    paddings = [[value] * (width - len(row)) for row in rows]
+    padded = [[*padding, *row] if at_left else [*row, *padding] for row, padding in zip(rows, paddings, strict=True)]
+    return torch.tensor(padded, dtype=torch.int64)
 
 
 def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:

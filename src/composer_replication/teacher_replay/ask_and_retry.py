@@ -124,9 +124,7 @@ class BudgetedClient:
         return self._endpoints.given_up
 
     async def ask(self, request: Request) -> TeacherAnswer:
-        """Return the answer to a request. Concurrent identical requests are sent only once, even by
-        several processes.
-        """
+        """Return the answer to a request; identical requests are sent only once, even by several processes."""
         waits, attempts, waited_s = 0, 0, 0.0
         while True:
             while (in_flight := self._in_flight.get(request.key)) is not None:

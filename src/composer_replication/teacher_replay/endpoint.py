@@ -12,7 +12,7 @@ import re
 import time
 import zlib
 from collections.abc import Iterator, Mapping, Sequence
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from types import TracebackType
 from typing import Any, Literal, NamedTuple, cast
 
@@ -22,7 +22,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.messages import call_entry, content_text, written_calls
 from composer_replication.optional import require
 from composer_replication.teacher_replay.requests import Request
-from composer_replication.teacher_replay.teachers import to_nano
+from composer_replication.teacher_replay.teachers import read_amount, to_nano
 
 _CONNECTIONS_PER_POOL = 8
 _CONNECT_S = 10.0  # detects an unreachable address long before an answer would time out
@@ -443,24 +443,11 @@ def _claimed_cost(usage: Mapping[str, Any]) -> int | None:
     """Return the cost that the endpoint claims, with 0 for missing amounts; None if an amount is invalid."""
     details = usage.get("cost_details")
     upstream = cast("dict[str, Any]", details).get("upstream_inference_cost") if isinstance(details, dict) else None
-    billed, by_provider = _amount(usage.get("cost")), _amount(upstream)
+    billed, by_provider = (Decimal(0) if cost is None else read_amount(cost) for cost in (usage.get("cost"), upstream))
     if billed is None or by_provider is None:
         return None
     # With the user's own key OpenRouter bills a fee and the provider bills the rest; otherwise `cost` includes both.
     return to_nano(billed + by_provider if usage.get("is_byok") else max(billed, by_provider))
-
-
-def _amount(value: object) -> Decimal | None:
-    """Return dollars, 0 for None. Returns None if the value is not an amount: text, negative, not finite, a boolean."""
-    if value is None:
-        return Decimal(0)
-    if isinstance(value, bool) or not isinstance(value, int | float | str):
-        return None
-    try:
-        amount = Decimal(str(value))
-    except InvalidOperation:
-        return None
-    return amount if amount.is_finite() and amount >= 0 else None
 
 
 def _claimed_tokens(usage: Mapping[str, Any]) -> tuple[int, int] | None:

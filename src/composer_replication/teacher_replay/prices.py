@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping
-from decimal import Decimal, InvalidOperation
+from decimal import Decimal
 from difflib import get_close_matches
 from typing import Any, NamedTuple, cast
 
@@ -11,6 +11,7 @@ import orjson
 
 from composer_replication.errors import InputError, explain
 from composer_replication.teacher_replay.endpoint import TeacherClient
+from composer_replication.teacher_replay.teachers import read_amount
 from composer_replication.types import TeacherSpec
 
 _MILLION = Decimal(1_000_000)
@@ -67,25 +68,17 @@ def _parse_model(row: dict[str, Any]) -> ListedModel:
 
 
 def _parse_price_fields(slug: str, pricing: dict[str, Any]) -> TeacherSpec | None:
-    amounts = [_amount(pricing.get(name)) for name in ("prompt", "completion")]
+    amounts = [read_amount(pricing.get(name)) for name in ("prompt", "completion")]
     if None in amounts:
         return None  # some routers list -1 for "it depends"
     prompt, completion = cast("list[Decimal]", amounts)
     # Writing to a provider's cache costs more than plain input, so the maximum cost uses the higher price.
-    written = _amount(pricing.get("input_cache_write")) or Decimal(0)
+    written = read_amount(pricing.get("input_cache_write")) or Decimal(0)
     spec = TeacherSpec(
         slug=slug,
         input_per_mtok=float(max(prompt, written) * _MILLION),
-        output_per_mtok=float(max(completion, _amount(pricing.get("internal_reasoning")) or Decimal(0)) * _MILLION),
+        output_per_mtok=float(max(completion, read_amount(pricing.get("internal_reasoning")) or Decimal(0)) * _MILLION),
     )
-    if request := _amount(pricing.get("request")):
+    if request := read_amount(pricing.get("request")):
         spec["per_request_usd"] = float(request)
     return spec
-
-
-def _amount(value: object) -> Decimal | None:
-    try:
-        amount = Decimal(str(value))
-    except InvalidOperation:
-        return None
-    return amount if amount.is_finite() and amount >= 0 else None

@@ -226,12 +226,18 @@ def check_cap(max_total_usd: float) -> int:
     return int(Decimal(str(max_total_usd)) * NANO)
 
 
-def _amount(value: object, teacher: Mapping[str, Any]) -> Decimal:
+def read_amount(value: object) -> Decimal | None:
+    """Return an amount of dollars; None if the value is not one: other text, negative, not finite, a boolean."""
     try:
         amount = Decimal(str(value))
-    except InvalidOperation:
-        amount = Decimal("NaN")
-    if not amount.is_finite() or amount < 0 or isinstance(value, bool):
+    except InvalidOperation:  # of None, a boolean or a list as well
+        return None
+    return amount if amount.is_finite() and amount >= 0 else None
+
+
+def _amount(value: object, teacher: Mapping[str, Any]) -> Decimal:
+    amount = read_amount(value)
+    if amount is None:
         expected = "US dollars, 0 or more"
         raise InputError(explain(f"price of {teacher.get('slug')}", got=repr(value), expected=expected))
     return amount

@@ -12,7 +12,7 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, cast
 import torch
 from torch import Tensor
 
-from composer_replication.batch.alignment import IGNORE_INDEX
+from composer_replication.batch.alignment import IGNORE_INDEX, pad_rows
 from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds
@@ -400,14 +400,8 @@ class _ReferenceLookup(Protocol):
     ) -> tuple[float, float]: ...
 
 
-def padded(rows: Sequence[Sequence[int]], value: int) -> Tensor:
-    """Return the rows as one (B, T) tensor, padded to the longest row. Masks rely on row lengths, never on `value`."""
-    width = max(map(len, rows))
-    return torch.tensor([[*row, *[value] * (width - len(row))] for row in rows], dtype=torch.int64)
-
-
 def attention(rows: Sequence[Sequence[int]]) -> Tensor:
-    return padded([[1] * len(row) for row in rows], 0)
+    return pad_rows([[1] * len(row) for row in rows], 0)
 
 
 def _student_tensors(rows: Sequence[StudentRow], pad: int) -> dict[str, Tensor]:
@@ -416,7 +410,7 @@ def _student_tensors(rows: Sequence[StudentRow], pad: int) -> dict[str, Tensor]:
     for number, row in enumerate(rows):
         for start, end in row.targets:
             mask[number, start:end] = 1
-    return {"input_ids": padded(ids, pad), "attention_mask": attention(ids), "response_mask": mask}
+    return {"input_ids": pad_rows(ids, pad), "attention_mask": attention(ids), "response_mask": mask}
 
 
 def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_index: int) -> dict[str, Tensor]:
@@ -435,7 +429,7 @@ def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_
         teacher.append(_index(number, site.start - 1 + offsets))
     ids = [site.ids for site in sites]
     return {
-        "ctx_teacher_input_ids": padded(ids, pad),
+        "ctx_teacher_input_ids": pad_rows(ids, pad),
         "ctx_teacher_attention_mask": attention(ids),
         "sdpo_loss_mask": mask,
         "sdpo_student_index": torch.cat(student),
@@ -465,7 +459,7 @@ def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) ->
 def _answer_tensors(rows: Sequence[ResponseIds], pad: int) -> dict[str, Tensor]:
     ids = [row.ids for row in rows]
     masks = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
-    return {"input_ids": padded(ids, pad), "attention_mask": attention(ids), "response_mask": padded(masks, 0)}
+    return {"input_ids": pad_rows(ids, pad), "attention_mask": attention(ids), "response_mask": pad_rows(masks, 0)}
 
 
 def _index(row: int, positions: Tensor) -> Tensor:

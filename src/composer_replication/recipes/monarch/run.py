@@ -23,6 +23,7 @@ from torch import Tensor
 
 from composer_replication.action_text import action_text, answer_turn
 from composer_replication.atomic import atomic_write_json
+from composer_replication.batch.alignment import pad_rows
 from composer_replication.batch.model_folder import load_tokenizer
 from composer_replication.batch.pair_tokens import PairIds, ResponseIds, comparable_ids
 from composer_replication.batch.render.renderer import Renderer
@@ -390,11 +391,11 @@ class _BatchBuilder:
                 for rollout_sites, advantage in zip(found_sites, advantages, strict=True)
             ]
         return StepBatch(
-            prompt_ids=_pad_rows([rollout.prompt_ids for rollout in rollouts], self._pad, at_left=True),
-            prompt_mask=_pad_rows([[1] * len(rollout.prompt_ids) for rollout in rollouts], 0, at_left=True),
-            completion_ids=_pad_rows([rollout.completion_ids for rollout in rollouts], self._pad),
-            completion_mask=_pad_rows([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
-            sampled_mask=_pad_rows(sampled, 0),
+            prompt_ids=pad_rows([rollout.prompt_ids for rollout in rollouts], self._pad, at_left=True),
+            prompt_mask=pad_rows([[1] * len(rollout.prompt_ids) for rollout in rollouts], 0, at_left=True),
+            completion_ids=pad_rows([rollout.completion_ids for rollout in rollouts], self._pad),
+            completion_mask=pad_rows([[1] * len(rollout.completion_ids) for rollout in rollouts], 0),
+            sampled_mask=pad_rows(sampled, 0),
             advantages=advantages,
             sites=tuple(tuple(rollout_sites.turns) for rollout_sites in found_sites),
             weights_version=saved.weights_version,
@@ -428,9 +429,9 @@ class _BatchBuilder:
     def _side_tensors(self, rows: Sequence[ResponseIds]) -> dict[str, Tensor]:
         answers = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
         return {
-            "input_ids": _pad_rows([row.ids for row in rows], self._pad),
-            "attention_mask": _pad_rows([[1] * len(row.ids) for row in rows], 0),
-            "response_mask": _pad_rows(answers, 0),
+            "input_ids": pad_rows([row.ids for row in rows], self._pad),
+            "attention_mask": pad_rows([[1] * len(row.ids) for row in rows], 0),
+            "response_mask": pad_rows(answers, 0),
         }
 
 
@@ -462,10 +463,3 @@ def _state(rollout: Rollout, turn_id: str) -> TraceState:
             for name, schema in rollout.tools.items()
         ],
     )
-
-
-def _pad_rows(rows: Sequence[Sequence[int]], value: int, *, at_left: bool = False) -> Tensor:
-    width = max(map(len, rows))
-    paddings = [[value] * (width - len(row)) for row in rows]
-    padded = [[*padding, *row] if at_left else [*row, *padding] for row, padding in zip(rows, paddings, strict=True)]
-    return torch.tensor(padded, dtype=torch.int64)
