@@ -102,7 +102,7 @@ class _HintTarget(NamedTuple):
     first: int
 
     def text(self, *messages: Message, prompt: bool = False) -> str | None:
-        """Return the template's rendering, or None if it refuses the messages."""
+        """Return the template's rendering, or None if it rejects the messages."""
         try:
             return self.renderer.template.render(messages, prompt=prompt)
         except InputError:

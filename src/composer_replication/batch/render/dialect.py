@@ -1,4 +1,4 @@
-"""Find out what a chat template can express, and protect the text that it renders.
+"""Determine what a chat template can express, and protect the text that it renders.
 
 `read_dialect` renders small conversations of made-up words and looks for the words in the output. `ThinkingRules`
 decide what happens to a turn's thinking. `ProtectedTokens` prevents logged text from becoming a special token.

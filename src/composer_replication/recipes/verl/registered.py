@@ -9,6 +9,8 @@
 The two distillation losses are for verl's own teacher servers (`agent_loop`), which return entries only for the tokens
 of erring turns. verl's `loss_agg_mode` normalizes them: with "token-mean" by all response tokens of the
 batch, not by those of erring turns.
+
+Shape suffixes: B rollouts, T tokens.
 """
 
 from __future__ import annotations
