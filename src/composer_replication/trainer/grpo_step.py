@@ -125,10 +125,10 @@ class GenerationStep:
         fast, usual, read, prompt, gib, processes = summed.tolist()
         # Both are 0 if a rollout function or vLLM generated instead of the model.
         if fast + usual:
-            self._add("generation/fast_calls", fast, fast + usual)
+            self._add_metric("generation/fast_calls", fast, fast + usual)
         if fast:
-            self._add("generation/read_share", read, prompt)
-            self._add("generation/cache_gib", gib, processes)
+            self._add_metric("generation/read_share", read, prompt)
+            self._add_metric("generation/cache_gib", gib, processes)
 
     def generate_turn(self, original: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
         """Replace TRL's `_generate_single_turn`: call it with `model.generate` replaced by the fast generator."""
@@ -145,7 +145,7 @@ class GenerationStep:
         if trainer.tools:
             call.tool_records = [ToolRecord() for _ in prompts]
             for kind in (trainer._sync_tool_dicts, trainer._async_tool_dicts):
-                kind[:] = [record.watched(tools) for record, tools in zip(call.tool_records, kind, strict=True)]
+                kind[:] = [record.wrap_tools(tools) for record, tools in zip(call.tool_records, kind, strict=True)]
         call.prompts, call.generated = prompts, original(prompts)
         return call.generated
 
@@ -153,13 +153,13 @@ class GenerationStep:
         """Replace TRL's `_generate_and_score_completions`: add error sites, resample groups, penalize KL."""
         batch, rewards = self._score_and_add_turns(original, inputs)
         if self.options.max_resamples and self._trainer.model.training:
-            batch = self._with_resampled_groups(original, batch, rewards, inputs)
+            batch = self._resample_equal_groups(original, batch, rewards, inputs)
         if self.options.k1_coefficient:
-            batch["advantages"] = self._advantages_less_k1(batch)
+            batch["advantages"] = self._advantages_minus_k1(batch)
         advantages = batch["advantages"]
         # TRL does not log advantages, but the diagnosis needs them, since nothing is learned if all advantages are 0.
         sizes = torch.stack([advantages.abs().sum(), advantages.new_tensor(float(advantages.numel()))])
-        self._add("advantages/mean_abs", *self._trainer.sum_over(sizes).tolist())
+        self._add_metric("advantages/mean_abs", *self._trainer.sum_over(sizes).tolist())
         if self._finder is not None:
             # Channel 2's loss is divided by the number of tokens in all erring turns on all processes.
             items = sum(turn.end - turn.start for turns in batch[SITES] for turn in turns)
@@ -181,7 +181,7 @@ class GenerationStep:
             rewards[broken] = torch.nan
         missing = rewards.isnan()
         for column, name in enumerate(names):
-            self._add(f"rewards/{name}/unjudged", float(missing[:, column].sum()), missing.shape[0])
+            self._add_metric(f"rewards/{name}/unjudged", float(missing[:, column].sum()), missing.shape[0])
         call = self._call
         if bool(missing.all()) and not (call and call.is_resampling):
             fix = "Return a number for at least one rollout; None means that the function does not judge the rollout."
@@ -246,14 +246,14 @@ class GenerationStep:
         numbers += [sum(len(rollout.turns) for rollout in rollouts), len(rollouts)]
         local_sums = torch.tensor(numbers, dtype=torch.float32, device=trainer.accelerator.device)
         num_turns, num_sites, num_plain, num_trained, num_rollouts = trainer.sum_over(local_sums).tolist()
-        self._add("sites/per_100_turns", 100.0 * num_sites, num_turns)
-        self._add("sites/taught_per_rollout", num_trained, num_rollouts)
+        self._add_metric("sites/per_100_turns", 100.0 * num_sites, num_turns)
+        self._add_metric("sites/taught_per_rollout", num_trained, num_rollouts)
         if num_trained and self._hint_gate is not None and self._hint_gate.has_contrast:
-            self._add("sites/without_contrast", num_plain, num_trained)
+            self._add_metric("sites/without_contrast", num_plain, num_trained)
         self.num_rollouts += int(num_rollouts)
         trainer._metrics[trainer.mode()]["rollouts/total"] = [float(self.num_rollouts)]
 
-    def _with_resampled_groups(
+    def _resample_equal_groups(
         self, original: Callable[..., _Batch], batch: _Batch, rewards: Tensor | None, inputs: list[dict[str, Any]]
     ) -> _Batch:
         """Return the batch with equal-reward groups replaced by new samples for the same prompts.
@@ -296,7 +296,7 @@ class GenerationStep:
         return merged
 
     @torch.no_grad()
-    def _advantages_less_k1(self, batch: _Batch) -> Tensor:
+    def _advantages_minus_k1(self, batch: _Batch) -> Tensor:
         """Return the per-token advantages (B, T), minus `k1_coefficient` * (log p - log p under the initial model)."""
         trainer = self._trainer
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
@@ -314,7 +314,7 @@ class GenerationStep:
             initial = logprobs(start)
         sampled = batch["completion_mask"] * batch.get("tool_mask", 1)
         k1 = (now - initial) * sampled
-        self._add("kl_to_start", *trainer.sum_over(torch.stack([k1.sum(), sampled.sum().to(k1)])).tolist())
+        self._add_metric("kl_to_start", *trainer.sum_over(torch.stack([k1.sum(), sampled.sum().to(k1)])).tolist())
         advantages = batch["advantages"]
         advantages = advantages[:, None] if advantages.dim() == 1 else advantages
         return advantages - self.options.k1_coefficient * k1
@@ -329,7 +329,7 @@ class GenerationStep:
         renderer = Renderer(trainer._tokenizer, chat_template=template, template_options=trainer.chat_template_kwargs)
         return ErringTurnFinder(renderer, self.options)
 
-    def _add(self, name: str, total: float, items: float) -> None:
+    def _add_metric(self, name: str, total: float, items: float) -> None:
         self._channel_metrics.add(self._trainer.mode(), name, total, items)
 
 

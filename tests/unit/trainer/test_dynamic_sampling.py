@@ -15,7 +15,7 @@ from composer_replication.errors import InputError
 from composer_replication.loss.grpo import group_advantages
 from composer_replication.trainer.rollouts.resample import (
     ResampledBatch,
-    _groups_to_draw,
+    _groups_to_resample,
     equal_reward_groups,
     resample,
     rows_of_groups,
@@ -52,13 +52,13 @@ def test_rewards_that_are_no_whole_groups_are_refused() -> None:
 
 def test_every_process_draws_as_many_groups_as_the_one_that_needs_most() -> None:
     equal_G = torch.tensor([False, True, True, False, False, False, False, True, False])
-    assert [_groups_to_draw(equal_G, num_processes=3, rank=rank) for rank in range(3)] == [[1, 2], [0, 1], [1, 0]]
-    assert _groups_to_draw(torch.zeros(4, dtype=torch.bool)) == []
+    assert [_groups_to_resample(equal_G, num_processes=3, rank=rank) for rank in range(3)] == [[1, 2], [0, 1], [1, 0]]
+    assert _groups_to_resample(torch.zeros(4, dtype=torch.bool)) == []
 
 
 def test_groups_that_lie_on_two_processes_are_refused_with_the_setting_to_change() -> None:
     with refusal(InputError, what="groups", fix="num_generations") as refused:
-        _groups_to_draw(torch.ones(3, dtype=torch.bool), num_processes=2)
+        _groups_to_resample(torch.ones(3, dtype=torch.bool), num_processes=2)
     assert re.search(r"\b3\b.*\b2 processes\b", refused.value.got)
 
 
@@ -142,7 +142,9 @@ def test_processes_decide_alike_and_together_as_one_would() -> None:
     def process(rank: int) -> tuple[dict[str, Any], torch.Tensor, Any]:
         def draw(groups: list[int]) -> ResampledBatch:
             asked.append(groups)
-            plan = [_groups_to_draw(equal_reward_groups(seen[0], 2), num_processes=2, rank=each) for each in range(2)]
+            plan = [
+                _groups_to_resample(equal_reward_groups(seen[0], 2), num_processes=2, rank=each) for each in range(2)
+            ]
             numbers = [100 + 10 * (2 * rank + group) + i for group in groups for i in range(2)]
             found = [value for each, groups_ in enumerate(plan) for g in groups_ for value in new_rewards[2 * each + g]]
             merged = seen[0].clone()

@@ -92,16 +92,16 @@ def test_tools_are_watched_without_a_trace_in_what_they_say() -> None:
             return path
 
     desk, record = Desk(), ToolRecord()
-    watched = record.watched({"add": desk.add, "fetch": desk.fetch})
+    wrapped = record.wrap_tools({"add": desk.add, "fetch": desk.fetch})
     for name, arguments in (("add", {"second": 1}), ("fetch", {"where": 1}), ("add", "no mapping")):
         said = []
-        for tool in (getattr(desk, name), watched[name]):
+        for tool in (getattr(desk, name), wrapped[name]):
             with pytest.raises(TypeError) as refusal:
                 tool(**arguments)  # type: ignore[arg-type]  # at the call, also of the asynchronous one
             said.append(str(refusal.value))
         assert said[0] == said[1]
-    assert watched["add"](first=1) == 2
-    assert asyncio.run(watched["fetch"](path="p")) == "p"
+    assert wrapped["add"](first=1) == 2
+    assert asyncio.run(wrapped["fetch"](path="p")) == "p"
     refused = {"role": "tool", "name": "add", "content": "{'error': 'Desk.add() argument after ** must be a mapping'}"}
     messages = [
         refused,
@@ -109,7 +109,7 @@ def test_tools_are_watched_without_a_trace_in_what_they_say() -> None:
         {"role": "tool", "name": "add"},
         {"role": "tool", "name": "no"},
     ]
-    assert record.of_messages(messages) == [True, True, False, True]
+    assert record.raised_by_message(messages) == [True, True, False, True]
 
 
 def test_each_function_has_its_own_schema() -> None:

@@ -139,8 +139,8 @@ class ErringTurnFinder:
         A site is trained on if the failure is the model's fault (`is_kept`), and a hint can be written and placed.
         """
         errors = self._error_finder.find(rollout)
-        result = ErringTurns(errors.sequence, sites=errors.sites)
-        counts = result.counts
+        erring = ErringTurns(errors.sequence, sites=errors.sites)
+        counts = erring.counts
         counts.update(rollouts=1, turns=errors.num_turns, sites=len(errors.sites))
         for site in errors.sites:
             if not site.is_kept:
@@ -159,8 +159,8 @@ class ErringTurnFinder:
             if self.options.part == "call" and turn.is_whole:
                 counts["whole_turn_without_call"] += 1
             ids, start = torch.tensor(turn.ids), turn.teacher_start
-            result.turns.append(ErringTurn(turn.start, turn.end, ids, start, site.kind, hint, site.turn_id))
-        return result
+            erring.turns.append(ErringTurn(turn.start, turn.end, ids, start, site.kind, hint, site.turn_id))
+        return erring
 
     def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
         """Return the turn in the context with a hint, or the reason why that is not possible.

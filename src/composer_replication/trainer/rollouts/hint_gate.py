@@ -16,6 +16,10 @@ after its own hint, and after a hint about another kind of error. Only the diffe
     n(A, B)   the number of turns of kind A that were scored with a hint of kind B
     nats      the unit of e, d and effect: natural-log probability per token
 
+The hint check (`objective.hint_proof`) asks the same question about logged sessions, and tests it in another way. It
+scores every site once, before training, also compares with good calls, and counts the sites that pass both comparisons.
+The gate has to decide during training from the few erring turns of each step, so it estimates a mean effect instead.
+
 Adding d(A, B) and d(B, A) makes the measurement fair: any effect that a hint of kind A has on every turn, regardless of
 its meaning, enters the two terms with opposite signs and cancels.
 

@@ -86,7 +86,7 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
     return ~is_judged_G | (highest_G - lowest_G <= _RELATIVE_TOLERANCE * scale_G)
 
 
-def _groups_to_draw(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
+def _groups_to_resample(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
     """Return the local numbers of the groups that this process resamples: its equal ones, then others to fill up.
 
     Every process resamples as many groups as the process that needs most; none if no group has equal rewards.
@@ -139,7 +139,9 @@ def resample(
     before, drawn, rounds = int(equal_G.sum()), 0, 0
     while rounds < max_resamples and bool(equal_G.any()):
         # The groups of all processes, because every process merges the rewards of all of them.
-        plan = [_groups_to_draw(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)]
+        plan = [
+            _groups_to_resample(equal_G, num_processes=num_processes, rank=process) for process in range(num_processes)
+        ]
         new = draw(plan[rank])
         rounds, drawn = rounds + 1, drawn + sum(map(len, plan))
         slots = _replaceable_groups(equal_G, equal_reward_groups(new.rewards, num_generations), plan)

@@ -95,9 +95,9 @@ class RolloutErrorFinder:
         conversation = conversation_of(rollout, runs)
         # Without tools no calls are parsed, so a turn that looks like a malformed call is just text.
         if rollout.tools and is_parsed(rollout, runs):
-            conversation = self._with_malformed(conversation)
+            conversation = self._add_malformed_calls(conversation)
         sites = find_error_sites(conversation, min_confidence=self.options.min_confidence, extra_rules=self._rules)
-        sequence = self._rendered(rollout, runs)
+        sequence = self._render(rollout, runs)
         judged = _judged_by_schema(sites, conversation, rollout.tools)
         all_sites = [*judged, *_signalled_sites(rollout, conversation)]
         return RolloutErrors(conversation, sequence, all_sites, len(runs))
@@ -107,7 +107,7 @@ class RolloutErrorFinder:
 
         None means that no hint could be written.
         """
-        signal = _signal_of(site, rollout)
+        signal = _find_signal(site, rollout)
         if signal is not None and signal.get("hint"):
             return str(signal["hint"])
         # The documented arguments of a user's hint function: the kind of error, and three fields of the call.
@@ -127,7 +127,7 @@ class RolloutErrorFinder:
         hint = write_hint(site, conversation, sources=sources, writer=writer, tool_schemas=schemas)
         return None if hint is None else hint.text
 
-    def _with_malformed(self, conversation: Conversation) -> Conversation:
+    def _add_malformed_calls(self, conversation: Conversation) -> Conversation:
         """Return the conversation with a failed call for every turn whose call could not be parsed.
 
         Such a turn has the opening token of a call but no call. It gets a call, followed by an error result.
@@ -142,8 +142,8 @@ class RolloutErrorFinder:
             was_cut = bool(ids) and ids[-1] not in self._stop_ids
             if turn.origin != "model" or turn.calls or not opens_call or was_cut:
                 continue
-            raw = self._call_part(turn)
-            call = ToolCall(id=f"{turn.id}-call-0", name=_name_in(raw), arguments={}, raw_arguments=raw)
+            raw = self._text_after_call_token(turn)
+            call = ToolCall(id=f"{turn.id}-call-0", name=_broken_call_name(raw), arguments={}, raw_arguments=raw)
             result = ToolResult(call_id=call.id, text=_parse_error_text(raw), is_error=True)
             turns[-1] = replace(turn, calls=(call,))
             turns.append(
@@ -157,14 +157,14 @@ class RolloutErrorFinder:
             )
         return replace(conversation, turns=tuple(turns))
 
-    def _call_part(self, turn: Turn) -> str:
+    def _text_after_call_token(self, turn: Turn) -> str:
         """Return the text after the token that opens a call."""
         if self._call_id is not None and turn.token_ids and self._call_id in turn.token_ids:
             rest = turn.token_ids[turn.token_ids.index(self._call_id) + 1 :]
             return str(self.renderer.tokenizer.decode(list(rest), skip_special_tokens=True)).strip()
         return turn.text.partition(self._call_text)[2].strip()
 
-    def _rendered(self, rollout: Rollout, runs: Sequence[Run]) -> RenderedSequence:
+    def _render(self, rollout: Rollout, runs: Sequence[Run]) -> RenderedSequence:
         """Return the rollout's ids, with a span for every sampled run that has a turn header before it."""
         ids = [*rollout.prompt_ids, *rollout.completion_ids]
         offset = len(rollout.prompt_ids)
@@ -230,7 +230,7 @@ def _parse_error_text(raw: str) -> str:
     return f"{_MALFORMED} object with a name and arguments"
 
 
-def _name_in(raw: str) -> str:
+def _broken_call_name(raw: str) -> str:
     """Return the name of the tool in the text of a broken call, or "" if it contains none."""
     after = raw.partition('"name"')[2].partition('"')[2]
     return after.partition('"')[0] if after else ""
@@ -295,7 +295,7 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
     """
     turns = [_plain_turn(number, message) for number, message in enumerate(rollout.prompt)]
     if not is_parsed(rollout, runs):
-        bare = [_assistant_turn({}, number, _ids(rollout, run)) for number, run in enumerate(runs)]
+        bare = [_assistant_turn({}, number, _run_ids(rollout, run)) for number, run in enumerate(runs)]
         return Conversation(id=rollout.rollout_id, format=_FORMAT, turns=(*turns, *bare))
     open_calls: list[ToolCall] = []
     number = 0
@@ -303,7 +303,7 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
     for index, message in enumerate(rollout.messages):
         if message.get("role") == "assistant":
             run = runs[number] if number < len(runs) else Run(0, 0)
-            turn = _assistant_turn(message, number, _ids(rollout, run))
+            turn = _assistant_turn(message, number, _run_ids(rollout, run))
             open_calls = list(turn.calls)
             number += 1
         elif message.get("role") == "tool":
@@ -319,7 +319,7 @@ def is_parsed(rollout: Rollout, runs: Sequence[Run]) -> bool:
     return sum(message.get("role") == "assistant" for message in rollout.messages) == len(runs)
 
 
-def _ids(rollout: Rollout, run: Run) -> tuple[int, ...]:
+def _run_ids(rollout: Rollout, run: Run) -> tuple[int, ...]:
     return tuple(rollout.completion_ids[run.start : run.end])
 
 
@@ -327,7 +327,7 @@ def _plain_turn(number: int, message: Message) -> Turn:
     role = message.get("role")
     text = content_text(message.get("content"))
     if role == "assistant":
-        calls = _calls(message, f"prompt-{number}")
+        calls = _parse_calls(message, f"prompt-{number}")
         return Turn(
             id=f"prompt-{number}", role="assistant", origin="copied", text=text, calls=calls, provenance=_NOWHERE
         )
@@ -343,7 +343,7 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
         origin="model",
         text=content_text(message.get("content")),
         thinking=content_text(next((message[key] for key in THINKING_KEYS if message.get(key)), "")),
-        calls=_calls(message, name),
+        calls=_parse_calls(message, name),
         provenance=_NOWHERE,
         token_ids=ids or None,
     )
@@ -358,12 +358,12 @@ def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raise
     if call is not None:
         open_calls.remove(call)
     content = content_text(message.get("content"))
-    text, is_error = _result_of(content) if raised is not False else (content, None)
+    text, is_error = _parse_result(content) if raised is not False else (content, None)
     result = ToolResult(call_id=call.id if call else f"result-{index}", text=text, is_error=is_error)
     return Turn(id=f"result-{index}", role="tool", origin="tool", results=(result,), provenance=_NOWHERE)
 
 
-def _result_of(content: str) -> tuple[str, bool | None]:
+def _parse_result(content: str) -> tuple[str, bool | None]:
     """Return the text of a result, and True if the tool raised or None if that is unknown.
 
     TRL writes an exception as `{'error': 'text'}`. A tool that did not raise may still report a failure in its text, so
@@ -379,12 +379,12 @@ def _result_of(content: str) -> tuple[str, bool | None]:
     return content, None
 
 
-def _calls(message: Message, turn: str) -> tuple[ToolCall, ...]:
+def _parse_calls(message: Message, turn: str) -> tuple[ToolCall, ...]:
     entries = [call for call in written_calls(message) if isinstance(call.entry, Mapping)]
-    return tuple(_call(call, f"{turn}-call-{number}") for number, call in enumerate(entries))
+    return tuple(_to_tool_call(call, f"{turn}-call-{number}") for number, call in enumerate(entries))
 
 
-def _call(written: WrittenCall, identity: str) -> ToolCall:
+def _to_tool_call(written: WrittenCall, identity: str) -> ToolCall:
     # Parsed arguments are converted back to text, so that `tool_call` checks all calls against the same limits.
     arguments = written.arguments
     text = (
@@ -430,7 +430,7 @@ def _signalled_sites(rollout: Rollout, conversation: Conversation) -> list[Error
     return sites
 
 
-def _signal_of(site: ErrorSite, rollout: Rollout) -> Mapping[str, Any] | None:
+def _find_signal(site: ErrorSite, rollout: Rollout) -> Mapping[str, Any] | None:
     prefix = f"{rollout.rollout_id}-signal-"
     return rollout.signals[int(site.id.removeprefix(prefix))] if site.id.startswith(prefix) else None
 
@@ -490,10 +490,10 @@ def _judged_by_schema(
     an argument that the message names. Other exceptions are blamed on nobody and are not trained on.
     """
     calls = {call.id: call for turn in conversation.turns for call in turn.calls}
-    return [_judged(site, calls.get(site.call_id), tools.get(site.tool)) for site in sites]
+    return [_blame_for_arguments(site, calls.get(site.call_id), tools.get(site.tool)) for site in sites]
 
 
-def _judged(site: ErrorSite, call: ToolCall | None, schema: Mapping[str, Any] | None) -> ErrorSite:
+def _blame_for_arguments(site: ErrorSite, call: ToolCall | None, schema: Mapping[str, Any] | None) -> ErrorSite:
     if site.kind != "other" or site.blame != "unknown" or site.is_soft or call is None:
         return site
     does_not_fit = bool(parameter_facts(call, site.evidence_text, schema))
@@ -517,11 +517,11 @@ class ToolRecord:
     def __init__(self) -> None:
         self._raised: dict[str, list[bool]] = {}
 
-    def watched(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
+    def wrap_tools(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
         """Return the same functions, wrapped to record whether each call raised."""
-        return {name: self._watched(name, tool) for name, tool in tools.items()}
+        return {name: self._wrap_tool(name, tool) for name, tool in tools.items()}
 
-    def _watched(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
+    def _wrap_tool(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
         # The wrapper accepts any arguments, so that wrong ones raise the tool's own TypeError.
         raised = self._raised.setdefault(name, [])
 
@@ -542,13 +542,13 @@ class ToolRecord:
 
         return recorded
 
-    def of_messages(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
+    def raised_by_message(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
         """Return for each tool message whether its call raised; a call to an unknown tool counts as raised."""
         remaining = {name: iter(raised) for name, raised in self._raised.items()}
-        return [_next(remaining, message) for message in messages if message.get("role") == "tool"]
+        return [_did_next_call_raise(remaining, message) for message in messages if message.get("role") == "tool"]
 
 
-def _next(remaining: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
+def _did_next_call_raise(remaining: dict[str, Iterator[bool]], message: Mapping[str, Any]) -> bool:
     name, content = str(message.get("name", "")), message.get("content")
     never_ran = isinstance(content, str) and content.startswith("{'error'") and _NOT_A_MAPPING in content
     return True if never_ran or name not in remaining else next(remaining[name], True)
@@ -588,15 +588,15 @@ def gather_rollouts(
                 sampled=None if masks is None else masks[number],
                 prompt=prompt if isinstance(prompt, list) else [],
                 messages=messages,
-                signals=_checked(signals, number),
-                raised=None if raised is None else raised[number].of_messages(messages),
+                signals=_check_signals(signals, number),
+                raised=None if raised is None else raised[number].raised_by_message(messages),
                 tools=schemas_of(fields["tools"][number] if "tools" in fields else tools_of(number)),
             )
         )
     return rollouts
 
 
-def _checked(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
+def _check_signals(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
     """Return copies of the signals, because the environment clears its list when it is reset.
 
     Raises InputError unless each signal is a mapping with an integer `turn`.

@@ -19,7 +19,6 @@ from transformers.trainer_callback import TrainerCallback, TrainerControl, Train
 from transformers.training_args import TrainingArguments
 
 from composer_replication.errors import InputError, explain
-from composer_replication.runs.lineage import has_figure
 from composer_replication.trainer.rollouts.hint_gate import (
     COMPARED,
     CONTRAST,
@@ -444,6 +443,5 @@ def _last_of(history: History, key: str) -> float | None:
 
 def never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:
     """Return whether a channel had a weight above 0 at some point, but none of its losses was ever logged."""
-    return any(_values_of(history, weight)) and not any(
-        has_figure(history, key.removeprefix("loss/")) for key in losses
-    )
+    keys = [key for loss in losses for key in (loss, f"eval_{loss.removeprefix('loss/')}")]
+    return any(_values_of(history, weight)) and not any(line.get(key) is not None for line in history for key in keys)
