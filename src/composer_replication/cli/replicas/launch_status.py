@@ -251,9 +251,9 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
             explain(what, got="a value", expected=f"the value in {variables} of this machine's environment")
         )
     module, _, kind = EXECUTORS[name].partition(".")
-    home = import_module(f"composer_replication.diloco.serverless.{module}")
+    executor_module = import_module(f"composer_replication.diloco.serverless.{module}")
     try:
-        return getattr(home, kind)(**options)
+        return getattr(executor_module, kind)(**options)
     except TypeError as error:
         raise InputError(explain(f"options of {kind}", got=sorted(options), expected=str(error))) from error
 
@@ -352,8 +352,10 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
     while (is_starting := file.is_starting()) and time.monotonic() < deadline:
         time.sleep(pause_s)
     starts = {(start.rank, start.attempt): start for start in file.read().starts}
-    lost = {key: start for key, start in starts.items() if start.handle is None}
-    settled_keys = {key for key, start in lost.items() if not is_starting and is_settled(file, start, executor)}
+    starts_without_handle = {key: start for key, start in starts.items() if start.handle is None}
+    settled_keys = {
+        key for key, start in starts_without_handle.items() if not is_starting and is_settled(file, start, executor)
+    }
     errors: dict[tuple[int, int], Exception] = {}
     for number in range(_CANCEL_ATTEMPTS):
         time.sleep(pause_s * number)
@@ -367,7 +369,7 @@ def cancel(file: LaunchFile, executor: Executor, *, pause_s: float = _PAUSE_S) -
             break
     reasons = {key: in_brief(error) for key, error in errors.items()}
     if is_starting:
-        reasons |= dict.fromkeys(lost, "another process is starting it now")
+        reasons |= dict.fromkeys(starts_without_handle, "another process is starting it now")
     if not reasons:
         with contextlib.suppress(OSError):  # if this is not recorded, the executor is queried again the next time
             file.mark_ended()

@@ -48,7 +48,7 @@ def supervise(
     executor: Executor,
     *,
     relaunches: int,
-    on_status: Callable[[LaunchStatus], None] = lambda _sight: None,
+    on_status: Callable[[LaunchStatus], None] = lambda _status: None,
     on_message: Callable[[str], None] = lambda _text: None,
     every_s: float = 2.0,
 ) -> LaunchStatus:
@@ -176,9 +176,9 @@ def collect(
     record = file.read()
     refuse_other_launch(store, record.launch)
     folder.mkdir(parents=True, exist_ok=True)
-    if timeout_s != 0 and (waited_for := _ranks_still_running(executor, record.latest_starts.values())):
+    if timeout_s != 0 and (running_ranks := _ranks_still_running(executor, record.latest_starts.values())):
         limit = "" if timeout_s is None else f" up to {timeout_s:g} s"
-        ranks = ", ".join(map(str, waited_for))
+        ranks = ", ".join(map(str, running_ranks))
         on_message(
             f"waiting{limit} for rank {ranks}. Ctrl-C stops waiting, not the replicas; --timeout 0 does not wait"
         )

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from composer_replication.diloco.serverless.executor import ReplicaHandle, ServerlessExecutor
     from composer_replication.diloco.serverless.local_process import LocalProcessExecutor
 
-_KNOWN = {
+_MODULES = {
     "LocalProcessExecutor": "local_process",
     "MockManager": "allreduce",
     "ObjectStoreAllReduce": "allreduce",
@@ -32,9 +32,9 @@ __all__ = ["LocalProcessExecutor", "MockManager", "ObjectStoreAllReduce", "Repli
 
 
 def __getattr__(name: str) -> Any:
-    if name not in _KNOWN:
+    if name not in _MODULES:
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    value = getattr(import_module(f"{__name__}.{_KNOWN[name]}"), name)
+    value = getattr(import_module(f"{__name__}.{_MODULES[name]}"), name)
     globals()[name] = value
     return value
 

@@ -142,11 +142,11 @@ class Executor(ABC):
             raise InputError(explain(f"rank {handle.rank}", got=status, expected="an ended replica", fix=fix))
         if status == "succeeded":
             raise InputError(explain(f"rank {handle.rank}", got=status, expected="a failed or canceled replica"))
-        known_job = job or self._jobs.get(self._key(handle))
-        if known_job is None:
+        launched_job = job or self._jobs.get(self._key(handle))
+        if launched_job is None:
             expected = "the job of a replica that another process launched: relaunch(handle, job)"
             raise InputError(explain(f"rank {handle.rank}", got="no job", expected=expected))
-        return self.start(replace(known_job, rank=handle.rank, attempt=handle.attempt + 1))
+        return self.start(replace(launched_job, rank=handle.rank, attempt=handle.attempt + 1))
 
     def secret_values(self) -> dict[str, str]:
         """Return the values of the secrets on this machine. Raises InputError with the names of unset ones."""
@@ -511,9 +511,9 @@ def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
             # The message does not contain the name, because it may be the value of a secret by mistake.
             expected = "names of environment variables, such as AWS_SECRET_ACCESS_KEY"
             raise InputError(explain("secrets and env", got="an invalid name", expected=expected))
-    if twice := set(secrets) & env.keys():
+    if public_secrets := set(secrets) & env.keys():
         expected = "only its name, in `secrets`"
-        raise InputError(explain("env", got=f"{', '.join(sorted(twice))}, a secret", expected=expected))
+        raise InputError(explain("env", got=f"{', '.join(sorted(public_secrets))}, a secret", expected=expected))
 
 
 def start_name(launch: str, rank: int, attempt: int) -> str:

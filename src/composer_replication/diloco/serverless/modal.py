@@ -70,9 +70,9 @@ class ModalExecutor(Executor):
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
         timeout = _MAX_SANDBOX_S if job.timeout_s is None else job.timeout_s
         modal = self._modal
-        handed_over = [modal.Secret.from_name(name) for name in self.modal_secrets]
+        modal_secrets = [modal.Secret.from_name(name) for name in self.modal_secrets]
         if values := self.secret_values():
-            handed_over.append(modal.Secret.from_dict(values))
+            modal_secrets.append(modal.Secret.from_dict(values))
         app, image = self._opened_app(), self._image()
 
         def create() -> str:
@@ -83,7 +83,7 @@ class ModalExecutor(Executor):
                 app=app,
                 image=image,
                 env={**self.env, **job.environment()},
-                secrets=handed_over,
+                secrets=modal_secrets,
                 timeout=int(-(-timeout // 1)),
                 gpu=job.gpu or self.gpu,
                 tags=_tags(job.launch, job.rank, job.attempt),

@@ -83,8 +83,8 @@ def _run_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
         # The keeper died before the previous line.
         if os.getppid() != keeper:
             os._exit(1)
-        with Path(os.devnull).open("rb") as nothing:
-            os.dup2(nothing.fileno(), 0)
+        with Path(os.devnull).open("rb") as null_device:
+            os.dup2(null_device.fileno(), 0)
         os.dup2(output, 1)
         os.dup2(output, 2)
         os.close(output)
@@ -121,8 +121,10 @@ def _would_recur(error: BaseException) -> bool:
     if isinstance(error, ImportError) and not isinstance(error, ModuleNotFoundError | errors.MissingExtraError):
         # Other import errors may be caused by a library that only this machine lacks.
         return str(error).startswith("cannot import name")
-    unfit = errors.InputError | errors.UnsupportedModelError | errors.ArtefactNotFoundError | errors.StaleArtefactError
-    return isinstance(error, ImportError | unfit)
+    recurring_errors = (
+        errors.InputError | errors.UnsupportedModelError | errors.ArtefactNotFoundError | errors.StaleArtefactError
+    )
+    return isinstance(error, ImportError | recurring_errors)
 
 
 def _find_entrypoint(name: str) -> Callable[..., Any]:

@@ -108,13 +108,13 @@ class BucketStore:
         self.uri = f"{scheme}://{bucket}{f'/{prefix}' if prefix else ''}"
         self._pace = pace
         config = dict(options or {})
-        by_http = config.pop("allow_http", os.environ.get(_ALLOW_HTTP_VARIABLES[scheme], "false"))
+        allow_http = config.pop("allow_http", os.environ.get(_ALLOW_HTTP_VARIABLES[scheme], "false"))
 
         # The time limits of an obstore client are fixed, so there is one client per direction and power of two.
         @cache
         def opened(direction: Direction, request_s: float, doublings: int) -> Any:
             seconds = request_s * 2**doublings
-            client: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": by_http.lower() == "true"}
+            client: dict[str, Any] = {"timeout": timedelta(seconds=seconds), "allow_http": allow_http.lower() == "true"}
             # An answer that stalls for as long as a request without payload may take is considered dead.
             if direction == "in":
                 client["read_timeout"] = timedelta(seconds=request_s)
@@ -275,16 +275,16 @@ class BucketStore:
         num_bytes: int = 0,
     ) -> Answer:
         """Call `call` with a client whose time limits suit a payload of `num_bytes`, and return its result."""
-        with self._pace.transfer_budget(num_bytes) as more_s:
-            attempt = partial(self._attempt, operation, key, direction, more_s, call)
-            return retry_until_deadline(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
+        with self._pace.transfer_budget(num_bytes) as transfer_s:
+            attempt = partial(self._attempt, operation, key, direction, transfer_s, call)
+            return retry_until_deadline(attempt, pace=self._pace, transfer_s=transfer_s, uri=self.uri, key=key)
 
     def _attempt(
-        self, operation: Operation, key: str, direction: Direction, more_s: float, call: Callable[[Any], Answer]
+        self, operation: Operation, key: str, direction: Direction, transfer_s: float, call: Callable[[Any], Answer]
     ) -> Answer:
         request_s = self._pace.request_s
         # Rounding up to a power of two limits the number of cached clients.
-        doublings = math.ceil(math.log2(1 + more_s / request_s)) if more_s > request_s / 100 else 0
+        doublings = math.ceil(math.log2(1 + transfer_s / request_s)) if transfer_s > request_s / 100 else 0
         bucket = self._opened(direction, request_s, doublings)
         try:
             answer = call(bucket)

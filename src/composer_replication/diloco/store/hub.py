@@ -36,7 +36,7 @@ from composer_replication.errors import InputError, MissingExtraError, explain
 from composer_replication.optional import require
 
 _TYPES = {"datasets": "dataset", "spaces": "space", "models": "model"}
-_MOVED = (409, 412)
+_HEAD_MOVED = (409, 412)
 _TRANSIENT = (408, 429)
 _NO_COMMIT = "0" * 40
 _THREAD = "crf-asks-hub"
@@ -189,15 +189,15 @@ class HubStore:
         # Make a plain request first, because the client repeats a commit for a minute.
         if not self._pace.has_answered:
             first = partial(self._attempt, "get", "", 0.0, self._head)
-            retry_until_deadline(first, pace=self._pace, more_s=0.0, uri=self.uri, key="")
-        with self._pace.transfer_budget(num_bytes) as more_s:
-            attempt = partial(self._attempt, operation, key, more_s, call)
-            return retry_until_deadline(attempt, pace=self._pace, more_s=more_s, uri=self.uri, key=key)
+            retry_until_deadline(first, pace=self._pace, transfer_s=0.0, uri=self.uri, key="")
+        with self._pace.transfer_budget(num_bytes) as transfer_s:
+            attempt = partial(self._attempt, operation, key, transfer_s, call)
+            return retry_until_deadline(attempt, pace=self._pace, transfer_s=transfer_s, uri=self.uri, key=key)
 
-    def _attempt(self, operation: Operation, key: str, more_s: float, call: Callable[[], Answer]) -> Answer:
+    def _attempt(self, operation: Operation, key: str, transfer_s: float, call: Callable[[], Answer]) -> Answer:
         unusable = (self._hub.errors.HTTPError, OSError)
         try:
-            answer = _within(self._pace.request_s + more_s, call, (*unusable, StoreError, TryAgain))
+            answer = _within(self._pace.request_s + transfer_s, call, (*unusable, StoreError, TryAgain))
         except unusable as error:
             store_error = self._to_store_error(error, operation, key)
         else:
@@ -220,7 +220,7 @@ class HubStore:
             return missing(self.uri, key, cause_kind=kind)
         if status in (401, 403):
             return denied("hf", operation, uri=self.uri, key=key, kind=kind)
-        if status in (*_MOVED, *_TRANSIENT) or status >= 500 or not status:
+        if status in (*_HEAD_MOVED, *_TRANSIENT) or status >= 500 or not status:
             return TryAgain(kind)
         return StoreUnavailable(f"unexpected answer ({kind})", uri=self.uri, key=key, cause_kind=kind)
 

@@ -259,9 +259,9 @@ class RequestPace:
         """
         with self._lock:
             self._under_way += num_bytes
-            more_s = self._under_way / self._bytes_per_s if num_bytes else 0.0
+            transfer_s = self._under_way / self._bytes_per_s if num_bytes else 0.0
         try:
-            yield more_s
+            yield transfer_s
         finally:
             with self._lock:
                 self._under_way -= num_bytes
@@ -275,12 +275,14 @@ class TryAgain(Exception):
         self.kind = kind
 
 
-def retry_until_deadline(call: Callable[[], Answer], *, pace: RequestPace, more_s: float, uri: str, key: str) -> Answer:
+def retry_until_deadline(
+    call: Callable[[], Answer], *, pace: RequestPace, transfer_s: float, uri: str, key: str
+) -> Answer:
     """Return the result of `call`, which is repeated while it raises TryAgain. Raises StoreUnavailable after the
     deadline.
 
-    `more_s` is the transfer time of one request. No request starts after the deadline, so the deadline is exceeded by
-    at most one request.
+    `transfer_s` is the transfer time of one request. No request starts after the deadline, so the deadline is exceeded
+    by at most one request.
     """
     start, pause, tries = time.monotonic(), _FIRST_PAUSE_S, 0
     pace.waits_since = start
@@ -292,7 +294,7 @@ def retry_until_deadline(call: Callable[[], Answer], *, pace: RequestPace, more_
             kind = unusable.kind
         # Jitter: half of each pause is random, so that replicas that failed together do not retry together.
         pause_s = pause * (0.5 + secrets.randbelow(1000) / 2000)
-        if time.monotonic() + pause_s - start > pace.deadline_s + REQUESTS_IN_DEADLINE * more_s:
+        if time.monotonic() + pause_s - start > pace.deadline_s + REQUESTS_IN_DEADLINE * transfer_s:
             seconds = time.monotonic() - start
             if not pace.has_answered:
                 raise _unreachable(uri=uri, key=key, kind=kind, seconds=seconds, tries=tries)
