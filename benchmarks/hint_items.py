@@ -27,7 +27,7 @@ from composer_replication.batch.render.renderer import RenderedSequence, Rendere
 from composer_replication.errors import InputError
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_tools
-from composer_replication.runs.split import sides_of
+from composer_replication.runs.split import read_split
 from composer_replication.trainer.sessions.rendering import LoggedSession, good_turns, read_sessions
 from composer_replication.types import ErrorSite, Turn
 
@@ -76,7 +76,7 @@ def prepare(
         names = ["none", "template", "raw_error", "other_kind", *hints]
         head = {"schema": SCHEMA, "hints": names, "max_tokens": max_tokens, "placement": placement}
         file.write(json.dumps(head) + "\n")
-        sides = sides_of(directory)
+        sides = read_split(directory)
         for session in read_sessions(directory, with_sites=True, with_pairs=False):
             mine = chosen.get(session.conversation.id, [])
             is_held_out = None if sides is None else session.conversation.id in sides.test

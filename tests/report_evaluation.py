@@ -7,7 +7,7 @@ import re
 
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_sites, write_evaluation
-from composer_replication.runs.split import read_split
+from composer_replication.runs.split import read_split_rows
 
 SCRIPT = '<script>window.hacked=1</script><img src=x onerror="window.hacked=1">\'"--></style><svg/onload=hacked=1>'
 _GAP = ("forced_gap", "good calls kept, erring calls avoided", "nats a token", "higher")
@@ -39,7 +39,7 @@ _MOVES = {"erring": (-0.35, 0.0), "correction": (0.3, -0.05), "good": (0.06, 0.0
 def evaluate(run: RunDir, drawn: random.Random, hostile: bool) -> None:
     """evaluation.json and the rows beside it."""
     mean = SCRIPT if hostile else ""
-    sides = {row.conversation_id: row for row in read_split(run) or ()}
+    sides = {row.conversation_id: row for row in read_split_rows(run) or ()}
     taught = [site for site, hint in read_sites(run) if hint is not None]
     judged = [site for site in taught if sides[site.conversation_id].side == "test"]
     write_evaluation(run, _record(judged, sides, mean))

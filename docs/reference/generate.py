@@ -30,7 +30,7 @@ from composer_replication.config import CrfConfig, load
 from composer_replication.config.schema import OptionSpec, dotted, options_of, type_text
 from composer_replication.config.values import value_text
 from composer_replication.runs import ARTEFACTS, ArtefactMeta, Source
-from composer_replication.runs.artefacts import OLDEST_READ, SIDECAR_VERSION
+from composer_replication.runs.artefacts import OLDEST_READABLE, SIDECAR_VERSION
 from composer_replication.trainer.objective.compose import LossComponents, compose_loss
 
 FOLDER = Path(__file__).parent
@@ -248,7 +248,7 @@ def record_fields(name: str) -> list[tuple[str, str]]:
 
 def _record(name: str) -> str:
     record = sentences.RECORDS[name]
-    oldest = OLDEST_READ.get(record.schema, 1)
+    oldest = OLDEST_READABLE.get(record.schema, 1)
     older = f" Versions from {oldest} on are read." if oldest > 1 else ""
     parts = [
         f"## {ARTEFACTS[name].file_name}",

@@ -195,7 +195,7 @@ RECORDS: Mapping[str, Record] = {
         split.VERSION,
         "All parts and sub-agents of a session stand on one side. `near_duplicates` are turns of a test session before "
         "which stands, nearly word for word, what stands in a session that is learnt from.",
-        split.PlacedConversation,
+        split.SplitRow,
     ),
     "sites": Record(
         sites.SITES_SCHEMA,

@@ -20,7 +20,7 @@ from composer_replication.cli.demo import (
 from composer_replication.cli.main import main
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_evaluation
-from composer_replication.runs.lineage import channel_in_words
+from composer_replication.runs.lineage import describe_channel
 from output_facts import lines_with
 
 
@@ -52,7 +52,7 @@ def test_a_channel_with_a_weight_and_no_step_is_named(tmp_path):
     outcomes = channels_that_did_not_run(tmp_path)
     assert len(outcomes) == len(controls)
     for outcome, folder in zip(outcomes, controls, strict=True):
-        assert lines_with(outcome, "sdpo_kl", f"{folder}:", channel_in_words({"weight": 0.1, "steps": 0}, 3))
+        assert lines_with(outcome, "sdpo_kl", f"{folder}:", describe_channel({"weight": 0.1, "steps": 0}, 3))
 
 
 @pytest.fixture(scope="module")

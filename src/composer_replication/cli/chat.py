@@ -26,7 +26,7 @@ from composer_replication.config.values import RESOLVED_NAME
 from composer_replication.errors import InputError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_site
-from composer_replication.runs.split import sides_of
+from composer_replication.runs.split import read_split
 from composer_replication.trainer.trained import Trained
 
 if TYPE_CHECKING:
@@ -300,7 +300,7 @@ class Arms:
 
 def _side_of(run: RunDir, conversation_id: str) -> str:
     """Return a note on the split of a session: a better answer at a state that was trained on proves nothing."""
-    split = sides_of(run)
+    split = read_split(run)
     if split is None:
         return ", in a run that was never split"
     side = next((name for name in split._fields if conversation_id in getattr(split, name)), "no side")

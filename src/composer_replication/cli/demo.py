@@ -23,7 +23,7 @@ from composer_replication.envs.student import student_folder
 from composer_replication.envs.workspace.sandbox import TestRunner
 from composer_replication.errors import SandboxError
 from composer_replication.runs.artefacts import control_folders
-from composer_replication.runs.lineage import channel_in_words
+from composer_replication.runs.lineage import describe_channel
 
 WHEN_INTERRUPTED = "finished steps are saved; run the same command to resume"
 
@@ -125,7 +125,7 @@ def channels_that_did_not_run(run: Path) -> list[str]:
     for folder in (run, *control_folders(run)):
         record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())
         outcomes += [
-            f"{channel['name']} of {folder}: {channel_in_words(channel, record['steps'])}"
+            f"{channel['name']} of {folder}: {describe_channel(channel, record['steps'])}"
             for channel in record["channels"]
             if channel["weight"] and not channel["steps"]
         ]

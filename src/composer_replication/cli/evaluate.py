@@ -44,7 +44,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.config.presets import load_with_preset
     from composer_replication.evaluation.models import models_of, with_settings_of_training
     from composer_replication.runs import RunDir
-    from composer_replication.runs.split import required_split
+    from composer_replication.runs.split import require_split_rows
 
     config = load_with_preset(args.config, overrides_of(args))
     refuse_unread(args)
@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.config is None:
         config = with_settings_of_training(config, run_dir, args.after, overrides_of(args))
     models_of(config, run_dir, before=args.before, after=args.after, control=args.control)
-    required_split(run_dir)  # fail before torch is loaded, which takes seconds
+    require_split_rows(run_dir)  # fail before torch is loaded, which takes seconds
     _show(_evaluate(config, run_dir, args), as_json=args.json)
     return 0
 

@@ -35,9 +35,9 @@ from composer_replication.pairs.export import prompt_messages
 from composer_replication.privacy.outgoing import Find, LastGate, gate_of, refusal
 from composer_replication.runs import RunDir
 from composer_replication.runs import files as rows
-from composer_replication.runs.directory import note_elsewhere, refuse_used
+from composer_replication.runs.directory import record_outside_copy, require_empty_folder
 from composer_replication.runs.files import ToolTable, read_tools
-from composer_replication.runs.split import sides_of
+from composer_replication.runs.split import read_split
 from composer_replication.trainer.trained import data_card, trained_weights
 from composer_replication.types import Conversation, Turn
 
@@ -92,7 +92,7 @@ def _refuse_unused_options(args: argparse.Namespace) -> None:
 
 def _weights(args: argparse.Namespace) -> int:
     # `export_weights` checks both as well. Here they fail before torch is loaded.
-    refuse_used(Path(args.to))
+    require_empty_folder(Path(args.to))
     trained_weights(args.run, args.adapter)
     from composer_replication.cli.export_weights import export_weights
     from composer_replication.cli.run import quiet
@@ -145,7 +145,7 @@ def _documents(args: argparse.Namespace) -> int:
 
 def _data_set(args: argparse.Namespace) -> int:
     folder = Path(args.sft or args.sharegpt)
-    refuse_used(folder)
+    require_empty_folder(folder)
     shape = "sft" if args.sft else "sharegpt"
     done = _export_data_set(RunDir.open(args.run), folder, shape, no_scrub=args.no_scrub, allowed=args.allow)
     if args.json:
@@ -200,7 +200,7 @@ def _export_data_set(
     tools, finds, numbers = read_tools(run), dict[bytes, Find](), Counter[str]()
     rows_of = _sft_rows if shape == "sft" else _sharegpt_rows
     folder.mkdir(parents=True, exist_ok=True)
-    note_elsewhere(run, "data set", folder)
+    record_outside_copy(run, "data set", folder)
     with ExitStack() as stack:
         # Staged files become visible only if all rows have passed the check.
         files: dict[str, StagedFile] = {}
@@ -228,7 +228,7 @@ def _sessions_by_split(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
     """Yield every conversation with its part of the split. In a run without a split, all are `train`."""
     from composer_replication.trainer.sessions.rendering import read_sessions
 
-    split = sides_of(run)
+    split = read_split(run)
     sides = {} if split is None else {name: side for side in split._fields for name in getattr(split, side)}
     for session in read_sessions(run, with_sites=True, with_pairs=run.path("pairs").exists()):
         if split is None or session.conversation.id in sides:
@@ -326,13 +326,13 @@ def export_atif(
     Raises if the folder has files, so that two exports are never mixed, and, before anything is written, if the
     outgoing check finds something. The default check refuses a run that was ingested with `--no-scrub`.
     """
-    refuse_used(folder)
+    require_empty_folder(folder)
     if gate is None:
         gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     _refuse_secrets(run, gate)
     folder.mkdir(parents=True, exist_ok=True)
     # Noted before the first file exists: `crf forget` must know of every copy, even if this process is killed.
-    note_elsewhere(run, "ATIF documents", folder)
+    record_outside_copy(run, "ATIF documents", folder)
     paths: dict[str, Path] = {}
     for conversation_id, document in _atif_documents(run):
         path = folder / f"{_file_name(conversation_id, paths)}.json"

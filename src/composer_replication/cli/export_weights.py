@@ -30,7 +30,7 @@ from composer_replication.atomic import atomic_write_text, staged_path
 from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.optional import require
-from composer_replication.runs.directory import note_elsewhere, refuse_used
+from composer_replication.runs.directory import record_outside_copy, require_empty_folder
 from composer_replication.runs.lineage import RECORD
 from composer_replication.trainer.trained import Trained, trained_weights
 
@@ -63,19 +63,19 @@ def export_weights(
 
     `push` is a repository on the hub that gets the merged weights and their card; `api` as for `push_folder`.
     """
-    refuse_used(folder)
+    require_empty_folder(folder)
     if push is not None:
         _check_repository(push)
     trained = trained_weights(name, adapter)
 
     folder.parent.mkdir(parents=True, exist_ok=True)
     if trained.run is not None:
-        note_elsewhere(trained.run, "exported weights", folder)
+        record_outside_copy(trained.run, "exported weights", folder)
     with staged_path(folder) as unfinished:
         check = merge_adapter(trained, unfinished / "merged", precision=precision)
         exports = _write_formats(trained, unfinished, precision=check.precision, environment=environment)
         _write_cards(trained, unfinished, folder, public_name=push)
-        if folder.exists():  # it is empty, or `refuse_used` would have raised
+        if folder.exists():  # it is empty, or `require_empty_folder` would have raised
             folder.rmdir()
     exports = tuple(
         export._replace(path=export.path and folder / export.path.relative_to(unfinished)) for export in exports

@@ -25,9 +25,9 @@ from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs import files as rows
 from composer_replication.runs.artefacts import ArtefactMeta
 from composer_replication.runs.conventions import ConventionsFile
-from composer_replication.runs.directory import MadeElsewhere, made_elsewhere
+from composer_replication.runs.directory import OutsideCopy, outside_copies
 from composer_replication.runs.files import read_tools
-from composer_replication.runs.lineage import find_source
+from composer_replication.runs.lineage import source_path
 from composer_replication.teacher_replay import forget as replayed
 from composer_replication.teacher_replay.forget import AnswerCounts
 
@@ -116,7 +116,7 @@ class Forgetting:
     num_conventions: int = 0  # user rules that only these sessions state
     # Files outside of the run that may contain the sessions or be trained on them, and targets of links in the run.
     # They are not removed: the user has to decide.
-    elsewhere: tuple[MadeElsewhere, ...] = ()
+    elsewhere: tuple[OutsideCopy, ...] = ()
 
 
 def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
@@ -148,7 +148,7 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
         deleted=tuple(name for name in derived if name not in filtered),
         answers=answers,
         num_conventions=num_conventions,
-        elsewhere=(*made_elsewhere(run), *linked),
+        elsewhere=(*outside_copies(run), *linked),
     )
 
 
@@ -239,7 +239,7 @@ def _forget_rows(run: RunDir, name: str, removed_ids: Set[str], meta: ArtefactMe
     rows = run.read_jsonl(name, schema=meta.schema, version=meta.version)
     remaining_rows = [row for row in rows if row["conversation_id"] not in removed_ids]
     sources = [
-        source.name if source.kind == "artefact" else find_source(source.name, run.root) for source in meta.sources
+        source.name if source.kind == "artefact" else source_path(source.name, run.root) for source in meta.sources
     ]
     run.write_jsonl(
         name,
@@ -270,10 +270,10 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
         return False
 
 
-def _link_targets(run: RunDir, names: Sequence[str]) -> Iterator[MadeElsewhere]:
+def _link_targets(run: RunDir, names: Sequence[str]) -> Iterator[OutsideCopy]:
     """Yield the targets of links among these artefacts and inside of those that are folders."""
     for name in names:
         path = run.path(name)
         links = [path] if path.is_symlink() else [inner for inner in sorted(path.rglob("*")) if inner.is_symlink()]
         for link in links:
-            yield MadeElsewhere(f"where the link {link.relative_to(run.root)} led", os.path.realpath(link), "")
+            yield OutsideCopy(f"where the link {link.relative_to(run.root)} led", os.path.realpath(link), "")

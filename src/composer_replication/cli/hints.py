@@ -40,7 +40,7 @@ def run(args: argparse.Namespace) -> int:
     """List the hints, after `--writer`, `--drop` and `--keep` have changed them."""
     from composer_replication.cli.sites import check_kinds, log_writer_outcomes, write_sites
     from composer_replication.runs import RunDir
-    from composer_replication.runs.files import read_sites, strike_sites
+    from composer_replication.runs.files import mark_rejected, read_sites
 
     section, run_dir = config_of(args).sites, RunDir.open(args.run)
     if section.writer is not None:
@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
         if set(outcomes) == {"refused: no answer"}:
             log("The hint writer returned no answer, so template hints are used. Check its base_url, model and API key")
             return 1
-    for site in strike_sites(run_dir, args.drop, is_struck=True) if args.drop else ():
+    for site in mark_rejected(run_dir, args.drop) if args.drop else ():
         log(f"Rejected site {site.id} ({site.kind})")
-    for site in strike_sites(run_dir, args.keep, is_struck=False) if args.keep else ():
+    for site in mark_rejected(run_dir, args.keep, is_rejected=False) if args.keep else ():
         log(f"Restored site {site.id} ({site.kind}); `crf sites` writes its hint again")
     hints = [(site, hint) for site, hint in read_sites(run_dir) if site.is_kept and hint is not None]
     check_kinds(args.kind or (), {site.kind for site, _ in hints})

@@ -43,10 +43,10 @@ from composer_replication.pairs.extract import Extraction, PairRecord, PairRepor
 from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair
 from composer_replication.privacy.outgoing import gate_of
 from composer_replication.runs import RunDir
-from composer_replication.runs.directory import note_elsewhere
+from composer_replication.runs.directory import record_outside_copy
 from composer_replication.runs.files import PAIRS_SCHEMA, PAIRS_VERSION, read_conversations, read_sites, read_tools
 from composer_replication.runs.split import NAME as SPLIT
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import read_test_ids
 from composer_replication.sites import find_error_sites
 from composer_replication.types import Action, Conversation, DPOPair, ErrorSite
 
@@ -224,14 +224,14 @@ def write_pairs(
             own_pairs.add(conversation)
     candidates = [*(replay_pairs.candidates if replay_pairs else ()), *(own_pairs.balanced() if own_pairs else ())]
     records = {candidate.record.pair["state_id"]: candidate.record for candidate in candidates}
-    held_out = held_out_of(run)
+    held_out = read_test_ids(run)
     kept_pairs, filtered = _filter(normalizer, candidates, held_out)
     written = [(records[pair.state_id], pair.metadata) for pair in kept_pairs]
     _write(section, run, replay_pairs, own_pairs, filtered, written)
     num_exported = None
     if export is not None and kept_pairs:
         # Noted before the file exists: `crf forget` must know of every copy, even if this process is killed.
-        note_elsewhere(run, "preference data set", export)
+        record_outside_copy(run, "preference data set", export)
         train_pairs = [pair for pair in kept_pairs if _conversation_of(pair.state_id) not in held_out]
         num_exported = export_preferences(_with_tools(train_pairs, records), export, gate=gate)
     return _PairsResult(
@@ -499,7 +499,7 @@ class _SessionPairs:
         self.num_failures = 0
         self._tools = read_tools(run)
         self._sites: dict[str, list[ErrorSite]] | None = None
-        self._held_out = held_out_of(run)
+        self._held_out = read_test_ids(run)
         self._balances = {is_held_out: _Balance() for is_held_out in (False, True)}
         if run.is_current("sites"):
             self._sites = defaultdict(list)

@@ -34,8 +34,8 @@ from composer_replication.config import CrfConfig
 from composer_replication.config.values import value_text
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.artefacts import NOT_THERE, sha256_of_file
-from composer_replication.runs.files import control_name, read_evaluation, struck_sites, weight_files_digest
+from composer_replication.runs.artefacts import NOT_WRITTEN_YET, sha256_of_file
+from composer_replication.runs.files import control_name, hash_weight_files, read_evaluation, read_rejected_ids
 from composer_replication.runs.shared_reads import sharing_reads
 from composer_replication.teacher_replay.teachers import hint_writer_name, read_specs
 
@@ -74,7 +74,7 @@ class Step(NamedTuple):
         assert self.settings is not None
         name = self.writes[0]
         if not run.path(name).exists():
-            return NOT_THERE
+            return NOT_WRITTEN_YET
         try:
             changed = run.changed_sources(name)
             meta = run.meta(name)
@@ -102,7 +102,7 @@ def _sites_settings(config: CrfConfig, run: RunDir) -> dict[str, Any]:
     options = config.sites
     return {
         "min_confidence": options.min_confidence,
-        "struck": sorted(struck_sites(run)),
+        "struck": sorted(read_rejected_ids(run)),
         "writer": hint_writer_name(options.writer),
     }
 
@@ -361,7 +361,7 @@ _INPUT_RECORDS = ".made_of.json"
 def _why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> str:
     """Return why an evaluation or a report has to be made (again), given the hashes of its current inputs."""
     if not all(run.path(name).exists() for name in _output_files(step)):
-        return NOT_THERE
+        return NOT_WRITTEN_YET
     recorded = _read_input_records(run).get(step)
     if recorded is None:
         return "was not made by `crf run`"
@@ -404,7 +404,7 @@ def _weight_hashes(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
     digests: dict[str, str | None] = {}
     for name, folder in weights.items():
         digests[name] = None if folder is None else _file_hash(folder / "training.json")
-        digests[f"weights of {name}"] = None if folder is None else weight_files_digest(folder)
+        digests[f"weights of {name}"] = None if folder is None else hash_weight_files(folder)
     return digests
 
 

@@ -38,7 +38,7 @@ from composer_replication.privacy.outgoing import Find, gate_of, refusal
 from composer_replication.runs import RunDir, Source
 from composer_replication.runs.files import read_conversations, read_sites, read_tools
 from composer_replication.runs.split import NAME as SPLIT
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import read_test_ids
 from composer_replication.sites import find_error_sites
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.teacher_replay.ask_and_retry import answer_from_record, call_result, session_of
@@ -463,7 +463,7 @@ class RunStates:
     """
 
     def __init__(self, section: ReplayConfig, run: RunDir, *, knows_failures: bool = False) -> None:
-        self._section, self._run, self._held_out = section, run, held_out_of(run)
+        self._section, self._run, self._held_out = section, run, read_test_ids(run)
         knows_failures = knows_failures or section.states == "failed"
         wants_sites = section.states == "sites"
         self.reads_sites = (wants_sites and run.path("sites").exists()) or (knows_failures and run.is_current("sites"))

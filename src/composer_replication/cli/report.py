@@ -10,7 +10,7 @@ from composer_replication.cli.console import log, plain, print_json
 from composer_replication.errors import InputError, explain
 from composer_replication.evaluation.report.build import Report, build_report, folder_of
 from composer_replication.runs import RunDir
-from composer_replication.runs.directory import note_elsewhere
+from composer_replication.runs.directory import record_outside_copy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
@@ -26,7 +26,7 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.evaluation.report.records import by_command
-    from composer_replication.runs.lineage import half_trained
+    from composer_replication.runs.lineage import describe_unfinished
 
     done = write_report(RunDir.open(args.run), args.output, trained_in=args.trained_in)
     if args.json:
@@ -48,7 +48,7 @@ def run(args: argparse.Namespace) -> int:
     print(plain(str(done.markdown)))
     if done.folder is not None:
         log(f"{done.num_sessions:,} sessions: a page each in {done.folder}; keep that folder next to the report")
-    if unfinished := half_trained(args.trained_in or Path(args.run)):
+    if unfinished := describe_unfinished(args.trained_in or Path(args.run)):
         log(f"unfinished: {unfinished}")
     for command, files in by_command(done.absent).items():
         log(f"missing: {', '.join(files)}; `{command}` writes {'it' if len(files) == 1 else 'them'}")
@@ -72,7 +72,7 @@ def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
         got = f"{html}, a folder" if html.is_dir() else html
         raise InputError(explain("the report's file", got=got, expected="a name that ends with .html"))
     html.parent.mkdir(parents=True, exist_ok=True)
-    note_elsewhere(run, "report", html)
+    record_outside_copy(run, "report", html)
     done = build_report(run, html, trained_in=trained_in or run.root)
     _remove_older_pages(done)
     return done

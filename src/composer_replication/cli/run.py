@@ -44,7 +44,7 @@ from composer_replication.cli.run_checks import (
 )
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.artefacts import NOT_THERE
+from composer_replication.runs.artefacts import NOT_WRITTEN_YET
 from composer_replication.runs.files import controls_among
 
 if TYPE_CHECKING:
@@ -426,11 +426,11 @@ def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedS
         arm = replace(arm, train=replace(arm.train, output=arm.train.output or str(output)))
         why = why_train(arm, run)
         words = what_training_does(arm, run, why) if why.why else ""
-        steps.append(_PlannedStep(name, words if has_run else NOT_THERE))
+        steps.append(_PlannedStep(name, words if has_run else NOT_WRITTEN_YET))
     why = next((f"{step.name} is made" for step in steps if step.why), "")
     for name, file in (("evaluate", "evaluation"), ("report", "report_html")):
         exists = has_run and RunDir.open(output).path(file).exists()
-        steps.append(_PlannedStep(name, why or ("" if exists else NOT_THERE)))
+        steps.append(_PlannedStep(name, why or ("" if exists else NOT_WRITTEN_YET)))
     return steps
 
 

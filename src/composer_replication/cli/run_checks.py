@@ -30,8 +30,8 @@ from composer_replication.ingestion.session_sources import read_accounts
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import MARKER
 from composer_replication.runs.files import read_pairs, read_sites
-from composer_replication.runs.lineage import find_source, read_object
-from composer_replication.runs.split import PlacedConversation, read_split, required_split
+from composer_replication.runs.lineage import read_json_object, source_path
+from composer_replication.runs.split import SplitRow, read_split_rows, require_split_rows
 from composer_replication.trainer.trained import absolute_base
 
 if TYPE_CHECKING:
@@ -136,7 +136,7 @@ def _may_have_template(folder: Path) -> bool:
     if not folder.is_dir() or any(folder.glob("chat_template*")) or (folder / "additional_chat_templates").is_dir():
         return True
     settings = folder / "tokenizer_config.json"
-    return settings.is_file() and "chat_template" in read_object(settings)
+    return settings.is_file() and "chat_template" in read_json_object(settings)
 
 
 def drop_missing_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
@@ -165,7 +165,7 @@ def _refuse_other_logs(run: RunDir, paths: Sequence[Path]) -> None:
 def _ingested_logs(run: RunDir) -> Iterator[Path]:
     """Yield the main logs of the run's sessions that still exist. A redacted path leads nowhere and is skipped."""
     for account in read_accounts(run):
-        path = find_source(account.path, run.root)
+        path = source_path(account.path, run.root)
         if account.conversations and path.exists():
             yield path.resolve()
 
@@ -209,7 +209,7 @@ class Learnable(NamedTuple):
 
 def count_learnable(run: RunDir) -> Learnable:
     """Count the errors with hints and the pairs of a run, test sessions excluded."""
-    rows = {row.conversation_id: row for row in read_split(run) or ()}
+    rows = {row.conversation_id: row for row in read_split_rows(run) or ()}
     test = {conversation_id for conversation_id, row in rows.items() if row.side == "test"}
     failures, mistakes = Counter[str](), list[str]()
     for site, hint in read_sites(run):
@@ -223,7 +223,7 @@ def count_learnable(run: RunDir) -> Learnable:
     )
 
 
-def _count_sessions(rows: list[PlacedConversation], mistakes: list[str]) -> TrainingSessions:
+def _count_sessions(rows: list[SplitRow], mistakes: list[str]) -> TrainingSessions:
     # In a run without a split, every conversation counts as a session.
     session_of = {row.conversation_id: row.session for row in rows}
     erring = {session_of.get(conversation_id, conversation_id) for conversation_id in mistakes}
@@ -251,7 +251,7 @@ def count_measurable(config: CrfConfig, run: RunDir) -> Measurable:
     """
     from composer_replication.evaluation.evaluate import measurable
 
-    return measurable(config, run, required_split(run), config.train.required_model())
+    return measurable(config, run, require_split_rows(run), config.train.required_model())
 
 
 def check_verdict_possible(

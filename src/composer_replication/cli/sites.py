@@ -41,17 +41,17 @@ from composer_replication.runs.files import (
     SITES_SCHEMA,
     SITES_VERSION,
     ToolTable,
+    as_rejected,
+    mark_rejected,
     read_conversations,
+    read_rejected_ids,
     read_site,
     read_sites,
     read_tools,
     site_to_row,
-    strike_sites,
-    struck_out,
-    struck_sites,
 )
 from composer_replication.runs.split import NAME as SPLIT
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import read_test_ids
 from composer_replication.sites import BLAMES, KINDS, find_error_sites
 from composer_replication.sites import course as gates
 from composer_replication.sites.find import NO_FAILURE
@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
     if args.show is not None:
         _print_site(run_dir, args.show, as_json=args.json)
         return 0
-    for site in strike_sites(run_dir, args.drop, what="--drop") if args.drop else ():
+    for site in mark_rejected(run_dir, args.drop, what="--drop") if args.drop else ():
         log(f"Rejected site {site.id} ({site.kind}). Undo: `crf hints RUN --keep {site.id}`")
     # Listing must not recompute the sites: the user may be reviewing those that a training has used.
     if not args.drop and not (args.list and run_dir.path("sites").exists()):
@@ -274,8 +274,8 @@ def write_sites(
     sources = [run.source(name) for name in ("conversations", "tools", SPLIT) if run.path(name).exists()]
     rules = _UserRules(run, scrubber, section.min_confidence)
     rows = _find_sites(read_conversations(run), rules, read_tools(run), section.min_confidence, hint_options)
-    struck = struck_sites(run)
-    rows = [(struck_out(site), None) if hint and site.id in struck else (site, hint) for site, hint in rows]
+    struck = read_rejected_ids(run)
+    rows = [(as_rejected(site), None) if hint and site.id in struck else (site, hint) for site, hint in rows]
     drops = Counter(site.reason for site, _ in rows if site.kind == NO_FAILURE)
     conventions = ConventionsFile(run)
     conventions.update(rules.stated)
@@ -315,7 +315,7 @@ class _UserRules:
     """
 
     def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
-        self.held_out = held_out_of(run)
+        self.held_out = read_test_ids(run)
         rules = ConventionsFile(run).rules
         # A rule without sessions was written into conventions.md by hand.
         usable = [rule for rule in rules if not rule.mentions or {where for _, where in rule.mentions} - self.held_out]

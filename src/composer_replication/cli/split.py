@@ -15,7 +15,7 @@ from composer_replication.cli.console import add_config_arguments, add_short, co
 from composer_replication.config import SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
-from composer_replication.runs.split import NAME, SCHEMA, VERSION, PlacedConversation, place_conversations
+from composer_replication.runs.split import NAME, SCHEMA, VERSION, SplitRow, split_into_rows
 from composer_replication.sites.actions.equality import State, StateIndex, states_of
 from composer_replication.types import Conversation
 
@@ -75,7 +75,7 @@ class _SideCount:
 class _SplitOfRun:
     """The rows of split.jsonl, and how many test states are near duplicates of training states."""
 
-    rows: list[PlacedConversation]
+    rows: list[SplitRow]
     num_test_states: int
     num_near_duplicates: int
 
@@ -97,7 +97,7 @@ def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
 
     sources = [run.source("conversations")]
     test = TEST if section.test is None else section.test
-    placed_rows = place_conversations(conversations(), validation=section.validation, test=test, by=section.by)
+    placed_rows = split_into_rows(conversations(), validation=section.validation, test=test, by=section.by)
     train_states = StateIndex()
     for state in (state for row in placed_rows if row.side != "test" for _, state in states[row.conversation_id]):
         train_states.add(state)
@@ -123,7 +123,7 @@ def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
     return done
 
 
-def _side_count(side: str, rows: list[PlacedConversation]) -> _SideCount:
+def _side_count(side: str, rows: list[SplitRow]) -> _SideCount:
     times = sorted(row.began for row in rows if row.began is not None)
     first, last = (times[0], times[-1]) if times else (None, None)
     return _SideCount(
@@ -132,8 +132,8 @@ def _side_count(side: str, rows: list[PlacedConversation]) -> _SideCount:
 
 
 def _with_near_duplicates(
-    row: PlacedConversation, states: Mapping[str, Sequence[tuple[str, State]]], train_states: StateIndex
-) -> PlacedConversation:
+    row: SplitRow, states: Mapping[str, Sequence[tuple[str, State]]], train_states: StateIndex
+) -> SplitRow:
     if row.side != "test":
         return row
     turn_ids = (turn_id for turn_id, state in states[row.conversation_id] if train_states.has(state))

@@ -29,16 +29,12 @@ def starter_text() -> str:
 
 
 def load_with_preset(path: str | os.PathLike[str] | None = None, overrides: Iterable[str] = ()) -> CrfConfig:
-    """Return a config from the defaults, the preset in `train.preset`, the file and the overrides; later ones take
-    precedence.
-    """
+    """Return a config from the defaults, the preset of `train.preset`, the file and the overrides. Later ones win."""
     return tables_with_preset([] if path is None else [read_table(path)], overrides)
 
 
 def tables_with_preset(tables: Iterable[tuple[Mapping[str, Any], str]], overrides: Iterable[str] = ()) -> CrfConfig:
-    """Return a config from the defaults, the preset in `train.preset`, tables with names for
-    errors, and the overrides.
-    """
+    """Do the same as `load_with_preset` for tables, each with its name for error messages."""
     tables, overrides = list(tables), list(overrides)
     # Errors are raised here, before the preset is added, so that they name the right origin.
     config = from_tables(CrfConfig, tables, overrides)

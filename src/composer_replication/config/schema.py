@@ -130,9 +130,7 @@ class OptionSpec:
         return kind if kind in (int, float) else str
 
     def convert(self, value: object, path: str) -> object:
-        """Return `value` converted to the type of the option. Raises ConfigError with the dotted `path` if it does not
-        fit.
-        """
+        """Convert a value to the type of the option. Raises ConfigError about `path` if it does not fit."""
         return _coerce(value, self.annotation, path=path, bounds=self.bounds)
 
 
@@ -217,9 +215,7 @@ class _MismatchError(Exception):
 
 
 def _coerce(value: object, annotation: object, *, path: str, bounds: _Bounds = _UNBOUNDED) -> object:
-    """Return `value` converted to the type `annotation`. Raises ConfigError with the dotted `path`
-    if it does not fit.
-    """
+    """Convert `value` to the type `annotation`. Raises ConfigError about `path` if it does not fit."""
     try:
         return _convert(value, annotation, bounds)
     except _MismatchError as error:

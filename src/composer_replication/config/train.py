@@ -122,9 +122,7 @@ class _BatchConfig:
         return budget, min(_LONGEST_OVERLAP, budget // 8) if self.overlap is None else self.overlap
 
     def fit_to_context(self, context_length: int | None) -> _BatchConfig:
-        """Return a copy with both values set, for a model with a context of `context_length` positions (None if
-        unknown).
-        """
+        """Return a copy with both values set, for a model with this context length (None if unknown)."""
         budget = self.budget or min(context_length or LONGEST_WINDOW, LONGEST_WINDOW)
         _, overlap = replace(self, budget=budget).window
         return replace(self, budget=budget, overlap=overlap)

@@ -16,7 +16,7 @@ import torch
 from composer_replication.batch.model_folder import load_adapter, load_model, load_tokenizer, resolve_model
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.files import ADAPTER_SETTINGS, adapter_settings, control_name
-from composer_replication.runs.lineage import read_object, read_training
+from composer_replication.runs.lineage import read_json_object, read_training
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest, weights_digest
 from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, TURNED
 
@@ -74,7 +74,7 @@ def _arm(name: str, weights: str, default: str | None) -> Arm:
 
 def adapter_facts(folder: Path) -> dict[str, Any]:
     """Return the settings of an adapter."""
-    return read_object(folder / _ADAPTER)
+    return read_json_object(folder / _ADAPTER)
 
 
 def _base_in_settings(folder: Path) -> str | None:

@@ -28,7 +28,7 @@ from composer_replication.errors import ArtefactCorruptError, InputError, NonFin
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import controls_among
 from composer_replication.runs.journal import Journal, read_journal
-from composer_replication.runs.split import PlacedConversation, Side
+from composer_replication.runs.split import Side, SplitRow
 from composer_replication.trainer.objective.hint_proof import DecidedCall
 from composer_replication.trainer.objective.reference import Response, response_logprobs
 from composer_replication.trainer.sessions.phases import Phase, report_phase
@@ -265,7 +265,7 @@ class HeldOut:
 
 def read_held_out(
     run: RunDir,
-    rows: Sequence[PlacedConversation],
+    rows: Sequence[SplitRow],
     renderer: Renderer,
     settings: WindowSettings,
     *,
@@ -297,7 +297,7 @@ def read_held_out(
 
 
 def _rendered(
-    placement: PlacedConversation, logged: LoggedSession, renderer: Renderer, settings: WindowSettings
+    placement: SplitRow, logged: LoggedSession, renderer: Renderer, settings: WindowSettings
 ) -> HeldOutSession:
     right = _corrections_of(logged)
     session = LoggedSession(conversation=logged.conversation, sites=logged.sites, corrections=right)

@@ -43,7 +43,7 @@ from composer_replication.evaluation.record import (
 from composer_replication.evaluation.vllm_sampling import engine_of
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import ROWS_VERSION, write_evaluation
-from composer_replication.runs.split import PlacedConversation, required_split
+from composer_replication.runs.split import SplitRow, require_split_rows
 from composer_replication.trainer.sessions.rendering import WindowSettings, assistant_token_ids
 from composer_replication.trainer.start_model import untrained_rows
 
@@ -81,7 +81,7 @@ class Measurable(NamedTuple):
     left_out: Mapping[str, int] = {}
 
 
-def measurable(config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], model: str) -> Measurable:
+def measurable(config: CrfConfig, run: RunDir, sides: Sequence[SplitRow], model: str) -> Measurable:
     """Return what an evaluation of `run` with these settings would use, selected as the evaluation selects it.
 
     `model` names the initial model; only its tokenizer is loaded.
@@ -105,7 +105,7 @@ def measurable(config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversatio
 def evaluate_run(
     config: CrfConfig,
     run: RunDir,
-    sides: Sequence[PlacedConversation],
+    sides: Sequence[SplitRow],
     *,
     before: str,
     after: str,
@@ -145,7 +145,7 @@ def evaluate_run(
 def _views(
     config: CrfConfig,
     run: RunDir,
-    sides: Sequence[PlacedConversation],
+    sides: Sequence[SplitRow],
     tokenizers: Mapping[str, Any],
     *,
     have_same_tokens: bool,
@@ -160,9 +160,7 @@ def _views(
     return views
 
 
-def _view(
-    config: CrfConfig, run: RunDir, sides: Sequence[PlacedConversation], tokenizer: Any, most_states: int
-) -> _HeldOutView:
+def _view(config: CrfConfig, run: RunDir, sides: Sequence[SplitRow], tokenizer: Any, most_states: int) -> _HeldOutView:
     """Return the held-out sessions in a tokenizer's tokens, with everything that models will be asked about them."""
     from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
 
@@ -264,7 +262,7 @@ def evaluate(
         then = trained_with(models.after)
         primary = None if then is None else load(CrfConfig, then).evaluation.primary
         options: dict[str, Any] = {"primary_then": primary, "scores": scores}
-        record = evaluate_run(config, run, required_split(run), **models._asdict(), **options)
+        record = evaluate_run(config, run, require_split_rows(run), **models._asdict(), **options)
     if config.train.report_to != "none":
         _report(config, run, record, observer)
     return record

@@ -12,7 +12,7 @@ from composer_replication.config.values import RESOLVED_NAME
 from composer_replication.errors import InputError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import control_folders
-from composer_replication.runs.lineage import RECORD, half_trained, read_training
+from composer_replication.runs.lineage import RECORD, describe_unfinished, read_training
 
 
 class Models(NamedTuple):
@@ -69,7 +69,7 @@ def models_of(
         # All shuffles that the training left, unless the user named controls.
         controls = controls or [weights for folder in control_folders(root) if (weights := _trained(folder))]
         if after is None:
-            partial_training = half_trained(root)
+            partial_training = describe_unfinished(root)
             got = partial_training or "no trained weights in the run"
             fix = "" if partial_training else "Run `crf train`, or name a model."
             raise InputError(explain("--after", got=got, expected="a trained model", fix=fix))

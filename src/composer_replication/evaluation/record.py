@@ -70,13 +70,13 @@ from composer_replication.runs.files import (
     WORSE_BESIDES,
     control_name,
     controls_among,
+    hash_weight_files,
     read_conversations,
     read_tools,
-    table_of,
-    weight_files_digest,
+    tool_table,
 )
 from composer_replication.runs.lineage import read_training
-from composer_replication.runs.split import PlacedConversation
+from composer_replication.runs.split import SplitRow
 from composer_replication.sites.judge.walk import earlier_sessions
 from composer_replication.version import __version__
 
@@ -105,7 +105,7 @@ def over_of(run: RunDir) -> Over:
     return "project" if run.meta("split").settings.get("by") == "project" else "session"
 
 
-def units_of(run: RunDir, sides: Sequence[PlacedConversation]) -> dict[str, str]:
+def units_of(run: RunDir, sides: Sequence[SplitRow]) -> dict[str, str]:
     """Return the unit of every session in an interval: the session, or its project where whole
     projects are held out.
     """
@@ -119,12 +119,12 @@ def results_of(
     held: HeldOut,
     questions: Questions,
     answers: Answers,
-    sides: Sequence[PlacedConversation],
+    sides: Sequence[SplitRow],
 ) -> _EvaluationResults:
     """Return rows and values. A part that was not asked for gets an empty artifact, so that no older file remains."""
     results = _EvaluationResults()
     rows = evaluated_rows(questions.sites, answers.scores) if answers.scores else []
-    tools = read_tools(run, with_test=True) if run.path("tools").exists() else table_of(())
+    tools = read_tools(run, with_test=True) if run.path("tools").exists() else tool_table(())
     sampled: list[dict[str, Any]] = []
     if answers.draws:
         sampled = sampled_rows(held, tools, questions.states, answers.draws, earlier_sessions(read_conversations(run)))
@@ -301,7 +301,7 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
         arm.name: {
             "name": arm.weights,
             "digest": digests.get(arm.name),
-            "files": weight_files_digest(Path(arm.weights)) if arm.weights else None,
+            "files": hash_weight_files(Path(arm.weights)) if arm.weights else None,
         }
         for arm in arms
     }

@@ -20,7 +20,7 @@ from composer_replication.ingestion.scrubbing import ScrubFingerprint, ScrubSett
 from composer_replication.ingestion.source import COUNTED, IMAGES, UNPLACED, counts_of
 from composer_replication.messages import ToolSchemas
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.artefacts import OLDEST_READ, check_pair, open_records
+from composer_replication.runs.artefacts import OLDEST_READABLE, check_sidecar, open_records
 from composer_replication.runs.files import conversation_from_row
 
 SCHEMA, VERSION = "session_source", 1
@@ -230,7 +230,7 @@ def _read_earlier_ingest(run: RunDir, scrub: ScrubSettings | None, forgotten: fr
     with contextlib.ExitStack() as on_error:
         on_error.callback(file.close)
         account, sources = run.meta("session_sources"), read_accounts(run)
-        check_pair(file, meta, ARTEFACTS["conversations"], verify=True)
+        check_sidecar(file, meta, ARTEFACTS["conversations"], verify=True)
         if account.sources[0].sha256 != meta.sha256:
             raise ArtefactCorruptError(
                 "session_sources.jsonl does not match conversations.jsonl: an ingest crashed while writing them"
@@ -241,7 +241,7 @@ def _read_earlier_ingest(run: RunDir, scrub: ScrubSettings | None, forgotten: fr
     fingerprint = ScrubFingerprint.of(scrub, salt=salt if isinstance(salt, str) else None)
     starts = accumulate((len(source.conversations) for source in sources), initial=0)
     first_rows = {id(source): start for source, start in zip(sources, starts, strict=False)}
-    is_outdated = meta.version < OLDEST_READ[meta.schema]
+    is_outdated = meta.version < OLDEST_READABLE[meta.schema]
     same = fingerprint.digest == digest and not is_outdated
     return EarlierIngest(fingerprint, same, sources, forgotten, None, is_outdated, file, offsets, first_rows)
 

@@ -98,7 +98,7 @@ class DJNormalizer:
         self.counts = dict.fromkeys([KEPT, *(step.reason for step, _ in judges)], 0)
         normalized_pairs: list[NormalizedDPOPair] = []
         for number, raw_pair in enumerate(pairs):
-            pair = check_pair(raw_pair, number)
+            pair = check_sidecar(raw_pair, number)
             reason = next((step.reason for step, keeps in judges if not keeps(pair_text(pair, step.text_key))), KEPT)
             self.counts[reason] += 1
             if reason == KEPT:
@@ -495,7 +495,7 @@ def pair_text(pair: Mapping[str, Any], key: str) -> str:
     )
 
 
-def check_pair(pair: object, number: int) -> Mapping[str, Any]:
+def check_sidecar(pair: object, number: int) -> Mapping[str, Any]:
     """Return the pair. Raises InputError if a field is missing or has a wrong type."""
     where = f"pair {number}"
     if not isinstance(pair, Mapping):

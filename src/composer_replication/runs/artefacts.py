@@ -1,7 +1,7 @@
-"""The files that a run directory may hold: which command writes each, and how records are stored and checked.
+"""Which files a run directory may contain, which command writes each, and how records are stored and checked.
 
-Records are JSONL beside a sidecar `<name>.meta.json`, which holds their schema, sources and checksum. Both files are
-written whole, and no row is returned before the file agrees with its sidecar.
+Records are JSONL with a sidecar `<name>.meta.json`, which has their schema, sources and checksum. Both files are
+written atomically, and no row is returned before the file has been compared with its sidecar.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from composer_replication.canonical_json import decode_object, encode, encode_as
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, InputError, RunError, explain
 from composer_replication.runs.shared_reads import shared_read
 
-NOT_THERE = "is not there yet"  # the reason to run a step that has never run
+NOT_WRITTEN_YET = "is not there yet"  # the reason to run a step that has never run
 Kind = Literal["records", "journal", "file", "folder"]
 
 
 @dataclass(frozen=True, slots=True)
 class Artefact:
-    """One kind of file or folder in a run directory.
+    """A file or folder in a run directory, and the command that writes it.
 
-    `records` are JSONL with a sidecar, written whole; a `journal` is JSONL with a checksum in each line, appended to
-    during a run; the format of a `file` or `folder` is up to the step that writes it.
+    `records` are JSONL with a sidecar, replaced as a whole; a `journal` is JSONL with a checksum in each line, appended
+    to during a run; the format of a `file` or `folder` is up to the step that writes it.
     """
 
     name: str
@@ -45,13 +45,13 @@ class Artefact:
         return f"{self.name}.meta.json"
 
     def command_for(self, run: Path) -> str:
-        """Return the command that rebuilds this artefact in a run."""
+        """Return the command that rebuilds this artefact of a run."""
         return f"{self.command} PATH... -o {run}" if self.command == "crf ingest" else f"{self.command} {run}"
 
     def not_found(self, run: Path) -> ArtefactNotFoundError:
-        """Return the error for a run in which no step has written this artefact yet."""
+        """Return the error for a run in which this artefact does not exist yet."""
         return ArtefactNotFoundError(
-            f"{run / self.file_name} does not exist. `{self.command}` writes it: run that first"
+            f"{run / self.file_name} does not exist. Run `{self.command}` first"
         )
 
 
@@ -88,27 +88,27 @@ _TABLE: tuple[tuple[str, str, str, Kind], ...] = (
 )
 # Older versions of these schemas are refused: version 1 sorted the keys of calls and tools, so the order in which
 # arguments were written is lost.
-OLDEST_READ: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 3, "teacher_call": 2, "dpo_pair": 2})
+OLDEST_READABLE: Mapping[str, int] = MappingProxyType({"conversation": 2, "tool": 3, "teacher_call": 2, "dpo_pair": 2})
 _WHY_REFUSED: Mapping[str, str] = MappingProxyType({"tool": "older rows do not say whose tool it is"})
-"""What older rows lack, where it is not the order of arguments."""
+"""Reasons for refusing older rows of a schema, if it is not the lost order of arguments."""
 ARTEFACTS: Mapping[str, Artefact] = MappingProxyType({row[0]: Artefact(*row) for row in _TABLE})
 
 
 def control_folder(root: Path, shuffle: int = 1) -> Path:
-    """Return the folder of a training's control: `control` for the first shuffle, `control/2` for the second, ..."""
+    """Return the folder of a control: `control` for the first shuffle, `control/2` for the second, and so on."""
     first = root / ARTEFACTS["control"].file_name
     return first if shuffle == 1 else first / str(shuffle)
 
 
 def control_folders(root: Path) -> list[Path]:
-    """Return the control folders that exist, in the order of their shuffles."""
+    """Return the existing folders of controls, ordered by shuffle."""
     first = control_folder(root)
     numbers = sorted(int(folder.name) for folder in first.glob("[2-9]*") if folder.name.isdecimal())
     return [first, *(control_folder(root, number) for number in numbers)] if first.is_dir() else []
 
 
 def find_artefact(name: str, *, kind: Kind | None = None) -> Artefact:
-    """Return the artefact called `name`. Raises InputError with the nearest name for an unknown one."""
+    """Return the artefact with this name. Raises InputError for an unknown name, and suggests the nearest one."""
     artefact = ARTEFACTS.get(name)
     if artefact is None:
         near = difflib.get_close_matches(name, ARTEFACTS, n=1)
@@ -137,7 +137,7 @@ _KINDS: Mapping[str, type] = {
 class Source:
     """An input of an artefact: another artefact (by its name) or a file.
 
-    A file's name is its path as `portable_name` writes it: absolute, relative to the run, or below `~`.
+    The name of a file is its path as returned by `portable_name`: absolute, relative to the run, or below `~`.
     """
 
     kind: str
@@ -147,9 +147,9 @@ class Source:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ArtefactMeta:
-    """The contents of a sidecar. The fields from `keys` on are known once the rows are written.
+    """The contents of a sidecar. The fields from `keys` on are known only after the rows are written.
 
-    `settings` records how the artefact was made where readers need to know, such as that secrets were not redacted.
+    `settings` records options that readers need to know, such as that secrets were not redacted.
     """
 
     artefact: str
@@ -168,7 +168,7 @@ class ArtefactMeta:
     created: str = ""
 
     def to_bytes(self) -> bytes:
-        """Return the sidecar's text. Two writes of the same rows differ only in `created` and a salt in `settings`."""
+        """Return the sidecar as JSON. For equal rows it differs only in `created` and in a salt in `settings`."""
         fields: dict[str, object] = {name: getattr(self, name) for name in self.__slots__}
         fields["sources"] = [
             {"kind": source.kind, "name": source.name, "sha256": source.sha256} for source in self.sources
@@ -178,7 +178,7 @@ class ArtefactMeta:
 
 
 def _read_sidecar(path: Path) -> ArtefactMeta:
-    """Read the sidecar at `path`, which must exist. Raises ArtefactCorruptError if it is not a sidecar."""
+    """Read the sidecar at `path`, which must exist. Raises ArtefactCorruptError if it is not a valid sidecar."""
     try:
         fields = decode_object(path.read_bytes())
         if fields["sidecar_version"] != SIDECAR_VERSION:
@@ -187,19 +187,19 @@ def _read_sidecar(path: Path) -> ArtefactMeta:
                     f"{path.name}, sidecar_version",
                     got=fields["sidecar_version"],
                     expected=SIDECAR_VERSION,
-                    fix="A newer composer-replication wrote it: upgrade this one",
+                    fix="Upgrade composer-replication: a newer version wrote it",
                 )
             )
         return _meta_from(fields)
     except (ValueError, KeyError, TypeError) as error:
         problem = f"{type(error).__name__}: {error}"
         raise ArtefactCorruptError(
-            explain(path.name, got=problem, expected="a sidecar with every field", fix="Write the artefact again")
+            explain(path.name, got=problem, expected="a sidecar with all fields", fix="Write the artefact again")
         ) from error
 
 
 def now() -> str:
-    """Return the current time as sidecars write it."""
+    """Return the current time in the format of sidecars."""
     return datetime.now(UTC).isoformat(timespec="seconds")
 
 
@@ -217,7 +217,7 @@ def _meta_from(fields: Mapping[str, object]) -> ArtefactMeta:
     )
     odd = [key for key in values["keys"] if not isinstance(key, str)]
     if odd:
-        raise TypeError(f"keys holds {odd[0]!r}, expected str")
+        raise TypeError(f"keys contains {odd[0]!r}, expected str")
     values["keys"] = tuple(values["keys"])
     values["config_hash"] = None if fields["config_hash"] is None else _typed(fields, "config_hash", str)
     return ArtefactMeta(**values)
@@ -231,12 +231,12 @@ def _typed(fields: Mapping[str, object], name: str, kind: type[_T]) -> _T:
 
 
 Row = Mapping[str, object]
-PASSES: Counter[str] = Counter()
-"""How often this process has read the rows (`decoded conversations`) or the bytes (`hashed …`) of an artefact."""
+READ_COUNTS: Counter[str] = Counter()
+"""How often this process has decoded the rows (`decoded NAME`) or hashed the bytes (`hashed NAME`) of an artefact."""
 
 
 class EncodedRow(NamedTuple):
-    """A row that is already encoded by `encode_as_written`, and its keys."""
+    """A row that is already encoded by `encode_as_written`, with its keys."""
 
     text: bytes
     keys: frozenset[str]
@@ -245,10 +245,10 @@ class EncodedRow(NamedTuple):
 def write_records(
     directory: Path, artefact: Artefact, rows: Iterable[Row | EncodedRow], draft: ArtefactMeta
 ) -> ArtefactMeta:
-    """Stream `rows` to the artefact's file, and return the sidecar that `draft` becomes.
+    """Write `rows` to the file of an artefact, and return `draft` completed with their number, keys and checksum.
 
-    Both files are complete on disk before either is renamed. Only an error or a crash between the two renames can leave
-    a new file beside an old sidecar, which `check_pair` detects by the checksum.
+    Both files are on disk before either is renamed. Only an error or a crash between the two renames can leave a new
+    file with an old sidecar, which `check_sidecar` detects by the checksum.
     """
     with staged(directory / artefact.file_name) as data, staged(directory / artefact.sidecar_name) as sidecar:
         meta = _stream(rows, data.file, draft, artefact.file_name)
@@ -263,9 +263,9 @@ def write_records(
 def read_records(
     directory: Path, artefact: Artefact, *, schema: str, version: int, verify: bool
 ) -> Iterator[dict[str, object]]:
-    """Return an iterator over the rows of an artefact, which raises before the first row if its sidecar differs.
+    """Return an iterator over the rows of an artefact. It raises before the first row if they do not match the sidecar.
 
-    A schema or version that this code cannot read raises at once.
+    A schema or version that this code cannot read raises immediately.
     """
     meta = read_meta(directory, artefact)
     _check_readable(meta, artefact, directory, schema=schema, version=version)
@@ -278,8 +278,8 @@ def _read_rows(
     meta, file = open_records(directory, artefact)
     with file:
         _check_readable(meta, artefact, directory, schema=schema, version=version)
-        check_pair(file, meta, artefact, verify=verify)
-        PASSES[f"decoded {artefact.name}"] += 1
+        check_sidecar(file, meta, artefact, verify=verify)
+        READ_COUNTS[f"decoded {artefact.name}"] += 1
         num_rows, keys = 0, frozenset(meta.keys)
         for num_rows, line in enumerate(file, start=1):
             try:
@@ -292,13 +292,13 @@ def _read_rows(
 
 
 def open_records(directory: Path, artefact: Artefact) -> tuple[ArtefactMeta, BufferedReader]:
-    """Return the sidecar and the open data file, opened under a lock so that no writer replaces one of the two."""
+    """Return the sidecar and the open data file. A lock keeps writers from replacing only one of them."""
     with _locked_meta(directory, artefact) as meta:
         return meta, (directory / artefact.file_name).open("rb")
 
 
 def read_meta(directory: Path, artefact: Artefact) -> ArtefactMeta:
-    """Return the sidecar of an artefact that exists."""
+    """Return the sidecar of an existing artefact."""
     with _locked_meta(directory, artefact) as meta:
         return meta
 
@@ -310,7 +310,7 @@ def _locked_meta(directory: Path, artefact: Artefact) -> Generator[ArtefactMeta]
     with directory_lock(directory, exclusive=False):
         sidecar = directory / artefact.sidecar_name
         if not sidecar.exists():
-            raise _corrupt(artefact, got="no sidecar", expected=f"{artefact.sidecar_name} beside it")
+            raise _corrupt(artefact, got="no sidecar", expected=f"{artefact.sidecar_name} next to it")
         yield _read_sidecar(sidecar)
 
 
@@ -320,16 +320,16 @@ def verified_meta(directory: Path, artefact: Artefact) -> ArtefactMeta:
     def verify() -> ArtefactMeta:
         meta, file = open_records(directory, artefact)
         with file:
-            check_pair(file, meta, artefact, verify=True)
+            check_sidecar(file, meta, artefact, verify=True)
         return meta
 
     return shared_read("verified", [directory / artefact.file_name, directory / artefact.sidecar_name], verify)
 
 
-def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, verify: bool) -> None:
-    """Raise ArtefactCorruptError unless the sidecar describes the open file, which is left at its start.
+def check_sidecar(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, verify: bool) -> None:
+    """Raise ArtefactCorruptError unless the sidecar describes the open file. The file is left at its start.
 
-    Without `verify` only the length is compared, which is free and detects truncation.
+    Without `verify` only the length is compared, which costs nothing and detects truncation.
     """
     num_bytes = file.seek(0, 2)
     file.seek(0)
@@ -337,7 +337,7 @@ def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, 
         got = f"{num_bytes} bytes ({_first_bad_line(file, meta)})"
         raise _corrupt(artefact, got=got, expected=f"{meta.num_bytes} bytes in {meta.rows} lines")
     if verify:
-        PASSES[f"hashed {artefact.name}"] += 1
+        READ_COUNTS[f"hashed {artefact.name}"] += 1
         digest = hashlib.file_digest(file, "sha256").hexdigest()
         file.seek(0)
         if digest != meta.sha256:
@@ -346,7 +346,7 @@ def check_pair(file: BufferedReader, meta: ArtefactMeta, artefact: Artefact, *, 
 
 
 def _check_readable(meta: ArtefactMeta, artefact: Artefact, directory: Path, *, schema: str, version: int) -> None:
-    """Raise if the rows have another schema, or a version that is newer or older than this code reads."""
+    """Raise if the rows have another schema, or a version newer or older than this code can read."""
     if meta.schema != schema:
         raise ArtefactCorruptError(explain(f"artefact {meta.artefact}, schema", got=meta.schema, expected=schema))
     if meta.version > version:
@@ -355,12 +355,12 @@ def _check_readable(meta: ArtefactMeta, artefact: Artefact, directory: Path, *, 
                 f"artefact {meta.artefact}, version of schema {schema}",
                 got=meta.version,
                 expected=f"{version} or older",
-                fix=f"composer-replication {meta.tool_version} wrote it: upgrade this one",
+                fix=f"Upgrade composer-replication: version {meta.tool_version} wrote it",
             )
         )
-    oldest = OLDEST_READ.get(schema, 1)
+    oldest = OLDEST_READABLE.get(schema, 1)
     if meta.version < oldest:
-        why = _WHY_REFUSED.get(schema, "older rows lost the order in which arguments and schemas were written")
+        why = _WHY_REFUSED.get(schema, "older rows do not preserve the order of arguments and schemas")
         raise RunError(
             explain(
                 f"{directory / artefact.file_name}, version of schema {schema}",
@@ -403,14 +403,14 @@ def _same_keys(row: object, keys: frozenset[str] | None, where: str) -> frozense
     if keys is None:
         return row_keys
     if row_keys != keys:
-        raise InputError(explain(where, got=_difference(row_keys, keys), expected="the keys of line 1, all and only"))
+        raise InputError(explain(where, got=_difference(row_keys, keys), expected="exactly the keys of line 1"))
     return keys
 
 
 def _decode_record(line: bytes, keys: frozenset[str]) -> dict[str, object]:
-    """Return the record in one line. Raises ValueError if the line is incomplete or has other keys."""
+    """Return the record in a line. Raises ValueError if the line is incomplete or has other keys."""
     if not line.endswith(b"\n"):
-        raise ValueError(f"cut off after {len(line)} bytes")
+        raise ValueError(f"truncated after {len(line)} bytes")
     row = decode_object(line)
     if row.keys() != keys:
         raise ValueError(_difference(row.keys(), keys))
@@ -428,19 +428,19 @@ def _difference(row_keys: Iterable[str], expected: Iterable[str]) -> str:
 
 
 def _first_bad_line(file: BufferedReader, meta: ArtefactMeta) -> str:
-    """Return a description of the first bad line of a corrupt file, for the error message."""
+    """Describe the first invalid line of a corrupt file, for the error message."""
     number, keys = 0, frozenset(meta.keys)
     for number, line in enumerate(file, start=1):
         try:
             _decode_record(line, keys)
         except ValueError as error:
             return f"line {number}: {error}"
-    return f"{number} lines, each of them a record"
+    return f"{number} lines, all valid"
 
 
 def _corrupt(artefact: Artefact, *, got: str, expected: str) -> ArtefactCorruptError:
     fix = (
-        "The file and its sidecar do not belong together: one was edited, or the write was cut short. "
+        "The file and its sidecar do not match: one was edited, or writing was interrupted. "
         f"Run `{artefact.command}` again"
     )
     return ArtefactCorruptError(explain(artefact.file_name, got=got, expected=expected, fix=fix))

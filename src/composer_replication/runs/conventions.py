@@ -1,8 +1,8 @@
-"""`conventions.md`: rules that users stated when they refused a call, by project, in a file that the user edits.
+"""Read and update `conventions.md`, the rules that users stated when they refused a call, listed by project.
 
-A rule is a list item with brackets; an `x` in them keeps it, and only kept rules are used for other states. Lines that
-the user wrote or changed are left alone: only new rules and new mentions of a rule are added. The text comes from logs,
-so it is written without markup, links or invisible characters.
+The user edits the file. A rule is a list item with brackets, and only rules with an `x` in the brackets are applied to
+other states. Lines that the user wrote or changed stay as they are: only new rules and new mentions of a rule are
+added. The text comes from logs, so it is written without markup, links or invisible characters.
 """
 
 from __future__ import annotations
@@ -35,13 +35,13 @@ _RULE = re.compile(r"[-*+]\s+\[\s*([xX]?)\s*\]\s+(\S.*?)\s*\Z")
 _FOR = re.compile(r"\s+[-*+]\s+for:\s*(.*?)\s*\Z", re.IGNORECASE)
 # "  - said at site 0123456789ab of s-1" -> "0123456789ab", "s-1"
 _MENTION = re.compile(r"\s+[-*+]\s+said at site ([0-9a-f]{12}) of (\S+)\s*\Z")
-# What Markdown would interpret, addresses included: each of the marks in "*bold* <b> www.a.org".
+# Characters that Markdown would interpret, also in addresses: each of the marks in "*bold* <b> www.a.org".
 _MARKUP = re.compile(r"[\\`*_{}\[\]<>#|~&!$^=@]|:(?=//)|(?<=www)\.", re.IGNORECASE)
-# the reverse: "\\*bold\\*" -> "*bold*"
+# The reverse: "\\*bold\\*" -> "*bold*"
 _ESCAPED = re.compile(r"\\([!-/:-@\[-`{-~])")
 # "/srv/shop/.claude/worktrees/fix" belongs to "/srv/shop"
 _WORKTREE = re.compile(r"/\.?(?:worktrees|claude/worktrees)(?:/.*)?\Z")
-# Probably meant as a rule, but not written as one: "[x] no dash", "- for git push"
+# A line that is probably meant as a rule but not written as one: "[x] no dash", "- for git push"
 _MEANT = re.compile(r"\s*(?:[-*+]\s*\[|\[[\sxX]*\]|[-*+]\s+(?:for|said)\b)")
 _MAX_WORDS = 300
 _MAX_BYTES = 4_000_000
@@ -59,9 +59,10 @@ class StatedRule(NamedTuple):
 
 @dataclass(slots=True)
 class Convention:
-    """A rule in the file, with its text, the kinds of calls it applies to, and where users stated it.
+    """A rule in the file: its text, the kinds of calls that it applies to, and where users stated it.
 
-    `mentions` are (site, conversation); `lines` are the rule's own line and the lines below that belong to it.
+    `mentions` are pairs of site and conversation ids; `lines` are the rule's own line and the lines below that belong
+    to it.
     """
 
     project: str
@@ -72,7 +73,7 @@ class Convention:
     lines: list[str] = field(default_factory=list[str], repr=False)
 
     def read_line(self, line: str) -> None:
-        """Read a line below the rule's own line."""
+        """Parse a line below the rule and add it to the rule."""
         kinds, mention = _FOR.match(line), _MENTION.match(line)
         if kinds is not None:
             self.call_kinds += [kind for name in kinds[1].split(",") if (kind := _plain(name.strip()))]
@@ -82,9 +83,9 @@ class Convention:
 
 
 class ConventionsFile:
-    """The file `conventions.md` of a run: its rules in order, and every other line unchanged.
+    """The contents of `conventions.md`: its rules in order, and every other line unchanged.
 
-    `unread` are the numbers of lines that the user may have meant as rules, but that cannot be read as such.
+    `unread` has the numbers of lines that look like rules but cannot be parsed as rules.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -115,9 +116,9 @@ class ConventionsFile:
         return [part for part in self._parts if isinstance(part, Convention)]
 
     def update(self, stated_rules: Sequence[StatedRule]) -> None:
-        """Add the rules that users stated, and save the file. Without rules, no file is created.
+        """Add rules that users stated, and save the file. Without any rule, no file is created.
 
-        Mentions that no longer exist are removed, and so are rules without a mention unless the user has kept them.
+        Mentions that no longer exist are removed, and so are rules without a mention, unless the user has marked them.
         """
         stated_rules = [stated._replace(project=_one_line(stated.project)) for stated in stated_rules]
         self._keep_mentions({stated.site_id for stated in stated_rules}, with_kept=False)
@@ -136,19 +137,19 @@ class ConventionsFile:
             self._save()
 
     def forget(self, conversation_ids: Set[str]) -> None:
-        """Remove rules that were stated only in these conversations, kept or not; the user's own rules stay."""
+        """Remove rules that were stated only in these conversations, marked or not. The user's own rules stay."""
         sites = {site for rule in self.rules for site, where in rule.mentions if where not in conversation_ids}
         self._keep_mentions(sites, with_kept=True)
         self._save()
 
     def num_stated_only_in(self, conversation_ids: Set[str]) -> int:
-        """Return how many rules were stated only in these conversations."""
+        """Return the number of rules that were stated only in these conversations."""
         return sum(
             bool(rule.mentions) and {where for _, where in rule.mentions} <= conversation_ids for rule in self.rules
         )
 
     def _add(self, stated: StatedRule) -> Convention:
-        """Add a rule at the end of its project, and the project if it is new. Return the rule."""
+        """Add a rule at the end of its project's list, and the project if it is new. Return the rule."""
         rule = Convention(stated.project, _one_line(stated.words))
         positions = [at for at, part in enumerate(self._parts) if _is_in(part, rule.project)]
         if not positions:
@@ -160,7 +161,7 @@ class ConventionsFile:
         return rule
 
     def _keep_mentions(self, sites: Set[str], *, with_kept: bool) -> None:
-        """Remove mentions at other sites, and rules without mentions. Kept rules are changed only `with_kept`."""
+        """Remove mentions at other sites, and rules without mentions. Marked rules are changed only if `with_kept`."""
         for rule in [
             candidate for candidate in self.rules if candidate.mentions and (with_kept or not candidate.is_kept)
         ]:
@@ -172,7 +173,7 @@ class ConventionsFile:
     def _save(self) -> None:
         text = self._text()
         if self._path.exists() and text == self._original_text:
-            return  # do not even normalize line ends of the user's file
+            return  # do not even normalize the line ends of the user's file
         atomic_write_bytes(self._path, text.encode("utf-8", "replace"))
 
     def _text(self) -> str:
@@ -182,7 +183,7 @@ class ConventionsFile:
 
 
 def project_of(conversation: Conversation) -> str:
-    """Return the folder that a session worked in; a worktree counts as its project."""
+    """Return the project folder of a session. A worktree belongs to its project."""
     folder = (conversation.cwd or "").rstrip("/")
     return _one_line(_WORKTREE.sub("", folder)) or NO_PROJECT
 
@@ -192,15 +193,15 @@ def _read_text(path: Path) -> str:
         return _HEAD
     if path.stat().st_size > _MAX_BYTES:
         got = f"{path.stat().st_size:,} bytes"
-        raise InputError(explain(str(path), got=got, expected=f"a list of rules of at most {_MAX_BYTES:,}"))
+        raise InputError(explain(str(path), got=got, expected=f"at most {_MAX_BYTES:,} bytes"))
     try:
         return path.read_bytes().decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        raise InputError(explain(str(path), got=error, expected="text in UTF-8", fix="Save it as UTF-8")) from error
+        raise InputError(explain(str(path), got=error, expected="UTF-8 text", fix="Save the file as UTF-8")) from error
 
 
 def _is_in(part: str | Convention, project: str) -> bool:
-    """Return whether it is a rule of the project, or the heading of the project."""
+    """Return whether a part of the file is a rule of the project or its heading."""
     heading = _PROJECT.match(part) if isinstance(part, str) else None
     return part.project == project if isinstance(part, Convention) else bool(heading and _plain(heading[1]) == project)
 
@@ -210,7 +211,7 @@ def _key(words: str) -> str:
 
 
 def _one_line(words: str) -> str:
-    """Return the text on one line, without invisible characters, cut to its maximal length."""
+    """Return the text on one line, without invisible characters, truncated to the maximum length."""
     line = " ".join("".join(character if character.isprintable() else " " for character in words).split())
     return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
 

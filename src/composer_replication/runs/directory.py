@@ -1,4 +1,4 @@
-"""`RunDir`: the folder through which the steps of a run pass on their results, with locks against concurrent use."""
+"""Define `RunDir`, the folder through which the steps of a run exchange results, with locks for concurrent use."""
 
 from __future__ import annotations
 
@@ -28,51 +28,51 @@ from composer_replication.runs.journal import Journal, JournalContents, read_jou
 from composer_replication.runs.lineage import (
     Lineage,
     changed_sources,
-    find_source,
     hash_source,
     portable_name,
+    source_path,
     trace_lineage,
 )
 
 MARKER = "run.json"
 _LOCK = ".lock"
 Use = Literal["replay", "training", "run"]
-"""Long uses during which the run must not change: answers belong to its states, weights to its sessions."""
+"""Long uses during which the run must not change, since answers refer to its states, and weights to its sessions."""
 _LAYOUT_VERSION = 1
 
 
 class RunDir:
-    """A run directory: `create` makes a new one, `open` opens an existing one."""
+    """A run directory. `create` makes a new one, and `open` opens an existing one."""
 
     def __init__(self, root: Path) -> None:
         self.root = root
 
     @classmethod
     def create(cls, path: str | os.PathLike[str]) -> RunDir:
-        """Create a run directory at `path`, which must be new or an empty folder. Of several callers, one succeeds."""
+        """Create a run directory at `path`, a new or empty folder. Of several concurrent callers, one succeeds."""
         root = Path(path)
         if root.exists() and not root.is_dir():
             raise RunError(explain(str(root), got="a file", expected="a path for a new folder"))
         root.mkdir(parents=True, exist_ok=True)
         names = sorted(entry.name for entry in root.iterdir() if not is_temporary(entry))
         if names and MARKER not in names:
-            raise RunError(explain(str(root), got=f"a folder with {names[0]!r} in it", expected="an empty one"))
+            raise RunError(explain(str(root), got=f"a folder that contains {names[0]!r}", expected="an empty folder"))
         marker = {"layout_version": _LAYOUT_VERSION, "created": now(), "tool_version": _tool_version()}
         try:
             atomic_create_json(root / MARKER, marker)
         except FileExistsError:
-            got, fix = f"a run directory, with {MARKER}", "Open it, or choose another path"
-            raise RunError(explain(str(root), got=got, expected="a path for a new one", fix=fix)) from None
+            got, fix = f"a run directory with {MARKER}", "Open it, or choose another path"
+            raise RunError(explain(str(root), got=got, expected="a path for a new run directory", fix=fix)) from None
         return cls(root)
 
     @classmethod
     def open(cls, path: str | os.PathLike[str]) -> RunDir:
-        """Return the run directory at `path`. Raises RunError if it is not a run directory."""
+        """Open the run directory at `path`. Raises RunError if it is not a run directory."""
         root = Path(path)
         marker = root / MARKER
         if not marker.is_file():
-            got = "no such folder" if not root.exists() else f"no {MARKER} in it"
-            fix = "Name the run that `crf ingest` made, or a new folder to make one in."
+            got = "no such folder" if not root.exists() else f"a folder without {MARKER}"
+            fix = "Name a run that `crf ingest` created, or create one with `crf ingest PATH... -o RUN`."
             raise RunError(
                 explain(f"{root} is not a run directory", got=got, expected=f"a folder with {MARKER}", fix=fix)
             )
@@ -81,42 +81,42 @@ class RunDir:
         except ValueError as error:
             raise RunError(explain(str(marker), got=error, expected="a JSON object")) from error
         if layout != _LAYOUT_VERSION:
-            fix = "Another version of composer-replication made this run: use that one, or upgrade"
+            fix = "Another version of composer-replication created this run: use that version, or upgrade"
             raise RunError(explain(f"{marker}, layout_version", got=layout, expected=_LAYOUT_VERSION, fix=fix))
         return cls(root)
 
     @contextlib.contextmanager
     def exclusive(self, what: str, *, against: Sequence[Use] = ("replay",)) -> Generator[None, None, None]:
-        """Lock the run for a command that reads and then replaces what it read. Raises RunError if it is locked.
+        """Lock the run for a command that reads and then replaces artefacts. Raises RunError if the run is locked.
 
-        `against` are the uses of the run that exclude this command, too.
+        `against` lists the uses of the run that also exclude this command.
         """
         with contextlib.ExitStack() as locks:
-            locks.enter_context(self._locked(_LOCK, what, "another process is working on it"))
+            locks.enter_context(self._locked(_LOCK, what, "another process that is changing it"))
             for use in against:
-                locks.enter_context(self._locked(_lock_of(use), what, f"a {use} that uses it"))
+                locks.enter_context(self._locked(_lock_of(use), what, f"a {use} in progress"))
             yield
 
     @contextlib.contextmanager
     def used_for(self, use: Use) -> Generator[None, None, None]:
-        """Lock out, for the duration of the context, commands that would change the run."""
+        """Lock out commands that would change the run while the context is active."""
         locks = contextlib.ExitStack()
-        with contextlib.suppress(OSError):  # a folder that is not writable needs no lock
-            locks.enter_context(self._locked(_lock_of(use), use, "another process that changes it", exclusive=False))
+        with contextlib.suppress(OSError):  # a folder without write permission needs no lock
+            locks.enter_context(self._locked(_lock_of(use), use, "another process that is changing it", exclusive=False))
         with locks:
             yield
 
     def used_alone(self, what: str) -> contextlib.AbstractContextManager[None]:
-        """Lock the run for a process that runs several steps, each of which may lock it on its own."""
-        return self._locked(_lock_of("run"), what, "another process that makes its steps")
+        """Lock the run for a process that runs several steps, each of which may take its own lock."""
+        return self._locked(_lock_of("run"), what, "another process that is running its steps")
 
     @contextlib.contextmanager
     def _locked(self, name: str, what: str, got: str, *, exclusive: bool = True) -> Generator[None, None, None]:
         descriptor = os.open(self.root / name, os.O_RDWR | os.O_CREAT, 0o666)
         try:
             if not try_lock(descriptor, exclusive=exclusive):
-                fix = "Wait until it is done, or choose another run"
-                raise RunError(explain(f"{what} on {self.root}", got=got, expected="the run for itself", fix=fix))
+                fix = "Wait until it has finished, or choose another run"
+                raise RunError(explain(f"{what} on {self.root}", got=got, expected="exclusive access to the run", fix=fix))
             yield
         finally:
             os.close(descriptor)  # releases the lock; removing the file would let two processes lock two files
@@ -149,16 +149,16 @@ class RunDir:
         drops: Mapping[str, int] | None = None,
         settings: Mapping[str, Setting] | None = None,
     ) -> ArtefactMeta:
-        """Replace artefact `name` by `rows`, which all have the same keys, and return its sidecar.
+        """Replace artefact `name` with `rows`, which must all have the same keys, and return its sidecar.
 
-        The order of keys is preserved. A source is an artefact's name, the path of a file, or a `Source` that the
-        caller took when it read it. `counts` and `drops` are read after the last row, so a generator may fill them. An
-        exception before the first rename, also one from `rows`, leaves the old artefact unchanged. An OSError of the
-        second rename leaves a pair that cannot be read; one of the sync after both leaves the new artefact, which a
-        power cut may still undo. Writing again repairs either.
+        The order of keys is preserved. A source is the name of an artefact, the path of a file, or a `Source` that the
+        caller recorded when reading it. `counts` and `drops` are read after the last row, so a generator may fill them.
+        An exception before the first rename, including one raised by `rows`, leaves the old artefact unchanged. An
+        OSError in the second rename leaves a pair that cannot be read; one in the final sync leaves the new artefact,
+        which a power cut may still undo. Writing again repairs both cases.
         """
         artefact = find_artefact(name, kind="records")
-        # Hashed before the first row is read: a source that changes meanwhile must look changed, not current.
+        # Hashed before the first row is read: a source that changes meanwhile must appear changed, not current.
         hashed = tuple(_hashed(self.root, source, name) for source in sources)
 
         draft = ArtefactMeta(
@@ -177,22 +177,22 @@ class RunDir:
     def read_jsonl(
         self, name: str, *, schema: str, version: int = 1, verify: bool = True
     ) -> Iterator[dict[str, object]]:
-        """Return an iterator over the rows of artefact `name`; `version` is the newest version that the caller reads.
+        """Return an iterator over the rows of artefact `name`; `version` is the newest that the caller can read.
 
-        The checksum is compared before the first row, so that no row of a damaged artefact is used.
-        `verify=False` skips that pass over the file and keeps the checks of length, row count and keys.
+        The checksum is compared before the first row, so that no row of a damaged artefact is used. `verify=False`
+        skips this pass over the file, but still checks length, number of rows, and keys.
         """
         artefact = find_artefact(name, kind="records")
         return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
 
     def source(self, name: str) -> Source:
-        """Return artefact `name` as a source, with its current hash; for records that is the one in the sidecar."""
+        """Return artefact `name` as a source with its current hash, which for records is the one in the sidecar."""
         if find_artefact(name).kind != "records":
             return hash_source(self.root, name)
         return Source(kind="artefact", name=name, sha256=self.meta(name).sha256)
 
     def is_current(self, name: str) -> bool:
-        """Return whether artefact `name` exists and, by the sidecars, its source artefacts have not changed."""
+        """Return whether artefact `name` exists and, by the sidecars, its source artefacts are unchanged."""
         if not self.path(name).exists():
             return False
         sources = self.meta(name).sources if find_artefact(name).kind == "records" else ()
@@ -203,15 +203,15 @@ class RunDir:
         )
 
     def changed_sources(self, name: str) -> list[str]:
-        """Return the names of the sources of artefact `name` that have changed or are stale; files are hashed again."""
+        """Return the names of the sources of artefact `name` that have changed or are stale. Files are hashed again."""
         return changed_sources(self.root, name)
 
     def append_jsonl(self, name: str) -> Journal:
-        """Open journal `name` for appending; use it in a `with` block."""
+        """Open journal `name` for appending, as a context manager."""
         return Journal(self.root / find_artefact(name, kind="journal").file_name)
 
     def read_journal(self, name: str) -> JournalContents:
-        """Return the rows of journal `name`, and the incomplete line that a crash may have left at its end."""
+        """Return the rows of journal `name`, and the incomplete last line if a crash left one."""
         artefact = find_artefact(name, kind="journal")
         path = self.root / artefact.file_name
         if not path.exists():
@@ -219,13 +219,13 @@ class RunDir:
         return read_journal(path)
 
     def lineage(self, name: str) -> Lineage:
-        """Return what artefact `name` was made from, back to the inputs, and which artefacts on the way are stale."""
+        """Return what artefact `name` was made from, and which of these artefacts are stale."""
         return trace_lineage(self.root, name)
 
 
 def _hashed(root: Path, source: str | Path | Source, name: str) -> Source:
     if source == name:
-        raise InputError(f"artefact {name!r} cannot be its own source: writing it would make it stale at once")
+        raise InputError(f"artefact {name!r} cannot be its own source: it would be stale immediately")
     return source if isinstance(source, Source) else hash_source(root, source)
 
 
@@ -244,26 +244,25 @@ def _lock_of(use: Use) -> str:
     return f".{use}.lock"
 
 
-# ---- copies outside the run
+# Copies outside the run.
 
-# Exports, checkpoints and trained weights outside the run are noted, so that `crf forget`, which cannot clean them, can
-# at least name them.
-Made = Literal[
+# `crf forget` cannot clean exports, checkpoints and trained weights outside the run, but lists those recorded here.
+CopyKind = Literal[
     "preference data set", "ATIF documents", "data set", "checkpoints", "trained weights", "exported weights", "report"
 ]
 _NAME = "elsewhere"
 
 
 @dataclass(frozen=True, slots=True)
-class MadeElsewhere:
-    """A file or folder outside the run that holds or was trained on its sessions; `path` is a portable name."""
+class OutsideCopy:
+    """A file or folder outside the run that contains its sessions or was trained on them; `path` is a portable name."""
 
     what: str
     path: str
     created: str
 
 
-def note_elsewhere(run: RunDir, what: Made, path: Path) -> None:
+def record_outside_copy(run: RunDir, what: CopyKind, path: Path) -> None:
     """Record that a copy is made at `path`. Does nothing for a path inside the run."""
     if run.root.resolve() in path.resolve().parents:
         return
@@ -273,21 +272,21 @@ def note_elsewhere(run: RunDir, what: Made, path: Path) -> None:
             journal.append({"what": what, "path": name, "created": now()})
 
 
-def made_elsewhere(run: RunDir) -> tuple[MadeElsewhere, ...]:
-    """Return the recorded copies that still exist, in order."""
-    return tuple(entry for entry in _noted(run) if find_source(entry.path, run.root).exists())
+def outside_copies(run: RunDir) -> tuple[OutsideCopy, ...]:
+    """Return the recorded copies that still exist, in the order in which they were made."""
+    return tuple(entry for entry in _noted(run) if source_path(entry.path, run.root).exists())
 
 
-def _noted(run: RunDir) -> list[MadeElsewhere]:
+def _noted(run: RunDir) -> list[OutsideCopy]:
     if not run.path(_NAME).exists():
         return []
     rows = run.read_journal(_NAME).rows
-    return [MadeElsewhere(str(row["what"]), str(row["path"]), str(row["created"])) for row in rows]
+    return [OutsideCopy(str(row["what"]), str(row["path"]), str(row["created"])) for row in rows]
 
 
-def refuse_used(folder: Path) -> None:
-    """Raise InputError if `folder` exists and is not an empty folder: an export is never mixed with other files."""
+def require_empty_folder(folder: Path) -> None:
+    """Raise InputError if `folder` is neither new nor empty, since exports are never mixed with other files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
-        fix = "Choose a new or an empty folder."
-        got = "a file or a folder with files in it"
-        raise InputError(explain(str(folder), got=got, expected="a new folder", fix=fix))
+        fix = "Choose another folder."
+        got = "a file or a folder that contains files"
+        raise InputError(explain(str(folder), got=got, expected="a new or empty folder", fix=fix))

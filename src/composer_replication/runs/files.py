@@ -1,4 +1,4 @@
-"""Readers and writers of the files in a run: conversations, tools, error sites, pairs and evaluations."""
+"""Read and write the files of a run: conversations, tools, error sites, pairs and evaluations."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ from composer_replication.messages import ToolSchemas, tool_rows
 from composer_replication.runs.artefacts import find_artefact, sha256_of_file
 from composer_replication.runs.directory import RunDir
 from composer_replication.runs.shared_reads import MAX_SHARED_BYTES, is_sharing_reads, shared_read
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import read_test_ids
 from composer_replication.types import (
     Action,
     Conversation,
@@ -39,7 +39,7 @@ _CONVERSATION, _TURN, _LINK, _CALL, _RESULT, _USAGE = (
 
 
 def conversation_to_row(conversation: Conversation) -> dict[str, object]:
-    """Return a row of `conversations.jsonl`, with every field, so that all rows have the same keys.
+    """Return a conversation as a row of `conversations.jsonl`, with every field, so that all rows have the same keys.
 
     Arguments and extras are not copied: `dataclasses.asdict` would take longer than reading the log did.
     """
@@ -51,7 +51,7 @@ def conversation_to_row(conversation: Conversation) -> dict[str, object]:
 
 
 def conversation_from_row(row: Mapping[str, Any]) -> Conversation:
-    """Return the conversation of a row. Raises ArtefactCorruptError for a row without the right fields."""
+    """Return the conversation in a row. Raises ArtefactCorruptError if the row lacks fields."""
     try:
         link = row["parent"]
         return Conversation(
@@ -70,7 +70,7 @@ def conversation_from_row(row: Mapping[str, Any]) -> Conversation:
 
 
 def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversation]:
-    """Return an iterator over the conversations of a run; `verify` as in `RunDir.read_jsonl`."""
+    """Return an iterator over the conversations of a run; for `verify` see `RunDir.read_jsonl`."""
 
     def decode() -> Iterator[Conversation]:
         rows = run.read_jsonl(
@@ -85,7 +85,7 @@ def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversa
 
 
 def _files_of(run: RunDir, *names: str) -> list[Path]:
-    """Return the files that these records are read from, sidecars included."""
+    """Return the files of these artefacts, including their sidecars."""
     artefacts = [find_artefact(name) for name in names]
     return [run.root / name for artefact in artefacts for name in (artefact.file_name, artefact.sidecar_name)]
 
@@ -123,7 +123,7 @@ def _fields_of(value: object, names: tuple[str, ...]) -> dict[str, object]:
     return {name: getattr(value, name) for name in names}
 
 
-# ---- tools
+# Tools.
 
 TOOLS_SCHEMA, TOOLS_VERSION = "tool", 3
 Schema = Mapping[str, Any]
@@ -131,10 +131,10 @@ Tool = dict[str, Any]
 
 
 class ToolTable:
-    """The tools of each agent in a run; the format of a log says which agent wrote it.
+    """The tools of each agent in a run. Agents are told apart by the format of their logs.
 
-    `declared` are the schemas of a file of the user, by name. They hold for every agent and override inferred ones.
-    `by_format` has the tools of each format as OpenAI's API takes them; those under None are for all other formats.
+    `declared` has the schemas from the user's file, by name. They apply to every agent and override inferred ones.
+    `by_format` has the tools of each format in the form of OpenAI's API; those under None are for all other formats.
     """
 
     def __init__(self, declared: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
@@ -144,9 +144,9 @@ class ToolTable:
             self.by_format[format_name] = _as_requests_take_them({**schemas, **self.declared})
 
     def of(self, format_name: str) -> list[Tool]:
-        """Return the tools of sessions in this format, the same list each time.
+        """Return the tools of sessions in this format; every call returns the same list.
 
-        These are all tools of the agent: only those that a session calls later would give away what comes next.
+        These are all tools of the agent: listing only those that a session calls later would reveal what comes next.
         """
         return self.by_format.get(format_name, self.by_format[None])
 
@@ -156,26 +156,26 @@ class ToolTable:
 
 
 def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
-    """Return the tools of a run, without those that only sessions of the test split show.
+    """Return the tools of a run, without those that only sessions in the test split use.
 
-    With `with_test`, return those of all sessions: the judge of calls needs to know what the agents really had.
+    With `with_test`, return those of all sessions, for the judge of calls, who must know which tools the agents had.
     """
 
     def read() -> ToolTable:
         rows = list(run.read_jsonl("tools", schema=TOOLS_SCHEMA, version=TOOLS_VERSION))
-        held_out = frozenset[str]() if with_test else held_out_of(run)
+        held_out = frozenset[str]() if with_test else read_test_ids(run)
         if not held_out:
-            return table_of(rows)
+            return tool_table(rows)
         inferred = ToolSchemas()
         for row in run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION):
             if row["id"] not in held_out:
                 inferred.add_row(row)
-        return table_of(tool_rows(inferred, table_of(rows).declared))
+        return tool_table(tool_rows(inferred, tool_table(rows).declared))
 
     return shared_read(f"tools, with_test={with_test}", _files_of(run, "tools", "split", "conversations"), read)
 
 
-def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
+def tool_table(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
     """Return rows of `tools.jsonl` as a table."""
     declared: dict[str, Schema] = {}
     inferred: dict[str, dict[str, Schema]] = defaultdict(dict)
@@ -190,14 +190,14 @@ def table_of(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
 
 
 def _as_requests_take_them(schemas: Mapping[str, Schema]) -> list[Tool]:
-    # Paid answers are stored under keys computed from this, so that nothing may be added to it.
+    # The keys of paid answers are computed from this, so nothing may be added to it.
     return [
         {"type": "function", "function": {"name": name, "parameters": schema}}
         for name, schema in sorted(schemas.items())
     ]
 
 
-# ---- error sites, each with its hint
+# Error sites with their hints.
 
 SITES_SCHEMA, SITES_VERSION = "error_site", 1
 _MIN_PREFIX, _MAX_NEAR = 4, 3
@@ -206,7 +206,7 @@ _SITE = tuple(field.name for field in fields(ErrorSite))
 
 
 class _SiteOfRun(NamedTuple):
-    """A site with its hint and its conversation."""
+    """An error site with its hint and its conversation."""
 
     site: ErrorSite
     hint: Hint | None
@@ -219,23 +219,22 @@ def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
 
 
 def _find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
-    """Return the one site whose id is or begins with `identity`. Raises InputError with the nearest ids."""
+    """Return the only site whose id starts with `identity`. Raises InputError with the nearest ids."""
     every = list(read_sites(run))
     matches = [row for row in every if row[0].id.startswith(identity)]
     if len(matches) == 1 and len(identity) >= _MIN_PREFIX:
         return matches[0]
-    number = f"{len(matches)} sites begin with" if matches else "no site has, or begins with"
-    got = f"{identity!r}, which {number}"
-    expected = f"the id of a site, or its first {_MIN_PREFIX} characters or more"
+    got = f"{identity!r}, which is the beginning of {len(matches) or 'no'} site ids"
+    expected = f"the id of a site, or at least its first {_MIN_PREFIX} characters"
     ids = list(dict.fromkeys(site.id for site, _ in every))
     begin = [site_id for site_id in ids if identity and site_id.startswith(identity)]
     near = begin[:_MAX_NEAR] or get_close_matches(identity, ids, n=_MAX_NEAR)
-    fix = f"`crf sites {run.root} --list` shows them" + (f". Near it: {', '.join(near)}" if near else ".")
+    fix = f"`crf sites {run.root} --list` lists all ids" + (f". Similar ids: {', '.join(near)}" if near else ".")
     raise InputError(explain(what, got=got, expected=expected, fix=fix))
 
 
 def read_site(run: RunDir, identity: str) -> _SiteOfRun:
-    """Return the one site whose id is or begins with `identity`, with its conversation."""
+    """Return the only site whose id starts with `identity`, with its hint and its conversation."""
     site, hint = _find_site(run, identity)
     conversation = next(
         (candidate for candidate in read_conversations(run) if candidate.id == site.conversation_id), None
@@ -243,37 +242,37 @@ def read_site(run: RunDir, identity: str) -> _SiteOfRun:
     if conversation is None:
         fix = "The conversations have changed: run `crf sites RUN` again."
         what = f"conversation of site {site.id}"
-        raise InputError(explain(what, got=repr(site.conversation_id), expected="one of this run", fix=fix))
+        raise InputError(explain(what, got=repr(site.conversation_id), expected="a conversation of this run", fix=fix))
     return _SiteOfRun(site, hint, conversation)
 
 
-def struck_sites(run: RunDir) -> frozenset[str]:
-    """Return the ids of the sites whose hints the user rejected; later runs of `crf sites` keep to this."""
+def read_rejected_ids(run: RunDir) -> frozenset[str]:
+    """Return the ids of the sites whose hints the user rejected. Later runs of `crf sites` leave them out."""
     if not run.path(_STRUCK).exists():
         return frozenset()
-    last = {str(row["site"]): row["is_struck"] for row in run.read_journal(_STRUCK).rows}
-    return frozenset(identity for identity, is_struck in last.items() if is_struck)
+    is_rejected = {str(row["site"]): row["is_struck"] for row in run.read_journal(_STRUCK).rows}
+    return frozenset(identity for identity in is_rejected if is_rejected[identity])
 
 
-def struck_out(site: ErrorSite) -> ErrorSite:
-    """Return the site as rejected by the user."""
+def as_rejected(site: ErrorSite) -> ErrorSite:
+    """Return a copy of the site that is marked as rejected by the user."""
     return replace(site, is_kept=False, reason="struck out: `crf hints RUN --keep ID` takes it back")
 
 
-def strike_sites(
-    run: RunDir, identities: Iterable[str], *, is_struck: bool = True, what: str = "site"
+def mark_rejected(
+    run: RunDir, identities: Iterable[str], *, is_rejected: bool = True, what: str = "site"
 ) -> list[ErrorSite]:
-    """Reject the hints of these sites, or restore them, and return the sites; ids may be shortened.
+    """Reject the hints of these sites, or restore them, and return the sites. Ids may be shortened.
 
-    Rejected hints are removed from `sites.jsonl` at once; restored ones are written by the next `crf sites`. `what` is
-    the option that named the ids, for error messages.
+    Rejected hints are removed from `sites.jsonl` immediately; the next `crf sites` writes restored ones. `what` names
+    the option with the ids in error messages.
     """
     with run.exclusive("hints", against=("training",)):
         chosen = [_find_site(run, identity, what=what)[0] for identity in identities]
         with run.append_jsonl(_STRUCK) as journal:
             for site in chosen:
-                journal.append({"site": site.id, "is_struck": is_struck})
-        if is_struck:
+                journal.append({"site": site.id, "is_struck": is_rejected})
+        if is_rejected:
             _rewrite(run, frozenset(site.id for site in chosen))
     return chosen
 
@@ -283,23 +282,23 @@ def _rewrite(run: RunDir, struck: frozenset[str]) -> None:
     struck_hints = Counter(f"hint: {hint.source}" for site, hint in rows if site.id in struck and hint is not None)
     run.write_jsonl(
         "sites",
-        [site_to_row(struck_out(site), None) if site.id in struck else site_to_row(site, hint) for site, hint in rows],
+        [site_to_row(as_rejected(site), None) if site.id in struck else site_to_row(site, hint) for site, hint in rows],
         schema=SITES_SCHEMA,
         version=SITES_VERSION,
         sources=meta.sources,
         counts=dict(Counter(meta.counts) - struck_hints),
         drops=meta.drops,
-        settings={**meta.settings, "struck": sorted(struck_sites(run))},
+        settings={**meta.settings, "struck": sorted(read_rejected_ids(run))},
     )
 
 
 def site_to_row(site: ErrorSite, hint: Hint | None) -> dict[str, object]:
-    """Return a row of `sites.jsonl`."""
+    """Return a site and its hint as a row of `sites.jsonl`."""
     return {**{name: getattr(site, name) for name in _SITE}, "hint": None if hint is None else asdict(hint)}
 
 
 def _site_from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:
-    """Return the site and hint of a row. Raises ArtefactCorruptError for a row without the right fields."""
+    """Return the site and the hint in a row. Raises ArtefactCorruptError if the row lacks fields."""
     try:
         site = ErrorSite(**{name: row[name] for name in _SITE if name != "evidence"}, evidence=tuple(row["evidence"]))
         return site, None if row["hint"] is None else Hint(**row["hint"])
@@ -308,18 +307,18 @@ def _site_from_row(row: Mapping[str, Any]) -> tuple[ErrorSite, Hint | None]:
         raise ArtefactCorruptError(explain(f"site {row.get('id')!r}", got=error, expected=expected)) from error
 
 
-# ---- preference pairs
+# Preference pairs.
 
 PAIRS_SCHEMA, PAIRS_VERSION = "dpo_pair", 4
 TEACHERS, ACTED = "teachers", "acted_at_once"
-"""Sources of pairs; the others are `correction` and `user`. In pairs of `ACTED` the logged turn is the chosen one."""
+"""Sources of pairs; others are `correction` and `user`. In pairs from `ACTED` the logged turn is the chosen side."""
 
 
 class LoggedPair(NamedTuple):
-    """A preference pair at assistant turn `turn_number` (counted from 0) of a conversation.
+    """A preference pair at assistant turn `turn_number` of a conversation, counted from 0.
 
-    Without an `action`, the chosen one is parsed from the `chosen` text, which does not always say where thinking ends.
-    Without a `rejected` action, the rejected one is the whole logged turn.
+    Without an `action`, the chosen side is parsed from the text `chosen`, where the end of thinking may be ambiguous.
+    Without a `rejected` action, the rejected side is the whole logged turn.
     """
 
     state_id: str
@@ -331,12 +330,12 @@ class LoggedPair(NamedTuple):
 
     @property
     def rejects_turn(self) -> bool:
-        """Whether the logged turn is the rejected one."""
+        """Whether the logged turn is the rejected side."""
         return self.source != ACTED
 
 
 def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
-    """Yield each pair with the id of its conversation."""
+    """Yield each pair as (id of its conversation, pair)."""
     rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("pairs", schema=PAIRS_SCHEMA, version=PAIRS_VERSION))
     for row in rows:
         chosen, rejected = (_action(row.get(f"{side}_action")) for side in ("chosen", "rejected"))
@@ -346,19 +345,19 @@ def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
 
 
 def _action(row: dict[str, Any] | None) -> Action | None:
-    """Return the action of a row; None in older rows, and where the text includes thinking."""
+    """Return the action in a row; None in rows of earlier versions, and if the text contains thinking."""
     return None if row is None else Action(text=row["text"], calls=tuple(ToolCall(**call) for call in row["calls"]))
 
 
-# ---- evaluations: evaluation.json, and rows of scored decisions, sampled actions and token gaps
+# Evaluations: evaluation.json, and the rows of scored decisions, sampled actions and token gaps.
 
-# Written in two parts, since the layer test takes a dotted name in a string for an import.
+# In two parts, since the layer test takes a dotted name in a string for an import.
 EVALUATION_SCHEMA, EVALUATION_VERSION = ".".join(("composer_replication", "evaluation")), 1
 ROWS_VERSION = 1
-"""Version of the three files of rows, whose schemas are named like the artefacts."""
+"""Version of the three files of rows. Each has the name of its artefact as its schema."""
 Rows = Literal["evaluated", "sampled", "token_gaps"]
 WORSE_BESIDES = "Worse besides"
-"""Prefix of the verdict's remark on metrics that got worse; reports that show the metrics omit the remark."""
+"""Prefix of the verdict's remark about metrics that got worse. Reports that show these metrics omit the remark."""
 ADAPTER_SETTINGS = "adapter_config.json"
 _OF_A_PLACE = ("base_model_name_or_path", "revision", "auto_mapping", "inference_mode", "peft_version")
 _CONTROL = "control"
@@ -366,22 +365,22 @@ _KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled",
 
 
 def control_name(shuffle: int = 1) -> str:
-    """Return the name of a control in an evaluation: `control`, `control-2`, ..."""
+    """Return the name of a control in an evaluation: `control`, `control-2`, and so on."""
     return _CONTROL if shuffle == 1 else f"{_CONTROL}-{shuffle}"
 
 
-def shuffle_of(name: str) -> int:
-    """Return the number of the shuffle in a control's name."""
+def shuffle_number(name: str) -> int:
+    """Return the number of the shuffle in the name of a control."""
     return int(name.partition("-")[2] or 1)
 
 
 def controls_among(names: Iterable[str]) -> list[str]:
-    """Return the names of controls among `names`, in the order of their shuffles."""
-    return sorted((name for name in names if name.partition("-")[0] == _CONTROL), key=shuffle_of)
+    """Return those of `names` that are controls, ordered by shuffle."""
+    return sorted((name for name in names if name.partition("-")[0] == _CONTROL), key=shuffle_number)
 
 
 def read_evaluation(run: RunDir) -> dict[str, Any]:
-    """Return the evaluation of a run. Raises ArtefactCorruptError for another schema, version or missing keys."""
+    """Return the evaluation of a run. Raises ArtefactCorruptError for another schema or version, or missing keys."""
     path = run.path("evaluation")
     if not path.exists():
         raise find_artefact("evaluation").not_found(run.root)
@@ -403,15 +402,15 @@ def read_evaluation(run: RunDir) -> dict[str, Any]:
 
 
 def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
-    """Write the evaluation atomically, schema and version first."""
+    """Write the evaluation atomically, beginning with schema and version."""
     atomic_write_json(run.path("evaluation"), {"schema": EVALUATION_SCHEMA, "version": EVALUATION_VERSION, **record})
 
 
-def weight_files_digest(folder: Path) -> str | None:
-    """Return a digest of the weight files in a folder, by name and bytes; None if it has none or does not exist.
+def hash_weight_files(folder: Path) -> str | None:
+    """Return a digest of the names and bytes of the weight files in a folder; None if there are none.
 
     An evaluation stores it as `files` of each model, so that its results can be matched to weights. The settings of an
-    adapter are included: the same bytes with another scale are other weights.
+    adapter are included: the same bytes with another scale are different weights.
     """
     files = sorted(folder.glob("*.safetensors"))
     listed = "".join(f"{path.name} {sha256_of_file(path)}\n" for path in files)
@@ -421,7 +420,7 @@ def weight_files_digest(folder: Path) -> str | None:
 
 
 def adapter_settings(folder: Path) -> bytes:
-    """Return the part of an adapter's settings that affects its weights, without paths and versions."""
+    """Return the settings of an adapter that affect its weights, without paths and versions."""
     raw = (folder / ADAPTER_SETTINGS).read_bytes()
     try:
         settings = decode_object(raw)
@@ -431,7 +430,7 @@ def adapter_settings(folder: Path) -> bytes:
 
 
 def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the rows of one of the three files; empty if it was not written."""
+    """Return an iterator over the rows of one of the three files; it is empty if the file does not exist."""
     if not run.path(name).exists():
         return iter(())
     return run.read_jsonl(name, schema=name, version=ROWS_VERSION)

@@ -1,7 +1,7 @@
-"""Journals: JSONL files that grow during a run; each line has the CRC-32 of its row.
+"""Journals: JSONL files that grow during a run, with the CRC-32 of the row in each line.
 
-A line reads `{"crc32":"89abcdef","loss":1.5,"step":3}`, so pandas and jq read the file as it is. The checksum covers
-the bytes of the row without that first field. A crash can leave one torn line, and only at the end.
+A line looks like `{"crc32":"89abcdef","loss":1.5,"step":3}`, so pandas and jq can read the file directly. The checksum
+covers the bytes of the row without this first field. A crash can leave one torn line, and only at the end.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ class JournalContents:
 
 
 class Journal:
-    """An open journal. A reader sees an appended row completely or not at all."""
+    """A journal that is open for appending. Readers see an appended row completely or not at all."""
 
     def __init__(self, path: Path) -> None:
         self._path = path
@@ -60,7 +60,7 @@ class Journal:
             on_error.pop_all()
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Append one row as one line in one write. A line that does not fit on the disk is removed again."""
+        """Append a row as one line in a single write. A line that does not fit on the disk is removed again."""
         line = _to_line(row, where=f"{self._path.name}, a new row")
         lock(self._descriptor, exclusive=True)
         try:
@@ -75,7 +75,7 @@ class Journal:
             unlock(self._descriptor)
 
     def close(self) -> None:
-        """Sync all rows to disk and close the journal."""
+        """Sync all rows to disk and close the file."""
         if self._descriptor >= 0:
             os.fsync(self._descriptor)
             os.close(self._descriptor)
@@ -90,7 +90,7 @@ class Journal:
         self.close()
 
     def _cut_torn_line(self) -> None:
-        """Remove an incomplete last line: the next row would be appended to it, and both would be lost."""
+        """Remove an incomplete last line. The next row would be appended to it, and both would be lost."""
         lock(self._descriptor, exclusive=True)
         try:
             size = os.fstat(self._descriptor).st_size
@@ -105,7 +105,7 @@ class Journal:
 
 
 def read_journal(path: Path) -> JournalContents:
-    """Return all rows of the journal at `path`. A last line without its newline is allowed, and reported."""
+    """Return all rows of the journal at `path`. An incomplete last line is allowed and reported."""
     *lines, tail = path.read_bytes().split(b"\n")
     rows = [_from_line(line, where=f"{path.name} line {number}") for number, line in enumerate(lines, start=1)]
     return JournalContents(rows, TornLine(len(lines) + 1, len(tail)) if tail else None)
@@ -113,7 +113,7 @@ def read_journal(path: Path) -> JournalContents:
 
 def _to_line(row: Mapping[str, object], *, where: str) -> bytes:
     if not row or _CRC_KEY in row:
-        raise InputError(explain(where, got=f"keys {sorted(row)}", expected=f"at least one key and no {_CRC_KEY!r}"))
+        raise InputError(explain(where, got=f"keys {sorted(row)}", expected=f"at least one key, and not {_CRC_KEY!r}"))
     payload = encode(dict(row), where=where)
     return _with_crc(payload) + b"\n"
 
@@ -136,12 +136,12 @@ def _payload(line: bytes) -> bytes:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Return whether the checksum of a line is right and in its position."""
+    """Return whether a line has its checksum, in the right position."""
     return line == _with_crc(_payload(line))
 
 
 def _open_for_append(path: Path) -> int:
-    """Open or create a regular file. Raises RunError for a link: we would write to a file outside the run."""
+    """Open or create a regular file. Raises RunError for a symbolic link, which may lead out of the run."""
     flags = os.O_RDWR | os.O_APPEND | os.O_CREAT | getattr(os, "O_BINARY", 0)
     try:
         descriptor = os.open(path, flags | getattr(os, "O_NOFOLLOW", 0), 0o666)
@@ -151,17 +151,17 @@ def _open_for_append(path: Path) -> int:
         raise _no_journal(path, "a symbolic link") from None
     if not stat.S_ISREG(os.fstat(descriptor).st_mode):
         os.close(descriptor)
-        raise _no_journal(path, "no regular file")
+        raise _no_journal(path, "not a regular file")
     return descriptor
 
 
 def _end_of_last_line(descriptor: int, path: Path) -> int:
-    """Return where a torn line would begin. Raises RunError if the file is not a journal, so that it is not cut."""
+    """Return the offset at which a torn line would begin. Raises RunError if the file is not a journal."""
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as view:
         head = view[: len(_EXAMPLE_START)].partition(b"\n")[0]
-        # A crash may have cut off the first line: what is left of it is completed before it is compared.
+        # A crash may have cut off the first line, so the remaining part is completed before the comparison.
         if not _START.fullmatch(head + _EXAMPLE_START[len(head) :]):
-            raise _no_journal(path, "a file that begins otherwise")
+            raise _no_journal(path, "a file with another beginning")
         end = view.find(b"\n")
         if end >= 0 and not _is_whole(view[:end]):
             raise _no_journal(path, "a first line with another checksum")
@@ -169,5 +169,5 @@ def _end_of_last_line(descriptor: int, path: Path) -> int:
 
 
 def _no_journal(path: Path, got: str) -> RunError:
-    fix = "Move the file away; nothing was changed. The next row starts a new journal"
-    return RunError(explain(str(path), got=got, expected="a journal, each line with its crc32 first", fix=fix))
+    fix = "Move the file away; it was not changed. The next row starts a new journal"
+    return RunError(explain(str(path), got=got, expected="a journal, with a crc32 at the start of each line", fix=fix))

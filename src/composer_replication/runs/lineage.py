@@ -1,8 +1,8 @@
-"""What an artefact was made from, and whether it is stale; what `training.json` records about trained weights.
+"""Trace what an artefact was made from and whether it is stale, and read the record of trained weights.
 
-The record of a training also has the result of each channel, computed here from the lines of metrics. A channel was
-*taught* in the steps in which it had items and a weight. A loss without such a step is *measured, not taught*: its
-weight was 0, or a gate switched it off. Only a channel without any figure never ran.
+The record, `training.json`, also has the result of each channel, computed here from the lines of metrics. A channel was
+*taught* in the steps in which it had items and a weight. If it has a loss but no such step, it was *measured, not
+taught*: its weight was 0, or a gate switched it off. A channel without any loss never ran.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ _GATED, _GATE = "sdpo_kl", "hints/gate"
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Lineage:
-    """The ancestors of one artefact.
+    """The ancestors of an artefact.
 
-    `artefacts` names them and the artefact itself, each after its sources; `inputs` are the files outside the run that
-    the chain starts from. `stale` names the artefacts whose sources changed after they were written or are stale
+    `artefacts` lists them and the artefact itself, each after its sources; `inputs` are the files outside the run at
+    the start of the chain. `stale` lists artefacts whose sources changed after they were written or are stale
     themselves. `missing` lists sources that no longer exist, so that a change cannot be detected.
     """
 
@@ -52,7 +52,7 @@ class Lineage:
 
 
 def trace_lineage(directory: Path, name: str) -> Lineage:
-    """Return the ancestors of artefact `name`, back to the files outside the run."""
+    """Return the ancestors of artefact `name`, down to the files outside the run."""
     walk = _LineageWalk(directory)
     walk.visit(name)
     return Lineage(
@@ -70,7 +70,7 @@ def changed_sources(directory: Path, name: str) -> list[str]:
 
 
 def hash_source(directory: Path, source: str | Path) -> Source:
-    """Return the source with its current hash. A string that names an artefact means that artefact, else a path."""
+    """Return a source with its current hash. A string is the name of an artefact if there is one, otherwise a path."""
     if isinstance(source, str) and source in ARTEFACTS:
         return Source(kind=_ARTEFACT, name=source, sha256=_load(directory, source)[1])
     path = Path(source)
@@ -91,7 +91,9 @@ class _LineageWalk:
     def visit(self, name: str) -> str:
         """Return the current hash of artefact `name` after visiting all its ancestors."""
         if name not in self._sha256:
-            meta, self._sha256[name] = _load(self._directory, name)  # recorded before its sources: ends a cycle
+            meta, self._sha256[name] = _load(
+                self._directory, name
+            )  # stored before its sources are visited, which ends a cycle
             changed = [self.has_changed(source) for source in (meta.sources if meta else ())]
             if any(changed):
                 self.stale.add(name)
@@ -106,7 +108,7 @@ class _LineageWalk:
                 self.missing[source.name] = None
                 return False
         self.inputs[source] = None
-        path = find_source(source.name, self._directory)
+        path = source_path(source.name, self._directory)
         if not path.is_file():
             self.missing[source.name] = None
             return False
@@ -114,37 +116,37 @@ class _LineageWalk:
 
 
 def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
-    """Return the sidecar (None unless it has records) and the hash of an artefact as it is on disk."""
+    """Return the sidecar of an artefact (None unless it has records) and the hash of its file on disk."""
     artefact = find_artefact(name)
     if artefact.kind == "records":
         meta = verified_meta(directory, artefact)
         return meta, meta.sha256
     if artefact.kind == "folder":
-        raise InputError(f"artefact {name!r} is a folder and has no hash: name the files in it as sources")
+        raise InputError(f"artefact {name!r} is a folder and has no hash: name its files as sources")
     path = directory / artefact.file_name
     if not path.exists():
         raise artefact.not_found(directory)
     return None, sha256_of_file(path)
 
 
-# ---- trained weights
+# Trained weights.
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Return the `training.json` of a folder of weights; an empty dict if another tool wrote the weights."""
-    return read_object(folder / RECORD) if (folder / RECORD).is_file() else {}
+    """Return the `training.json` of a folder with weights; an empty dict if another tool wrote them."""
+    return read_json_object(folder / RECORD) if (folder / RECORD).is_file() else {}
 
 
-def read_object(path: Path) -> dict[str, Any]:
-    """Return the JSON object in a file beside weights, such as an adapter's config."""
+def read_json_object(path: Path) -> dict[str, Any]:
+    """Return the JSON object in a file next to weights, such as the config of an adapter."""
     try:
         return decode_object(path.read_bytes())
     except (OSError, ValueError) as error:
         raise InputError(explain(str(path), got=error, expected="a JSON object")) from error
 
 
-def half_trained(root: Path) -> str:
-    """Describe how far an unfinished training in this folder has come; empty if none has begun."""
+def describe_unfinished(root: Path) -> str:
+    """Describe how far an unfinished training in this folder has come; an empty string if none has begun."""
     paths = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
     if not paths["checkpoints"].is_dir() or paths["adapter"].is_dir() or paths["model"].is_dir():
         return ""
@@ -153,21 +155,17 @@ def half_trained(root: Path) -> str:
     try:
         config: Any = tomllib.loads(paths["config"].read_text(encoding="utf-8"))
         total = f" of {config['train']['optimiser']['steps']}"
-    except (
-        OSError,
-        ValueError,
-        LookupError,
-        TypeError,
-    ):  # the training ended before it wrote the config, or the file was edited
+    # The training ended before it wrote the config, or the file was edited.
+    except (OSError, ValueError, LookupError, TypeError):
         total = ""
     return f"an unfinished training at step {steps}{total}; `crf run {root}` resumes it"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelResult:
-    """What one channel did in a training: the number of steps that taught it, its first and its last loss.
+    """The result of one channel in a training: the number of steps that taught it, and its first and last loss.
 
-    `reason` says why a channel that was measured was not taught.
+    `reason` says why a channel was measured but not taught.
     """
 
     name: str
@@ -186,13 +184,13 @@ class ChannelResult:
         return self.state == "never_ran"
 
     def in_words(self, total_steps: int | None) -> str:
-        return channel_in_words(vars(self), total_steps)
+        return describe_channel(vars(self), total_steps)
 
 
 def channel_results(names: Sequence[str], history: History, weights: Mapping[str, float]) -> tuple[ChannelResult, ...]:
-    """Return the result of each channel. A line of metrics covers the steps since the line before it.
+    """Return the result of each channel. A line of metrics covers the steps since the previous line.
 
-    `ran/NAME` is the share of those steps that taught the channel; without it, all of them did.
+    `ran/NAME` is the fraction of these steps that taught the channel; without it, all of them did.
     """
     results: list[ChannelResult] = []
     for name in names:
@@ -200,9 +198,9 @@ def channel_results(names: Sequence[str], history: History, weights: Mapping[str
         losses = [line[f"loss/{name}"] for _, line in lines]
         weight = weights.get(_WEIGHTS.get(name, name), 1.0)
         steps = sum(_taught_steps(line.get(f"ran/{name}"), _steps_of(history, at)) for at, line in lines)
-        # The last line also counts the steps after the last line that has losses.
+        # The last line also counts steps after the last line with losses.
         steps = max([steps, *(int(line[key]) for line in history if line.get(key := f"ran_steps/{name}") is not None)])
-        reason = "" if steps or not has_figure(history, name) else _why_not_taught(history, name, weight, bool(losses))
+        reason = "" if steps or not has_losses(history, name) else _why_not_taught(history, name, weight, bool(losses))
         first, last = (losses[0], losses[-1]) if losses else (None, None)
         results.append(
             ChannelResult(name=name, weight=weight, steps=steps, first_loss=first, last_loss=last, reason=reason)
@@ -210,13 +208,13 @@ def channel_results(names: Sequence[str], history: History, weights: Mapping[str
     return tuple(results)
 
 
-def has_figure(history: History, name: str) -> bool:
-    """Return whether any line of metrics has a loss of the channel, in training or on held-out data."""
+def has_losses(history: History, name: str) -> bool:
+    """Return whether any line of metrics has a loss of the channel, from training or from held-out data."""
     return any(line.get(key) is not None for line in history for key in (f"loss/{name}", f"eval_{name}"))
 
 
 def _channel_state(channel: Mapping[str, Any]) -> ChannelState:
-    """Return a channel's state from its entry in `training.json`; entries of earlier versions have no reason."""
+    """Return the state of a channel from its entry in `training.json`. Entries by earlier versions have no reason."""
     if channel.get("steps"):
         return "taught"
     if channel.get("first_loss") is not None or channel.get("reason"):
@@ -224,8 +222,8 @@ def _channel_state(channel: Mapping[str, Any]) -> ChannelState:
     return "never_ran" if channel.get("weight") else "off"
 
 
-def channel_in_words(channel: Mapping[str, Any], total_steps: int | None) -> str:
-    """Describe a channel as every report does: `11 of 12`, `measured, not taught: gate closed`, ..."""
+def describe_channel(channel: Mapping[str, Any], total_steps: int | None) -> str:
+    """Describe a channel as all reports do: `11 of 12`, `measured, not taught: gate closed`, and so on."""
     state = _channel_state(channel)
     if state == "taught":
         return f"{channel['steps']:,}" + ("" if total_steps is None else f" of {total_steps:,}")
@@ -235,7 +233,7 @@ def channel_in_words(channel: Mapping[str, Any], total_steps: int | None) -> str
 
 
 def _taught_steps(share: float | None, steps: int) -> int:
-    # Any share above 0 is at least one step.
+    # Any fraction above 0 is at least one step.
     if share is None:
         return steps
     return max(round(share * steps), 1) if share > 0 else 0
@@ -255,19 +253,19 @@ def _steps_of(history: History, at: int) -> int:
     return int(history[at].get("step", 0)) - int(before[-1] if before else 0)
 
 
-# ---- names of source files
+# Names of source files.
 
-# A sidecar names a file so that it can be found again from the run without storing the user's name in the path.
+# A sidecar names a file such that it can be found from the run, but without the name of the user in the path.
 _HOME = "~/"
 
 
 def portable_name(path: Path, run: Path) -> str:
     """Return `path` relative to the run if both are below the home directory or the path is inside the run.
 
-    Elsewhere below the home directory it begins with `~`; any other path stays absolute.
+    Other paths below the home directory begin with `~`; any other path is absolute.
     """
     path, run = path.absolute(), run.resolve()
-    if ".." in path.parts:  # the parent of a link's target may be another folder than the text says
+    if ".." in path.parts:  # the parent of a link's target may be another folder than in the text
         path = path.resolve()
     shared, homes = {run, *run.parents} & set(path.parents), _homes()
     if run in shared or any(home in folder.parents for home in homes for folder in shared):
@@ -276,16 +274,16 @@ def portable_name(path: Path, run: Path) -> str:
     return next((_HOME + path.relative_to(home).as_posix() for home in homes if home in path.parents), str(path))
 
 
-def find_source(name: str, run: Path) -> Path:
-    """Return the path that `portable_name` gave this name."""
+def source_path(name: str, run: Path) -> Path:
+    """Return the path of a file from its portable name."""
     homes = _homes()
     if homes and name.startswith(_HOME):
         return homes[0] / name.removeprefix(_HOME)
-    return run.resolve() / name  # an absolute name stays what it is
+    return run.resolve() / name  # an absolute name stays as it is
 
 
 def _homes() -> list[Path]:
-    """Return the home directory as named and as resolved; empty if it is unknown or `/`, as in some containers."""
+    """Return the home directory, as given and with links resolved; empty if it is unknown or `/`."""
     try:
         home = Path.home()
     except RuntimeError:

@@ -1,7 +1,7 @@
-"""Hand on what one step of `crf run` has read from the run to the steps after it.
+"""Share what one step of `crf run` has read from the run with the following steps.
 
-Outside `sharing_reads()` nothing is remembered: every reader opens, verifies and decodes its files itself. Inside it, a
-result is reused for as long as the files that it was read from are unchanged, and all results are dropped at the end.
+Outside `sharing_reads()` nothing is cached: every reader opens, verifies and decodes its files itself. Inside it, a
+result is reused as long as the files that it was read from are unchanged, and all results are dropped at the end.
 """
 
 from __future__ import annotations
@@ -13,9 +13,9 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 MAX_SHARED_BYTES = 32 << 20
-"""Conversations in larger files are not kept in memory, but decoded again by every step that reads them.
+"""Maximum size of a file of conversations to cache; larger files are decoded again by every step that reads them.
 
-Decoded, they take about 2.5 times as many bytes as in the file.
+Decoded conversations take about 2.5 times as many bytes as the file.
 """
 
 _T = TypeVar("_T")
@@ -25,7 +25,7 @@ _results: ContextVar[dict[tuple[Any, ...], tuple[list[_FileState], Any]] | None]
 
 @contextlib.contextmanager
 def sharing_reads() -> Generator[None]:
-    """Let readers within the context share their results."""
+    """Let readers share their results while the context is active."""
     token = _results.set({})
     try:
         yield

@@ -1,10 +1,11 @@
-"""The split of a run's sessions into train, validation and test, with all conversations of a session in the same one.
+"""Split the sessions of a run into train, validation and test. All conversations of a session are in the same split.
 
-A session has several conversations after a compaction, a rewind or a subagent call. They share text, so a split between
-them would test what was memorized. The newest sessions are the test split, since a model is used for work that comes
-after its training data, and those before them the validation split. With `by="project"`, whole projects are held out.
+After a compaction, a rewind or a subagent call, a session has several conversations. They share text, so a split
+between them would measure memorization. The newest sessions are the test split, since a model is used for work that
+comes after its training data, and those before them the validation split. With `by="project"`, whole projects are held
+out.
 
-`crf split` writes the split. Every later step that trains or selects something reads it with `sides_of`.
+`crf split` writes the split, and every later step that trains or selects reads it with `read_split`.
 """
 
 from __future__ import annotations
@@ -28,15 +29,15 @@ _LONG_AGO = datetime.min.replace(tzinfo=UTC)
 
 
 class Split(NamedTuple):
-    """The ids of conversations in each split."""
+    """The ids of the conversations in each split."""
 
     train: frozenset[str]
     validation: frozenset[str]
     test: frozenset[str]
 
 
-class PlacedConversation(NamedTuple):
-    """A row of `split.jsonl`: a conversation's split and session, and when and in which project the session began.
+class SplitRow(NamedTuple):
+    """A row of `split.jsonl`: a conversation with its split, its session, and the time and project in which that began.
 
     `near_duplicates` are turns of a test session whose context is nearly the same as one in a training session.
     """
@@ -51,7 +52,7 @@ class PlacedConversation(NamedTuple):
 
 @dataclass(slots=True)
 class _SplitSession:
-    """The conversations of a session, when the first of them began, and in which project."""
+    """The conversations of a session, with the time and project in which the first of them began."""
 
     conversations: list[str]
     names: set[str]
@@ -64,45 +65,45 @@ class _SplitSession:
 
     @property
     def draw(self) -> bytes:
-        """A stable random order for sessions that began at the same time."""
+        """A stable pseudorandom order for sessions that began at the same time."""
         return sha256(min(self.conversations).encode()).digest()
 
 
-def sides_of(run: RunDir) -> Split | None:
-    """Return which conversations are trained on and which are held out; None for a run that was never split."""
-    rows = read_split(run)
+def read_split(run: RunDir) -> Split | None:
+    """Return the ids in each split; None if the run has no split."""
+    rows = read_split_rows(run)
     return None if rows is None else _split_of(rows)
 
 
-def held_out_of(run: RunDir) -> frozenset[str]:
-    """Return the conversations of the test split; empty for a run that was never split."""
-    sides = sides_of(run)
+def read_test_ids(run: RunDir) -> frozenset[str]:
+    """Return the ids of the conversations in the test split; empty if the run has no split."""
+    sides = read_split(run)
     return frozenset() if sides is None else sides.test
 
 
-def read_split(run: RunDir) -> list[PlacedConversation] | None:
-    """Return the rows of `split.jsonl`, in its order; None for a run that was never split."""
+def read_split_rows(run: RunDir) -> list[SplitRow] | None:
+    """Return the rows of `split.jsonl` in order; None if the run has no split."""
     if not run.path(NAME).exists():
         return None
     if not run.is_current(NAME):
         fix = f"Run `crf split {run.root}` again."
-        got, expected = "a split of other conversations", "that of the run's own"
+        got, expected = "a split of other conversations", "a split of the run's conversations"
         raise StaleArtefactError(explain(str(run.path(NAME)), got=got, expected=expected, fix=fix))
     rows = cast("Iterable[dict[str, Any]]", run.read_jsonl(NAME, schema=SCHEMA, version=VERSION))
-    placed = (PlacedConversation(**row) for row in rows)
+    placed = (SplitRow(**row) for row in rows)
     return [row._replace(near_duplicates=tuple(row.near_duplicates)) for row in placed]
 
 
-def required_split(run: RunDir) -> list[PlacedConversation]:
-    """Return the rows of `split.jsonl`. Raises InputError without one: training sessions cannot evaluate a model."""
-    rows = read_split(run)
+def require_split_rows(run: RunDir) -> list[SplitRow]:
+    """Return the rows of `split.jsonl`. Raises InputError if the run has no split."""
+    rows = read_split_rows(run)
     if rows is None:
-        fix = f"Run `crf split {run.root}` and train again; or, for models that never saw the run, only the first."
-        raise InputError(explain(f"{run.root}", got="no split", expected="sessions that are held out", fix=fix))
+        fix = f"Run `crf split {run.root}` and train again. Models that never saw the run need not be trained again."
+        raise InputError(explain(f"{run.root}", got="no split", expected="a split with held-out sessions", fix=fix))
     return rows
 
 
-def _split_of(rows: Iterable[PlacedConversation]) -> Split:
+def _split_of(rows: Iterable[SplitRow]) -> Split:
     sides: dict[str, set[str]] = {side: set() for side in Split._fields}
     for row in rows:
         sides[row.side].add(row.conversation_id)
@@ -112,14 +113,14 @@ def _split_of(rows: Iterable[PlacedConversation]) -> Split:
 def split_conversations(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> Split:
-    """Split sessions by shares. A share above 0 gets at least one session (or project), and so does training."""
-    return _split_of(place_conversations(conversations, validation=validation, test=test, by=by))
+    """Split sessions by fractions. A fraction above 0 gets at least one session (or project), and so does training."""
+    return _split_of(split_into_rows(conversations, validation=validation, test=test, by=by))
 
 
-def place_conversations(
+def split_into_rows(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
-) -> list[PlacedConversation]:
-    """Return the same split as rows, session by session."""
+) -> list[SplitRow]:
+    """Split sessions as `split_conversations` does, and return the rows of `split.jsonl`, session by session."""
     units = _units(_sessions(conversations), by)
     num_sessions = sum(len(unit) for unit in units)
     sides: dict[Side, list[_SplitSession]] = {"test": [], "validation": []}
@@ -134,15 +135,15 @@ def place_conversations(
             f"{1 - validation - test:.0%} of them to train on, {validation:.0%} for validation, {test:.0%} for test"
         )
         number = f"{num_sessions} session" + ("" if num_sessions == 1 else "s")
-        got = f"{number}, and none left to train on"
+        got = f"{number}, of which none is left to train on"
         fix = (
-            "Read more logs. To learn from all there is, with nothing held out to judge by: "
+            "Ingest more logs. To train on everything and evaluate nothing, use "
             "`--set split.test=0 --set split.validation=0`."
         )
         raise InputError(explain("split", got=got, expected=f"more {what}: {shares_text}", fix=fix))
     sides["train"] = [session for unit in units for session in unit]
     return [
-        PlacedConversation(identity, session.name, side, _shown(session.began), session.project)
+        SplitRow(identity, session.name, side, _shown(session.began), session.project)
         for side in ("train", "validation", "test")
         for session in sides[side]
         for identity in session.conversations
@@ -150,7 +151,7 @@ def place_conversations(
 
 
 def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
-    """Return groups of sessions that stay together; the last group is held out first."""
+    """Return groups of sessions that must stay together. The last group is held out first."""
     if by == "time":
         return [[session] for session in sorted(sessions, key=lambda session: (session.began, session.draw))]
     projects: dict[str, list[_SplitSession]] = {}
@@ -160,7 +161,7 @@ def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
 
 
 def _sessions(conversations: Iterable[Conversation]) -> list[_SplitSession]:
-    """Join conversations by links and session ids. A link to a missing conversation joins all that name it."""
+    """Group conversations into sessions by links, also to the same missing conversation, and by session ids."""
     home: dict[str, str] = {}
 
     def find(name: str) -> str:

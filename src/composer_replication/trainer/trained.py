@@ -18,9 +18,15 @@ from composer_replication.batch.model_folder import resolve_model
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, ComposerError, InputError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.directory import MARKER, made_elsewhere
-from composer_replication.runs.files import read_evaluation, weight_files_digest
-from composer_replication.runs.lineage import channel_in_words, find_source, half_trained, read_object, read_training
+from composer_replication.runs.directory import MARKER, outside_copies
+from composer_replication.runs.files import hash_weight_files, read_evaluation
+from composer_replication.runs.lineage import (
+    describe_channel,
+    describe_unfinished,
+    read_json_object,
+    read_training,
+    source_path,
+)
 from composer_replication.version import __version__
 
 ADAPTER_CONFIG = "adapter_config.json"
@@ -67,7 +73,7 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
     if folder is None and run is not None:
         fix = f"Run `crf train --set train.run={name!r} --set train.model=MODEL`, or pass an adapter: --adapter FOLDER."
         # The most likely reason is an interrupted training; if so, the message states its progress.
-        progress = half_trained(run.root)
+        progress = describe_unfinished(run.root)
         got, fix = (progress, "") if progress else ("none", fix)
         raise ArtefactNotFoundError(explain(f"trained weights in {name}", got=got, expected="an adapter", fix=fix))
     if folder is None:
@@ -101,8 +107,8 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
     if run is None:
         return None
     # A training with `train.output` writes its weights outside the run and leaves a note in the run.
-    noted = [entry for entry in made_elsewhere(run) if entry.what == "trained weights"]
-    return find_source(noted[-1].path, run.root) if noted else None
+    noted = [entry for entry in outside_copies(run) if entry.what == "trained weights"]
+    return source_path(noted[-1].path, run.root) if noted else None
 
 
 def _base_of(adapter: Path) -> str:
@@ -111,7 +117,7 @@ def _base_of(adapter: Path) -> str:
     A relative path was relative to the training's working directory, which is unknown. It is therefore looked up from
     the current working directory and from every folder above the adapter.
     """
-    base = read_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
+    base = read_json_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
     if not isinstance(base, str) or not base:
         fix = "Name the base model: `crf chat MODEL --adapter FOLDER`."
         raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(base), expected="a model", fix=fix))
@@ -133,7 +139,7 @@ def is_folder(base: str) -> bool:
 
 def settle_base(adapter: Path) -> str:
     """Replace the base model in an adapter's config with its absolute path, and return it; a hub name is unchanged."""
-    base, config = _base_of(adapter), read_object(adapter / ADAPTER_CONFIG)
+    base, config = _base_of(adapter), read_json_object(adapter / ADAPTER_CONFIG)
     if config.get(_BASE) != base:
         atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
     return base
@@ -150,7 +156,7 @@ def licence_of(base: str) -> str:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
         if path.suffix == ".json":
-            card = read_object(path)
+            card = read_json_object(path)
             licence = card.get("license") or card.get("licence")
             if isinstance(licence, str) and licence.strip():
                 return _one_line(licence)
@@ -302,7 +308,7 @@ def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
     if run is None or folder is None or not run.path("evaluation").exists():
         return None
     evaluation = read_evaluation(run)
-    return evaluation if evaluation["models"]["after"].get("files") == (weight_files_digest(folder) or "") else None
+    return evaluation if evaluation["models"]["after"].get("files") == (hash_weight_files(folder) or "") else None
 
 
 def _data_facts(run: RunDir | None) -> Iterator[str]:
@@ -357,7 +363,7 @@ def _training(record: Mapping[str, Any]) -> str:
         if channel.get("steps")
     ]
     idle = [
-        f"{channel.get('name')} ({channel_in_words(channel, None)})" for channel in channels if not channel.get("steps")
+        f"{channel.get('name')} ({describe_channel(channel, None)})" for channel in channels if not channel.get("steps")
     ]
     warmed = f" after a warm-up of {record['warmup_steps']}" if record.get("warmup_steps") else ""
     lines = [

@@ -15,7 +15,7 @@ from composer_replication.errors import ConfigError, RunError
 from composer_replication.evaluation.ablation.job import Job, Unit, read_result, run_in, write_job
 from composer_replication.evaluation.ablation.logs import check_plan, session_units
 from composer_replication.evaluation.ablation.plan import Budget, read_plan
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import read_test_ids
 from refusals import refusal
 
 SETTINGS = """
@@ -103,7 +103,7 @@ def test_a_job_s_own_process_needs_no_trl(tmp_path, folder, shared_run):
 
 def test_a_job_with_nothing_to_judge_by_fails_and_says_why(tmp_path, folder, shared_run):
     rows = [
-        row | {"is_kept": row["is_kept"] and row["conversation_id"] not in held_out_of(shared_run)}
+        row | {"is_kept": row["is_kept"] and row["conversation_id"] not in read_test_ids(shared_run)}
         for row in shared_run.read_jsonl("sites", schema="error_site", version=1)
     ]
     shared_run.write_jsonl("sites", rows, schema="error_site", version=1, sources=["conversations", "split"])

@@ -13,7 +13,7 @@ from composer_replication.cli.main import main
 from composer_replication.cli.pipeline import NOTHING_TO_DO
 from composer_replication.evaluation import evaluate
 from composer_replication.evaluation.record import record_of
-from composer_replication.runs.artefacts import NOT_THERE, PASSES
+from composer_replication.runs.artefacts import NOT_WRITTEN_YET, READ_COUNTS
 from composer_replication.trainer.metrics_file import StepCallback
 from composer_replication.trainer.sessions.phases import PhaseTimes
 from output_facts import lines_with
@@ -79,7 +79,7 @@ def step_resumed(text):
 
 
 def test_every_call_says_what_the_training_does(crf_run, tmp_path):
-    assert line(crf_run(stop="hint proof"), "train: ") == f"train: {NOT_THERE}"
+    assert line(crf_run(stop="hint proof"), "train: ") == f"train: {NOT_WRITTEN_YET}"
     again = line(crf_run(stop="hint proof"), "train: ")
     assert (step_resumed(again), re.findall(r"\d+", again)) == (None, ["3"])  # steps, of which none was saved
     changed = line(crf_run(stop="hint proof", loss__alpha_sdpo="0.3", train__optimiser__lr="1e-3"), "train: ")
@@ -129,14 +129,14 @@ def test_a_run_decodes_a_conversation_twice_at_most_and_seldom_opens_the_file(cr
         return original(path, mode, *args, **kwargs)
 
     monkeypatch.setattr(Path, "open", counted)
-    before = Counter(PASSES)
+    before = Counter(READ_COUNTS)
     evaluation = {"evaluation__samples": "1", "evaluation__good_turns": "4", "evaluation__new_tokens": "8"}
     settings = {"run__control": "true", "run__shuffles": "2", "train__proof__on": "false", **evaluation}
     crf_run(**settings)
-    assert (Counter(PASSES) - before)["decoded conversations"] <= 2
+    assert (Counter(READ_COUNTS) - before)["decoded conversations"] <= 2
     assert 0 < opened["conversations.jsonl"] <= 20
     opened.clear()
-    before = Counter(PASSES)
+    before = Counter(READ_COUNTS)
     assert NOTHING_TO_DO in crf_run(**settings)
-    assert (Counter(PASSES) - before)["decoded conversations"] <= 2
+    assert (Counter(READ_COUNTS) - before)["decoded conversations"] <= 2
     assert opened["conversations.jsonl"] <= 20

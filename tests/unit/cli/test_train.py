@@ -21,7 +21,7 @@ from composer_replication.config import CrfConfig, describe, load
 from composer_replication.errors import NotEnoughMemoryError
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import MARKER
-from composer_replication.runs.lineage import _channel_state, channel_in_words
+from composer_replication.runs.lineage import _channel_state, describe_channel
 from composer_replication.trainer.checkpoints import weights_digest
 from composer_replication.trainer.from_config import requirements as run_arguments
 from composer_replication.trainer.from_config.offline import check_memory
@@ -166,7 +166,7 @@ def test_a_channel_of_weight_0_is_called_off_and_figures_come_as_json(train):
     status, out, _ = train("--set", "loss.alpha_sdpo=0", "--set", "train.optimiser.steps=1")
     row = next(line for line in out.splitlines() if line.split()[:1] == ["sdpo_jsd"])
     assert row.split()[1] == "0"
-    assert channel_in_words({"weight": 0.0, "steps": 0}, 1) in row
+    assert describe_channel({"weight": 0.0, "steps": 0}, 1) in row
 
 
 def test_all_weights_held_out_sessions_and_switches_train_too(train, folder):
@@ -200,7 +200,7 @@ def test_rollouts_train_with_prompts_and_rewards_by_name_and_logged_sessions_bes
     assert _channel_state(channels["sdpo_kl"]) == "never_ran"
     rows = {line.split()[0]: line for line in out.splitlines() if line.strip()}
     for row, name in (("grpo", "grpo"), ("trace_replay_dpo", "trace_replay_dpo"), ("sdpo_jsd", "sdpo_kl")):
-        assert channel_in_words(channels[name], 2) in rows[row]
+        assert describe_channel(channels[name], 2) in rows[row]
     named = {each["kind"]: (each["name"], each["sha256"]) for each in record["sources"][-2:]}
     task = sha256((folder / "task.py").read_bytes()).hexdigest()
     assert named == {"dataset": ("task:prompts", task), "reward": ("task:length", task)}

@@ -10,7 +10,7 @@ from train_runs import adapter_of, same
 
 from composer_replication.cli.main import main
 from composer_replication.runs import RunDir
-from composer_replication.runs.split import sides_of
+from composer_replication.runs.split import read_split
 
 SHORT = tuple(
     f"--set=train.{each}"
@@ -66,10 +66,10 @@ def _trained(train, run, tmp_path):
 
 def test_weights_proof_and_figures_do_not_change_with_the_test_sessions(train, split_run, tmp_path):
     plain = split_run("plain")
-    sides = sides_of(plain)
+    sides = read_split(plain)
     assert (len(sides.train), len(sides.validation), len(sides.test)) == (7, 2, 3)
     marked = split_run("marked", sides.test)
-    assert sides_of(marked) == sides
+    assert read_split(marked) == sides
     assert MARKER in marked.path("conversations").read_text()
     (weights, *first), (others, *second) = (_trained(train, run, tmp_path) for run in (plain, marked))
     assert same(weights, others)
@@ -88,7 +88,7 @@ def test_a_share_that_the_split_was_not_drawn_with_is_refused(train, split_run):
 
 def test_without_evaluations_the_validation_is_learnt_from(train, split_run):
     run = split_run("plain")
-    sides = sides_of(run)
+    sides = read_split(run)
     status, out, err = train(f"--set=train.run='{run.root}'", "--dry-run", "--json")
     assert status == 0, err
     assert json.loads(out)["counts"]["conversations"] == len(sides.train | sides.validation)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import shutil
 
 from composer_replication.runs import RunDir
-from composer_replication.runs.artefacts import NOT_THERE
+from composer_replication.runs.artefacts import NOT_WRITTEN_YET
 from output_facts import lines_with
 
 
@@ -69,5 +69,5 @@ def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder,
     assert not run.path("evaluation").exists()
     assert (place / "adapter" / "training.json").exists()
     assert not trained_in(config, run).exists()
-    assert why_train(config, run) == (NOT_THERE, False)
+    assert why_train(config, run) == (NOT_WRITTEN_YET, False)
     assert set_aside(config, run).name == "2"

@@ -18,7 +18,7 @@ from composer_replication.evaluation.evaluate import PARTIAL, evaluate
 from composer_replication.evaluation.record import CONTROL
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_evaluation, read_rows
-from composer_replication.runs.split import read_split
+from composer_replication.runs.split import read_split_rows
 
 
 @pytest.fixture(scope="module")
@@ -160,7 +160,7 @@ def test_an_interrupt_loses_one_item_and_the_same_command_goes_on(run, folder, o
 
 
 def test_near_duplicates_of_learnt_states_are_left_out_and_counted(run, folder):
-    rows = read_split(run)
+    rows = read_split_rows(run)
     test = next(row for row in rows if row.side == "test")
     site = next(row for row in run.read_jsonl("sites", schema="error_site") if row["conversation_id"] == test[0])
     changed = [row._replace(near_duplicates=(site["turn_id"],)) if row is test else row for row in rows]

@@ -16,7 +16,7 @@ from composer_replication.config import CrfConfig, RunConfig, SplitConfig
 from composer_replication.errors import InputError
 from composer_replication.evaluation.evaluate import Measurable, evaluate
 from composer_replication.runs.files import read_conversations, read_rows
-from composer_replication.runs.split import read_split
+from composer_replication.runs.split import read_split_rows
 from refusals import refusal
 
 PRIMARIES = ("forced_gap", "forced_correction", "forced_erring", "sampled_failures")
@@ -27,7 +27,7 @@ def damage(run, seed):
     draw = random.Random(seed)
     sites = list(run.read_jsonl("sites", schema="error_site"))
     write_split(SplitConfig(test=draw.choice((0.4, 0.6, 0.9)), validation=0.0), run)
-    rows = [{**row._asdict(), "near_duplicates": []} for row in read_split(run)]
+    rows = [{**row._asdict(), "near_duplicates": []} for row in read_split_rows(run)]
     turns = {each.id: [turn.id for turn in each.turns if turn.calls] for each in read_conversations(run)}
     for row in rows:
         row["project"] = draw.choice(("/a", "/b", "/c"))
@@ -61,7 +61,7 @@ def test_what_is_counted_before_is_what_the_evaluation_has_a_value_of(run, folde
     assert before.over == record["split"]["over"]
     measured = {row["site_id"] for row in read_rows(run, "evaluated")}
     kept = [row for row in run.read_jsonl("sites", schema="error_site") if row["is_kept"]]
-    held_out = {row.conversation_id for row in read_split(run) if row.side == "test"}
+    held_out = {row.conversation_id for row in read_split_rows(run) if row.side == "test"}
     lost = [row for row in kept if row["conversation_id"] in held_out and row["id"] not in measured]
     assert len(lost) <= sum(before.left_out.values()), "each error that is not measured is named before"
 

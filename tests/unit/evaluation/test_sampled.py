@@ -15,7 +15,7 @@ from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.figures import NATS
 from composer_replication.evaluation.sampling import SampledText, State, sampled_rows, sampled_values
-from composer_replication.runs.files import read_rows, table_of
+from composer_replication.runs.files import read_rows, tool_table
 from composer_replication.sites.judge.walk import earlier_sessions
 from composer_replication.trainer.sessions.rendering import LoggedSession, RenderedSession
 from composer_replication.types import ToolCall
@@ -70,7 +70,7 @@ def moment():
 )
 def test_a_drawn_action_is_judged_by_what_the_session_had_shown(text, expected):
     held, state = moment()
-    (row,) = sampled_rows(held, table_of(TOOLS), [state], {"before": [[SampledText(text, 9, True)]]})
+    (row,) = sampled_rows(held, tool_table(TOOLS), [state], {"before": [[SampledText(text, 9, True)]]})
     verdict, rule, is_logged, is_right_call = expected
     assert (row["verdict"], row["rule"]) == (verdict, rule)
     assert row["same_as_logged"] is bool(is_logged)
@@ -96,14 +96,14 @@ def test_a_drawn_action_is_judged_by_what_earlier_sessions_of_the_project_knew_a
         other.call("Read", "     1→x = 1\n", file_path=f"/repo/src/{name}.py")
     earlier = earlier_sessions([of_day(day, other.conversation()), now])
     drawn = {"before": [[SampledText(called("Read", file_path="/repo/src/c.py"), 9, True)]]}
-    (row,) = sampled_rows(held, table_of(TOOLS), [state], drawn, earlier)
+    (row,) = sampled_rows(held, tool_table(TOOLS), [state], drawn, earlier)
     assert (row["verdict"], row["rule"]) == expected
 
 
 def test_a_call_that_was_cut_off_is_no_broken_one():
     held, state = moment()
     draws = {"before": [[SampledText('<tool_call>\n{"name": "Wri', 9, False)]]}
-    (row,) = sampled_rows(held, table_of(TOOLS), [state], draws)
+    (row,) = sampled_rows(held, tool_table(TOOLS), [state], draws)
     assert (row["parsed"], row["rule"]) == (False, "cut_off")
 
 
@@ -112,7 +112,7 @@ def test_figures_are_changes_of_means_per_1000():
     wrong = SampledText(called("Edit", file_path="/repo/a.py", old_string="z = 1", new_string="q = 1"), 10, True)
     good = SampledText(called("Edit", file_path="/repo/a.py", old_string="x = 1", new_string="q = 1"), 6, True)
     draws = {"before": [[wrong, wrong, wrong, good]], "after": [[good, good, good, wrong]]}
-    values = sampled_values(sampled_rows(held, table_of(TOOLS), [state], draws), [state])
+    values = sampled_values(sampled_rows(held, tool_table(TOOLS), [state], draws), [state])
     changes = {name: [value.change["after"] for value in several] for name, several in values.items()}
     assert changes["sampled_failures"] == [-500.0]
     assert changes["sampled_corrected"] == [500.0]
@@ -129,7 +129,7 @@ def test_calls_that_cannot_be_read_are_failures_and_no_call_is_counted_by_itself
         SampledText('<tool_call>\n{"name": "Wri', 9, False),
     )
     draws = {"before": [[wrong] * 4], "after": [[broken, cut, cut, SampledText("I would rather not.", 4, True)]]}
-    values = sampled_values(sampled_rows(held, table_of(TOOLS), [state], draws), [state])
+    values = sampled_values(sampled_rows(held, tool_table(TOOLS), [state], draws), [state])
     changes = {name: several[0].change["after"] for name, several in values.items() if several}
     assert changes["sampled_failures"] == -250.0
     assert changes["sampled_unparsed"] == 750.0

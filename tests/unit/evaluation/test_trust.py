@@ -15,8 +15,8 @@ from composer_replication.evaluation.arms import Arm
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.models import with_settings_of_training
 from composer_replication.evaluation.record import _training_remarks
-from composer_replication.runs.files import read_rows, weight_files_digest
-from composer_replication.runs.split import read_split
+from composer_replication.runs.files import hash_weight_files, read_rows
+from composer_replication.runs.split import read_split_rows
 
 
 @pytest.fixture
@@ -55,7 +55,7 @@ def test_settings_of_the_training_hold_where_none_are_named(run, trained):
 
 def test_where_projects_are_held_out_intervals_are_over_projects(run, folder, other):
     sites = list(run.read_jsonl("sites", schema="error_site"))
-    rows = [row._replace(project="/a" if at % 2 else "/b")._asdict() for at, row in enumerate(read_split(run))]
+    rows = [row._replace(project="/a" if at % 2 else "/b")._asdict() for at, row in enumerate(read_split_rows(run))]
     listed = [{**row, "near_duplicates": []} for row in rows]
     settings = {"by": "project", "validation": 0.0, "test": 0.5}
     run.write_jsonl("split", listed, schema="split", version=1, sources=["conversations"], settings=settings)
@@ -113,10 +113,10 @@ def test_an_adapter_s_settings_belong_to_its_files_and_its_place_does_not(tmp_pa
 
     def digest(**settings):
         (tmp_path / "adapter_config.json").write_text(json.dumps(settings))
-        return weight_files_digest(tmp_path)
+        return hash_weight_files(tmp_path)
 
     first = digest(lora_alpha=16, r=8, base_model_name_or_path="here", peft_version="1")
     assert digest(r=8, lora_alpha=16, base_model_name_or_path="/there", peft_version="2") == first
     assert digest(lora_alpha=32, r=8) != first
     (tmp_path / "adapter_config.json").write_text("{")
-    assert weight_files_digest(tmp_path) not in (first, None)
+    assert hash_weight_files(tmp_path) not in (first, None)

@@ -27,9 +27,9 @@ from composer_replication.evaluation.report.findings import (
 )
 from composer_replication.evaluation.report.records import _ON_REQUEST
 from composer_replication.runs import RunDir
-from composer_replication.runs.directory import made_elsewhere
+from composer_replication.runs.directory import outside_copies
 from composer_replication.runs.files import read_sites
-from composer_replication.runs.split import read_split
+from composer_replication.runs.split import read_split_rows
 from output_facts import lines_with
 from refusals import refusal
 from report_runs import SCRIPT, make_run
@@ -103,7 +103,7 @@ def state_of_evaluation(report):
 
 
 def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
-    from composer_replication.runs.files import read_evaluation, weight_files_digest, write_evaluation
+    from composer_replication.runs.files import hash_weight_files, read_evaluation, write_evaluation
 
     other = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
     (other.path("adapter") / "adapter_model.safetensors").write_bytes(b"weights")
@@ -115,7 +115,7 @@ def test_figures_of_other_weights_are_said_to_be_that(run, tmp_path):
     assert '<div class="note" role="note">' in html[html.index('<section id="result"') :]
     assert state_of_evaluation(report) != "current"
     record = read_evaluation(other)
-    record["models"]["after"]["files"] = weight_files_digest(other.path("adapter"))
+    record["models"]["after"]["files"] = hash_weight_files(other.path("adapter"))
     record["models"]["control"]["lacks"] = ["No control for channel 2: none."]
     write_evaluation(other, record)
     report = write_report(other)
@@ -193,7 +193,7 @@ def test_a_hint_is_proved_or_not_proved_or_not_tested_with_the_reason(tmp_path, 
     if upto == "partial":
         (made.root / "hint_proof.partial.jsonl").write_text("")
     if upto == "train":  # a proof of some of the sites; it lies there as well where an earlier training made it
-        held_out = {row.conversation_id for row in read_split(made) if row.side == "test"}
+        held_out = {row.conversation_id for row in read_split_rows(made) if row.side == "test"}
         all_rows = list(made.read_jsonl("hint_proof", schema="hint_proof", version=3))
         some = [row for row in all_rows if row["conversation_id"] not in held_out][1:]
         made.write_jsonl("hint_proof", some, schema="hint_proof", version=3, sources=["conversations", "sites"])
@@ -370,7 +370,7 @@ def test_a_report_elsewhere_is_remembered_by_the_run(tmp_path, run):
     copy = RunDir.open(shutil.copytree(run.root, tmp_path / "run"))
     done = write_report(copy, tmp_path / "out" / "page.html")
     assert done.markdown == tmp_path / "out" / "page.md"
-    assert [each.what for each in made_elsewhere(copy)] == ["report"]
+    assert [each.what for each in outside_copies(copy)] == ["report"]
     with refusal(InputError, expected=".html"):
         write_report(copy, tmp_path / "out")
 

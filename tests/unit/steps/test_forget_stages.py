@@ -11,7 +11,7 @@ from run_pieces import ingested, write_session
 import composer_replication
 from composer_replication.cli.export import export_atif
 from composer_replication.cli.forget import forget, plan_forgetting
-from composer_replication.runs.directory import made_elsewhere, note_elsewhere
+from composer_replication.runs.directory import outside_copies, record_outside_copy
 
 SRC = Path(composer_replication.__file__).parent
 
@@ -37,14 +37,14 @@ def test_exports_and_weights_outside_of_the_run_are_named_as_long_as_they_are_th
     assert plan_forgetting(run, ["11111111-aaaa"]).elsewhere == ()
     export_atif(run, tmp_path / "documents")
     (tmp_path / "out" / "checkpoints").mkdir(parents=True)
-    note_elsewhere(run, "checkpoints", tmp_path / "out" / "checkpoints")
-    note_elsewhere(run, "checkpoints", tmp_path / "out" / "checkpoints")
-    note_elsewhere(run, "trained weights", tmp_path / "out" / "adapter")  # never got that far
-    note_elsewhere(run, "trained weights", run.path("adapter"))  # in the run: an artefact of it
+    record_outside_copy(run, "checkpoints", tmp_path / "out" / "checkpoints")
+    record_outside_copy(run, "checkpoints", tmp_path / "out" / "checkpoints")
+    record_outside_copy(run, "trained weights", tmp_path / "out" / "adapter")  # never got that far
+    record_outside_copy(run, "trained weights", run.path("adapter"))  # in the run: an artefact of it
     names = [(each.what, Path(each.path).name) for each in forget(run, ["11111111-aaaa"]).elsewhere]
     assert names == [("ATIF documents", "documents"), ("checkpoints", "checkpoints")]
     (tmp_path / "out" / "checkpoints").rmdir()
-    assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]
+    assert [each.what for each in outside_copies(run)] == ["ATIF documents"]
 
 
 def test_the_command_names_them_and_says_that_they_stay(run, tmp_path, capsys):
@@ -67,7 +67,7 @@ def test_an_export_that_breaks_off_is_named_too(run, tmp_path, monkeypatch):
     monkeypatch.setattr("composer_replication.cli.export.atomic_write_json", broken)
     with pytest.raises(OSError, match="no space"):
         export_atif(run, tmp_path / "documents")
-    assert [each.what for each in made_elsewhere(run)] == ["ATIF documents"]
+    assert [each.what for each in outside_copies(run)] == ["ATIF documents"]
 
 
 def link_folder(path: Path, target: Path) -> Path:

@@ -14,7 +14,7 @@ from composer_replication.cli.pairs import write_pairs
 from composer_replication.cli.replay import plan_replay, send_requests
 from composer_replication.cli.sites import write_sites
 from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig
-from composer_replication.runs.artefacts import PASSES
+from composer_replication.runs.artefacts import READ_COUNTS
 from composer_replication.teacher_replay.replay import teachers_of
 from composer_replication.teacher_replay.requests import RequestBuilder
 from fault_server import FaultServer
@@ -36,8 +36,8 @@ def run(tmp_path):
 @pytest.fixture
 def passes():
     """What was gone through since the test began."""
-    before = Counter(PASSES)
-    return lambda: Counter(PASSES) - before
+    before = Counter(READ_COUNTS)
+    return lambda: Counter(READ_COUNTS) - before
 
 
 @pytest.fixture

@@ -18,7 +18,7 @@ from composer_replication.cli.split import write_split
 from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig, SplitConfig
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.files import read_sites, read_tools
-from composer_replication.runs.split import held_out_of, read_split, sides_of
+from composer_replication.runs.split import read_split, read_split_rows, read_test_ids
 from composer_replication.sites.course import Refusal, repeated_refusals
 from composer_replication.trainer.sessions.rendering import read_sessions
 from refusals import refusal
@@ -78,13 +78,13 @@ def all_steps(run):
 
 def rows_of(run, name):
     rows = map(json.loads, run.path(name).read_text(encoding="utf-8").splitlines())
-    return [row for row in rows if row["conversation_id"] not in held_out_of(run)]
+    return [row for row in rows if row["conversation_id"] not in read_test_ids(run)]
 
 
 def test_it_is_written_in_the_order_of_the_conversations_and_read_back(made, capsys):
     run = made()
-    assert sides_of(run) is None
-    assert held_out_of(run) == frozenset()
+    assert read_split(run) is None
+    assert read_test_ids(run) == frozenset()
     assert main(["split", str(run.root), "--json"]) == 0
     said = json.loads(capsys.readouterr().out)
     assert [(each["side"], each["sessions"]) for each in said["sides"]] == [
@@ -92,7 +92,7 @@ def test_it_is_written_in_the_order_of_the_conversations_and_read_back(made, cap
         ("validation", 1),
         ("test", 1),
     ]
-    rows = read_split(run)
+    rows = read_split_rows(run)
     assert [(row.conversation_id, row.side) for row in rows] == [
         *((name, "train") for name in "abc"),
         ("d", "validation"),
@@ -117,7 +117,7 @@ def test_nothing_that_is_learnt_or_chosen_changes_with_the_test_sessions(made):
         all_steps(made(name, newest=newest))
         for name, newest in (("plain", None), ("marked", {"task": "marker", "rule": OTHER, "acts": 5}))
     )
-    assert sides_of(plain) == sides_of(marked)
+    assert read_split(plain) == read_split(marked)
     assert plain.path("conversations").read_bytes() != marked.path("conversations").read_bytes()
     for name in ("sites", "pairs"):
         assert rows_of(plain, name) == rows_of(marked, name) != []
@@ -187,12 +187,12 @@ def test_what_was_made_before_the_split_or_of_another_one_is_refused(made):
 def test_a_split_of_other_conversations_is_refused_and_forgetting_leaves_a_split(made, tmp_path):
     run = all_steps(made())
     forget(run, ["b"])
-    assert [row.conversation_id for row in read_split(run)] == ["a", "c", "d", "e"]
+    assert [row.conversation_id for row in read_split_rows(run)] == ["a", "c", "d", "e"]
     list(read_sessions(run, with_sites=True, with_pairs=True))
     session(tmp_path, "f", 20)
     ingested(run.root, tmp_path / "f.jsonl")
     with refusal(StaleArtefactError, what="split.jsonl", got="conversations", fix=f"`crf split {run.root}`"):
-        sides_of(run)
+        read_split(run)
 
 
 def test_pairs_that_are_handed_out_are_those_to_learn_from(made, tmp_path):

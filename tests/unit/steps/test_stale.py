@@ -23,8 +23,8 @@ from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, EvaluationConfig, PairsConfig, RunConfig, SitesConfig, SplitConfig
 from composer_replication.errors import InputError, StaleArtefactError
-from composer_replication.runs.artefacts import NOT_THERE
-from composer_replication.runs.files import read_sites, strike_sites
+from composer_replication.runs.artefacts import NOT_WRITTEN_YET
+from composer_replication.runs.files import mark_rejected, read_sites
 from composer_replication.trainer.sessions.rendering import read_sessions
 from refusals import refusal
 
@@ -70,7 +70,7 @@ def named_in(why):
 
 
 def test_what_is_there_and_holds_is_not_made_again(run):
-    assert whys(run) == [NOT_THERE] * 3
+    assert whys(run) == [NOT_WRITTEN_YET] * 3
     made(run)
     assert whys(run) == ["", "", ""]
     made(run)
@@ -98,25 +98,25 @@ def test_what_comes_after_something_that_changed_is_made_again(run, tmp_path):
     write_split(SplitConfig(), run)
     assert named_in(whys(run)[1]) == ["conversations", "tools", "split"]
     (run.root / "split.jsonl").write_text("{}\n")
-    assert whys(run)[0] not in ("", NOT_THERE)
+    assert whys(run)[0] not in ("", NOT_WRITTEN_YET)
     assert named_in(whys(run)[0]) == []
 
 
 def test_a_hint_that_is_struck_out_makes_pairs_old_and_the_reason_is_the_right_one(run):
     made(run)
     site = next(site for site, _ in read_sites(run))
-    strike_sites(run, [site.id])
+    mark_rejected(run, [site.id])
     split_why, sites_why, pairs_why = whys(run)
     assert (split_why, sites_why, named_in(pairs_why)) == ("", "", ["sites"])
     with refusal(StaleArtefactError, what="pairs.jsonl", got="sites", fix=f"`crf pairs {run.root}`"):
         list(read_sessions(run, with_sites=True, with_pairs=True))
     write_pairs(PairsConfig(), run)
-    strike_sites(run, [site.id], is_struck=False)
+    mark_rejected(run, [site.id], is_rejected=False)
     assert whys(run)[1].startswith("struck: ")
 
 
 def test_an_evaluation_is_made_again_when_what_it_was_made_of_is_another(run):
-    assert _why_output_stale("evaluate", run, {"sites": "1"}) == NOT_THERE
+    assert _why_output_stale("evaluate", run, {"sites": "1"}) == NOT_WRITTEN_YET
     run.path("evaluation").write_text("{}")
     assert "`crf run`" in _why_output_stale("evaluate", run, {"sites": "1"})
     _record_hashes("evaluate", run, {"sites": "1", "after": "x"})

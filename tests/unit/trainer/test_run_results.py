@@ -7,7 +7,7 @@ from dataclasses import asdict
 
 import pytest
 
-from composer_replication.runs.lineage import channel_in_words, channel_results
+from composer_replication.runs.lineage import channel_results, describe_channel
 from composer_replication.trainer.from_config.inputs import held_out_rows
 from composer_replication.trainer.from_config.plan import metric_names
 from composer_replication.trainer.watch.diagnosis import never_ran
@@ -49,7 +49,7 @@ def test_a_channel_is_taught_or_measured_or_off_or_never_ran(lines, alpha, state
     [channel] = channel_results(("sdpo_kl",), history, {"alpha_sdpo": alpha})
     assert (channel.state, channel.never_ran) == (state, state == "never_ran")
     assert re.search(pattern, channel.in_words(2))
-    assert channel_in_words(asdict(channel), 2) == channel.in_words(2), "training.json says the same"
+    assert describe_channel(asdict(channel), 2) == channel.in_words(2), "training.json says the same"
     if "ran_steps/sdpo_kl" in history[-1]:  # fewer steps than lie between two lines: the diagnosis says that
         return
     assert never_ran([{**line, "w": alpha} for line in history], "w", ["loss/sdpo_kl"]) == (state == "never_ran")

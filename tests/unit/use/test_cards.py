@@ -11,7 +11,7 @@ import yaml
 
 from composer_replication.envs.student import student_folder
 from composer_replication.runs import RunDir
-from composer_replication.runs.files import weight_files_digest, write_evaluation
+from composer_replication.runs.files import hash_weight_files, write_evaluation
 from composer_replication.trainer.trained import (
     UNKNOWN_LICENCE,
     Trained,
@@ -88,7 +88,7 @@ def test_figures_of_other_weights_are_in_no_card(tmp_path, files):
     run, adapter = RunDir.create(tmp_path / "run"), tmp_path / "adapter"
     adapter.mkdir()
     (adapter / "adapter_model.safetensors").write_bytes(b"weights")
-    these = weight_files_digest(adapter)
+    these = hash_weight_files(adapter)
     after = {"name": "gone/adapter", "files": these if files == "digest of these" else files}
     models = {**EVALUATION["models"], "after": after}
     write_evaluation(run, {**EVALUATION, "models": models, "split": {}, "sampled": None, "drops": {}})

@@ -77,7 +77,7 @@ def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_on
 
     monkeypatch.setattr(step, "evaluate_run", lambda *_a, **_k: EVALUATION)
     monkeypatch.setattr(step, "models_of", lambda *_a, **_k: Models("a", "b"))
-    monkeypatch.setattr(step, "required_split", lambda _run: [])
+    monkeypatch.setattr(step, "require_split_rows", lambda _run: [])
     tracker, said = Tracker(), []
     monkeypatch.setitem(sys.modules, "trackio", tracker)
     monkeypatch.setitem(sys.modules, "wandb", None)

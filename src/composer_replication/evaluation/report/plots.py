@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.evaluation.report.records import Row, RunRecords
 from composer_replication.optional import require
-from composer_replication.runs.lineage import channel_in_words, channel_results, has_figure
+from composer_replication.runs.lineage import channel_results, describe_channel, has_losses
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -78,7 +78,7 @@ def training_of(records: RunRecords) -> Training:
     rows, control = records.metrics.rows, records.control_metrics.rows
     channel_records = {channel["name"]: channel for channel in record.get("channels", ())}
     counts: Mapping[str, int] = record.get("counts") or {}
-    names = [name for name in _CHANNELS if name in channel_records or has_figure(rows, name)]
+    names = [name for name in _CHANNELS if name in channel_records or has_losses(rows, name)]
     steps = record.get("steps") or _last(rows, "step")
     # Of a training that has not ended.
     read = {channel.name: vars(channel) for channel in channel_results(names, rows, {})}
@@ -89,7 +89,7 @@ def training_of(records: RunRecords) -> Training:
                 rows,
                 control,
                 channel_records.get(name),
-                channel_in_words(channel_records.get(name, read[name]), steps),
+                describe_channel(channel_records.get(name, read[name]), steps),
             )
             for name in names
         ],

@@ -23,10 +23,10 @@ from composer_replication.runs.files import (
     ROWS_VERSION,
     control_name,
     controls_among,
+    hash_weight_files,
     read_evaluation,
     read_sites,
-    shuffle_of,
-    weight_files_digest,
+    shuffle_number,
 )
 from composer_replication.runs.journal import read_journal
 from composer_replication.types import ErrorSite, Hint, ToolCall
@@ -212,11 +212,11 @@ class RunRecords:
         """Arms whose evaluated weights are not those in this folder: their metrics say nothing about these."""
         models = (self.evaluation or {}).get("models") or {}
         other_arms: list[str] = []
-        controls = ((name, control_folder(self.training, shuffle_of(name))) for name in controls_among(models))
+        controls = ((name, control_folder(self.training, shuffle_number(name))) for name in controls_among(models))
         for arm, root in (("after", self.training), *controls):
             folders = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
             # An arm without a digest was a hub model; nothing in this folder could be the same.
-            here = {digest for folder in folders if (digest := weight_files_digest(folder))}
+            here = {digest for folder in folders if (digest := hash_weight_files(folder))}
             if models.get(arm) and here and models[arm].get("files") not in here:
                 other_arms.append(control_name(1) if controls_among([arm]) else arm)
         return list(dict.fromkeys(other_arms))

@@ -19,7 +19,7 @@ from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
 from composer_replication.errors import ConfigError, InputError, NotEnoughMemoryError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
-from composer_replication.runs.split import Split, sides_of, split_conversations
+from composer_replication.runs.split import Split, read_split, split_conversations
 from composer_replication.trainer.checkpoints.resume import max_over_processes
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
@@ -141,7 +141,7 @@ def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) ->
 
     Raises ConfigError if an option in [split] has changed since the split was made.
     """
-    split = sides_of(run)
+    split = read_split(run)
     if split is None:
         return None
     stored, defaults = run.meta(SPLIT).settings, SplitConfig()

@@ -13,8 +13,8 @@ from typing import TYPE_CHECKING, NamedTuple
 from composer_replication.atomic import atomic_write_text
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.artefacts import NOT_THERE
-from composer_replication.runs.directory import note_elsewhere
+from composer_replication.runs.artefacts import NOT_WRITTEN_YET
+from composer_replication.runs.directory import record_outside_copy
 from composer_replication.runs.lineage import read_training
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ def train(
     config = _with_run(config, run)
     if config.train.run is not None and config.train.output is not None and (replica is None or replica.rank == 0):
         folder, run_dir = TrainingFolder.of(config), RunDir.open(config.train.run)
-        note_elsewhere(run_dir, "checkpoints", folder.checkpoints)
-        note_elsewhere(run_dir, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
+        record_outside_copy(run_dir, "checkpoints", folder.checkpoints)
+        record_outside_copy(run_dir, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
     result = run_training(config, resume=resume, must_fit=must_fit, progress=progress, replica=replica)
     if result.saved is not None and os.environ.get("RANK", "0") == "0":  # only the main process saves
         _finish(result.saved, config)
@@ -115,7 +115,7 @@ def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
     if record is not None:
         return _WhyTrain(steps if finished_steps != requested_steps else "")
     if not folder.has_begun:
-        return _WhyTrain(NOT_THERE)
+        return _WhyTrain(NOT_WRITTEN_YET)
     allowed = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
     return _WhyTrain("; ".join([folder.resumption(requested_steps), *allowed]))
 

@@ -23,7 +23,7 @@ from composer_replication.config.values import to_toml
 from composer_replication.errors import ComposerError, ConfigError, StaleArtefactError, explain
 from composer_replication.optional import require
 from composer_replication.runs.lineage import channel_results
-from composer_replication.runs.split import held_out_of
+from composer_replication.runs.split import read_test_ids
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
@@ -482,7 +482,7 @@ def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | N
         return None
     budget, overlap = config.train.batch.window
     # Held-out sessions are for evaluation only.
-    held_out = held_out_of(run)
+    held_out = read_test_ids(run)
     sessions = LoggedSessions.from_run(
         run,
         inputs.renderer,
