@@ -97,13 +97,13 @@ def _marked_blocks(text: str) -> list[tuple[int, _Call | None]]:
             blocks.append((start, None))
             continue
         after = marks[number + 1] - 1 if number + 1 < len(marks) else len(text)
-        call = _call_at(text, start, after)
+        call = _parse_call_at(text, start, after)
         if call is not None:
             blocks.append((start, call))
     return blocks
 
 
-def _call_at(text: str, start: int, next_mark: int) -> _Call | None:
+def _parse_call_at(text: str, start: int, next_mark: int) -> _Call | None:
     match = _CALL.match(text, start)
     if match is None:
         return None
@@ -165,8 +165,8 @@ TEXT_AFTER_CALL = "text_after_call"
 def action_text(turn: Turn) -> str:
     """Return the actions of an assistant turn as one text: its blocks in order, joined by newlines."""
     blocks: Any = turn.extra.get("blocks")
-    layout: list[Any] = blocks if _fits(blocks, turn) else _plain_layout(turn)
-    texts, thoughts = _JoinedText(turn.text), _JoinedText(turn.thinking)
+    layout: list[Any] = blocks if _is_valid_layout(blocks, turn) else _plain_layout(turn)
+    texts, thoughts = _PieceReader(turn.text), _PieceReader(turn.thinking)
     parts: list[str] = []
     for kind, size in layout:
         if kind == "text":
@@ -178,7 +178,7 @@ def action_text(turn: Turn) -> str:
     return "\n".join(parts)
 
 
-def text_follows_call(turn: Turn) -> bool:
+def has_text_after_call(turn: Turn) -> bool:
     """Return whether the turn has text after one of its calls.
 
     Chat templates put text before calls, so they cannot render such a turn.
@@ -186,9 +186,9 @@ def text_follows_call(turn: Turn) -> bool:
     if turn.extra.get(TEXT_AFTER_CALL) is True:
         return True
     blocks: Any = turn.extra.get("blocks")
-    if not turn.calls or not _fits(blocks, turn):
+    if not turn.calls or not _is_valid_layout(blocks, turn):
         return False  # in the default order, no text follows a call
-    texts, has_called = _JoinedText(turn.text), False
+    texts, has_called = _PieceReader(turn.text), False
     for kind, size in blocks:
         has_called = has_called or kind == "call"
         if kind == "text" and texts.take(size).strip() and has_called:
@@ -196,13 +196,13 @@ def text_follows_call(turn: Turn) -> bool:
     return False
 
 
-def thinking_comes_late(turn: Turn) -> bool:
+def has_late_thinking(turn: Turn) -> bool:
     """Return whether a thinking block of the turn comes after its text or a call.
 
     Chat templates put thinking first, so they cannot render such a turn.
     """
     blocks: Any = turn.extra.get("blocks")
-    if not turn.thinking.strip() or not _fits(blocks, turn):
+    if not turn.thinking.strip() or not _is_valid_layout(blocks, turn):
         return False
     kinds = [kind for kind, size in blocks if kind == "call" or size]  # without empty blocks
     return "thinking" in kinds[next((at for at, kind in enumerate(kinds) if kind != "thinking"), len(kinds)) :]
@@ -215,22 +215,22 @@ def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
     """
     rest = {key: value for key, value in turn.extra.items() if key != "blocks"}
     blocks: Any = turn.extra.get("blocks")
-    if not _fits(blocks, turn):
+    if not _is_valid_layout(blocks, turn):
         return rest
     new = {
-        "text": _recut(turn.text, text, blocks, "text"),
-        "thinking": _recut(turn.thinking, thinking, blocks, "thinking"),
+        "text": _recut_sizes(turn.text, text, blocks, "text"),
+        "thinking": _recut_sizes(turn.thinking, thinking, blocks, "thinking"),
     }
     if new["text"] is None or new["thinking"] is None:
-        return rest | ({TEXT_AFTER_CALL: True} if text_follows_call(turn) else {})
+        return rest | ({TEXT_AFTER_CALL: True} if has_text_after_call(turn) else {})
     sizes = {kind: iter(lengths or ()) for kind, lengths in new.items()}
     return rest | {"blocks": [[kind, next(sizes[kind])] if kind in sizes else [kind, size] for kind, size in blocks]}
 
 
-def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None:
+def _recut_sizes(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None:
     if old.count("\n") != new.count("\n"):
         return None
-    pieces, lines, sizes = _JoinedText(old), iter(new.split("\n")), list[int]()
+    pieces, lines, sizes = _PieceReader(old), iter(new.split("\n")), list[int]()
     for num_newlines in (pieces.take(size).count("\n") for block_kind, size in blocks if block_kind == kind):
         sizes.append(len("\n".join(next(lines) for _ in range(num_newlines + 1))))
     return sizes
@@ -239,23 +239,23 @@ def _recut(old: str, new: str, blocks: list[Any], kind: str) -> list[int] | None
 def action_text_without_thinking(turn: Turn) -> str:
     """Return the text of a turn without its thinking."""
     blocks: Any = turn.extra.get("blocks")
-    spoken_blocks = [block for block in blocks if block[0] != "thinking"] if _fits(blocks, turn) else None
+    spoken_blocks = [block for block in blocks if block[0] != "thinking"] if _is_valid_layout(blocks, turn) else None
     return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": spoken_blocks}))
 
 
 def text_of(action: Action) -> str:
     """Return the text of an action that does not come from a log: its text, then one line per call."""
-    return action_text(turn_of(action, turn_id="action"))
+    return action_text(turn_from_action(action, turn_id="action"))
 
 
-def turn_of(action: Action, *, turn_id: str) -> Turn:
+def turn_from_action(action: Action, *, turn_id: str) -> Turn:
     """Return an assistant turn for the action, without thinking."""
     where = Provenance(file=turn_id, lines=(1,))
     return Turn(id=turn_id, role="assistant", origin="model", text=action.text, calls=action.calls, provenance=where)
 
 
-class _JoinedText:
-    """A text that was joined from pieces by newlines, and can be split into them again."""
+class _PieceReader:
+    """Reads the pieces of a text that were joined by newlines."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -267,7 +267,7 @@ class _JoinedText:
         return piece
 
 
-def _fits(blocks: Any, turn: Turn) -> bool:
+def _is_valid_layout(blocks: Any, turn: Turn) -> bool:
     """Return whether a list of blocks splits the turn's texts at their joins, and lists each call once.
 
     The list may come from a log, and logs can be forged.
@@ -341,23 +341,23 @@ _CALL_KEYS = frozenset({*_NAME_KEYS, *_ARGUMENT_KEYS, "id", "type", "call_id", "
 def parse_reply(reply: str | Mapping[str, Any] | Sequence[Any]) -> Action:
     """Return the action in a reply: a text, a message, or a message's list of content blocks."""
     if isinstance(reply, str):
-        return _action_of_text(reply)
+        return _parse_text_reply(reply)
     if isinstance(reply, Mapping):
-        return _action_of_message(reply)
+        return _parse_message_reply(reply)
     if isinstance(reply, list | tuple):
-        return _action_of_message({"content": reply})
+        return _parse_message_reply({"content": reply})
     raise InputError(
         explain("teacher reply", got=type(reply).__name__, expected="a string, a message or a list of blocks")
     )
 
 
-def _action_of_text(text: str) -> Action:
-    action = parse_action_text(without_thought(text)).action
+def _parse_text_reply(text: str) -> Action:
+    action = parse_action_text(remove_thinking(text)).action
     action_of_calls = _parse_written_calls(action.text) if not action.calls else None
     return action_of_calls if action_of_calls is not None else action
 
 
-def without_thought(text: str) -> str:
+def remove_thinking(text: str) -> str:
     """Return the text without the thinking that some models write before their answer.
 
     The opening tag may be missing, since some templates put it into the prompt; then the closing tag has to end a line.
@@ -376,18 +376,18 @@ def _parse_written_calls(text: str) -> Action | None:
         first, *parts = text.split(_TAG)
         bodies = [part.partition(_TAG_END) for part in parts]
         remarks = first + "".join(after for _, _, after in bodies)
-        calls = _calls_in([body for body, _, _ in bodies]) if all(end for _, end, _ in bodies) else None
+        calls = _parse_calls([body for body, _, _ in bodies]) if all(end for _, end, _ in bodies) else None
     elif "```" in text:
-        fences, remarks = _fenced(text)
+        fences, remarks = _split_fences(text)
         is_json = bool(fences) and all(mark in _JSON_MARKS for mark, _ in fences)
-        calls = _calls_in([body for _, body in fences]) if is_json else None
+        calls = _parse_calls([body for _, body in fences]) if is_json else None
     else:
         remarks = ""
-        calls = _calls_in([text]) if text.lstrip().startswith(("{", "[")) else None
+        calls = _parse_calls([text]) if text.lstrip().startswith(("{", "[")) else None
     return Action(text=remarks.strip(), calls=calls) if calls is not None and "```" not in remarks else None
 
 
-def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
+def _split_fences(text: str) -> tuple[list[tuple[str, str]], str]:
     """Return (info string, body) for every fenced block, and the text around the blocks."""
     fences: list[tuple[str, str]] = []
     remarks: list[str] = []
@@ -407,7 +407,7 @@ def _fenced(text: str) -> tuple[list[tuple[str, str]], str]:
     return fences, "\n".join(remarks)
 
 
-def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
+def _parse_calls(texts: list[str]) -> tuple[ToolCall, ...] | None:
     """Parse texts that each contain a call or a list of calls. Return None if one of them contains neither."""
     calls: list[ToolCall] = []
     for text in texts:
@@ -416,14 +416,14 @@ def _calls_in(texts: list[str]) -> tuple[ToolCall, ...] | None:
         except ValueError:
             return None
         for entry in cast("list[object]", value) if isinstance(value, list) and value else [value]:
-            call = _call_of_object(entry, len(calls))
+            call = _call_from_object(entry, len(calls))
             if call is None:
                 return None
             calls.append(call)
     return tuple(calls)
 
 
-def _call_of_object(value: object, number: int) -> ToolCall | None:
+def _call_from_object(value: object, number: int) -> ToolCall | None:
     """Return the call in an object that has a name, arguments, and only keys allowed in a call; otherwise None."""
     body = cast("dict[str, Any]", value) if isinstance(value, dict) else {}
     if isinstance(body.get("function"), dict) and body.keys() <= {"function", "id", "type"}:
@@ -441,7 +441,7 @@ def _call_of_object(value: object, number: int) -> ToolCall | None:
     return tool_call(f"call_{number}", names[0], arguments)
 
 
-def _action_of_message(message: Mapping[str, Any]) -> Action:
+def _parse_message_reply(message: Mapping[str, Any]) -> Action:
     content = message.get("content")
     if content is not None and not isinstance(content, str | list | tuple):
         raise InputError(explain("content of a reply", got=type(content).__name__, expected="a string, a list or null"))
@@ -450,6 +450,6 @@ def _action_of_message(message: Mapping[str, Any]) -> Action:
     if nameless is not None:
         raise InputError(explain(f"tool call {nameless} in a reply", got="no name", expected="a call with a tool name"))
     if calls:
-        return Action(text=without_thought(text) if isinstance(content, str) else text, calls=calls)
+        return Action(text=remove_thinking(text) if isinstance(content, str) else text, calls=calls)
     refusal = message.get("refusal")
-    return _action_of_text(text or (refusal if isinstance(refusal, str) else ""))
+    return _parse_text_reply(text or (refusal if isinstance(refusal, str) else ""))

@@ -1,7 +1,7 @@
 """Write files atomically: to a temporary file in the target's folder, which is synced and then renamed over the target.
 
 A crash leaves the old file or the new one, never a part. Nothing of the old file is preserved: a symbolic link is
-replaced by a file (see `written_through`), and the mode of the new file follows the process's umask. A device, a pipe
+replaced by a file (see `resolve_link`), and the mode of the new file follows the process's umask. A device, a pipe
 or a folder is never replaced.
 
 The module also has advisory locks of files and folders, which do nothing on platforms and file systems without locks.
@@ -110,11 +110,11 @@ def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
 
 @contextlib.contextmanager
 def staged_path(target: Path) -> Generator[Path, None, None]:
-    """Yield a temporary path beside `target`, at which the block creates a file, folder or link, and then rename it.
+    """Yield a temporary path for the block to create a file, folder or link, and then rename it to `target`.
 
-    If the block raises, what it created is removed and the target stays as it was. Nothing is synced to disk. An
-    existing file or link is replaced; the block has to remove an existing folder. For one writer at a time: what
-    a killed writer left at the temporary path is removed first.
+    If the block raises, whatever it created is removed and the target stays as it was. Nothing is synced to disk. An
+    existing file or link is replaced, but an existing folder has to be removed by the block. Only for one writer at a
+    time: the leftovers of a killed writer are removed first.
     """
     temporary = target.with_name(f".{target.name}.making")
     remove(temporary)
@@ -137,8 +137,8 @@ def link_or_copy(source: str | os.PathLike[str], target: str | os.PathLike[str])
         shutil.copy2(source, target)
 
 
-def written_through(path: str | os.PathLike[str]) -> Path:
-    """Return the path to write for a path of the user: the target of a symbolic link, so that the link survives."""
+def resolve_link(path: str | os.PathLike[str]) -> Path:
+    """Return the path with symbolic links resolved, so that writing to it replaces the target and not the link."""
     return Path(os.path.realpath(path))
 
 
@@ -232,15 +232,6 @@ def try_lock(descriptor: int, *, exclusive: bool = True) -> bool:
     except OSError:  # a file system without locks
         return True
     return True
-
-
-def is_lock_free(descriptor: int) -> bool:
-    """Return whether no process has the exclusive advisory lock. True without such locks.
-
-    If so, the caller has the shared lock afterwards.
-    """
-    # The shared lock needs no permission to write, and any number of processes can have it.
-    return try_lock(descriptor, exclusive=False)
 
 
 def unlock(descriptor: int) -> None:

@@ -1,6 +1,6 @@
-"""Encode and decode JSON strictly: a value that JSON cannot represent is an error, and never replaced by another one.
+"""Encode and decode JSON strictly: a value that JSON cannot represent raises an error and is never replaced.
 
-- `encode` sorts keys, so that equal values have equal bytes. It is meant for hashes and comparisons.
+- `encode` sorts keys, so that equal values have equal bytes, for hashes and comparisons.
 - `encode_as_written` keeps the order of keys. A model writes the arguments of a call in some order and is trained on
   that order, so everything that contains calls or schemas is stored this way.
 
@@ -21,17 +21,17 @@ from composer_replication.errors import InputError, explain
 # Without these options orjson would write dataclasses as objects and dates as strings, and neither would be read back.
 _STRICT = orjson.OPT_PASSTHROUGH_DATACLASS | orjson.OPT_PASSTHROUGH_DATETIME
 _CANONICAL = _STRICT | orjson.OPT_SORT_KEYS
-# orjson's own limit. It also ends the walk through a value that contains itself.
+# orjson's own limit. It also ends the traversal of a value that contains itself.
 _MAX_DEPTH = 255
 
 
 def encode(value: object, *, where: str, indent: bool = False) -> bytes:
-    """Return the canonical JSON of a value. Raises InputError with `where` and the key that cannot be written."""
+    """Return canonical JSON. Raises InputError with `where` and the key of a value that cannot be encoded."""
     return _encode(value, where, _CANONICAL, indent)
 
 
 def encode_as_written(value: object, *, where: str, indent: bool = False) -> bytes:
-    """Return the JSON of a value with its keys in their own order. Raises InputError as `encode` does."""
+    """Return JSON with the keys in their original order. Raises InputError as `encode` does."""
     return _encode(value, where, _STRICT, indent)
 
 
@@ -42,10 +42,10 @@ def _encode(value: object, where: str, options: int, indent: bool) -> bytes:
         raise InputError(_describe_failure(value, where, str(error))) from None
     # orjson writes NaN and infinities as null, so only values whose JSON contains "null" have to be searched.
     if b"null" in data and not _all_finite([value]):
-        for path, leaf in _leaves(value):
+        for path, leaf in _iter_leaves(value):
             if isinstance(leaf, float) and not math.isfinite(leaf):
-                fix = "JSON has no such number: leave the row out, or write None and the reason in another field"
-                raise InputError(explain(_at(where, path), got=leaf, expected="a finite number", fix=fix))
+                fix = "JSON has no such number. Omit the row, or write None and the reason in another field"
+                raise InputError(explain(_location(where, path), got=leaf, expected="a finite number", fix=fix))
     return data
 
 
@@ -92,28 +92,28 @@ def _all_finite(value: object) -> bool:
 
 
 def _describe_failure(value: object, where: str, reason: str) -> str:
-    """Return the message for the first value that orjson cannot write on its own, or for the whole value."""
-    for path, leaf in _leaves(value):
+    """Return the error message for the first value that orjson cannot encode by itself, or for the whole value."""
+    for path, leaf in _iter_leaves(value):
         try:
             orjson.dumps(leaf, option=_STRICT)
         except orjson.JSONEncodeError as error:
-            return f"{_at(where, path)}: {type(leaf).__name__} cannot be written as JSON: {error}"
-    return f"{where}: cannot be written as JSON: {reason}"
+            return f"{_location(where, path)}: {type(leaf).__name__} cannot be encoded as JSON: {error}"
+    return f"{where}: cannot be encoded as JSON: {reason}"
 
 
-def _leaves(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
-    """Yield the values that are no containers, with their paths: `calls[0].name`."""
+def _iter_leaves(value: object, path: str = "", depth: int = 0) -> Iterator[tuple[str, object]]:
+    """Yield the values that are not containers, each with its path, such as `calls[0].name`."""
     if depth > _MAX_DEPTH:
         return
     if isinstance(value, dict):
         for key, item in cast("Mapping[object, object]", value).items():
-            yield from _leaves(item, f"{path}.{key}" if path else str(key), depth + 1)
+            yield from _iter_leaves(item, f"{path}.{key}" if path else str(key), depth + 1)
     elif isinstance(value, list | tuple):
         for index, item in enumerate(cast("Sequence[object]", value)):
-            yield from _leaves(item, f"{path}[{index}]", depth + 1)
+            yield from _iter_leaves(item, f"{path}[{index}]", depth + 1)
     else:
         yield path, value
 
 
-def _at(where: str, path: str) -> str:
+def _location(where: str, path: str) -> str:
     return f"{where}, key {path!r}" if path else where

@@ -160,7 +160,7 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
     """
     value, raw = arguments, None
     if isinstance(value, str):
-        value, raw = _object_in(value)
+        value, raw = _parse_object(value)
     elif value is not None and not isinstance(value, Mapping):
         raw = json.dumps(value, ensure_ascii=False, default=str)
     table = cast("Mapping[str, Any]", value) if isinstance(value, Mapping) and raw is None else {}
@@ -173,7 +173,7 @@ def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
 def json_value(text: str) -> object:
     """Parse strict JSON. Raises ValueError for NaN, for values nested too deeply, and for invalid JSON."""
     try:
-        value: object = json.loads(text, parse_constant=_refuse)
+        value: object = json.loads(text, parse_constant=_reject_constant)
     except RecursionError as error:
         raise ValueError("nested too deeply") from error
     if not _is_flat_enough(value):
@@ -181,7 +181,7 @@ def json_value(text: str) -> object:
     return value
 
 
-def _object_in(text: str) -> tuple[object, str | None]:
+def _parse_object(text: str) -> tuple[object, str | None]:
     """Return (object, None), or (None, text) if the text must stay unparsed."""
     if not text.strip():
         return {}, None
@@ -196,7 +196,7 @@ def _object_in(text: str) -> tuple[object, str | None]:
     return (value, None) if isinstance(value, dict) and _is_flat_enough(value) else (None, text)
 
 
-def _refuse(constant: str) -> NoReturn:
+def _reject_constant(constant: str) -> NoReturn:
     raise ValueError(f"{constant} is not valid JSON")
 
 
@@ -207,13 +207,13 @@ def _is_flat_enough(value: object) -> bool:
     """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
-        level = [inner for outer in level for inner in _inside(outer) if type(inner) not in _LEAVES]
+        level = [inner for outer in level for inner in _children(outer) if type(inner) not in _LEAVES]
         if not level:
             return True
     return False
 
 
-def _inside(value: object) -> Iterable[object]:
+def _children(value: object) -> Iterable[object]:
     if type(value) is dict or isinstance(value, Mapping):
         return cast("Mapping[str, object]", value).values()
     return cast("list[object]", value) if isinstance(value, list | tuple) else ()
@@ -278,7 +278,7 @@ class ToolSchemas:
         return {
             tool: {
                 "type": "object",
-                "properties": {name: _property(kinds) for name, kinds in calls.kinds.items()},
+                "properties": {name: _property_schema(kinds) for name, kinds in calls.kinds.items()},
                 "required": [name for name, number in calls.present.items() if number == calls.number],
             }
             for tool, calls in sorted(self._calls.items())
@@ -293,16 +293,16 @@ def tool_rows(inferred: ToolSchemas, user_schemas: Mapping[str, Mapping[str, Any
     by_tool, num_calls = inferred.num_calls(), Counter[str]()
     for (_, name), number in by_tool.items():
         num_calls[name] += number
-    rows = [_row(name, None, schema, num_calls[name]) for name, schema in user_schemas.items()]
+    rows = [_tool_row(name, None, schema, num_calls[name]) for name, schema in user_schemas.items()]
     rows += [
-        _row(name, format_name, schema, by_tool[format_name, name])
+        _tool_row(name, format_name, schema, by_tool[format_name, name])
         for (format_name, name), schema in inferred.schemas().items()
         if name not in user_schemas
     ]
     return sorted(rows, key=lambda row: (str(row["name"]), str(row["format"])))
 
 
-def _row(name: str, format_name: str | None, schema: Mapping[str, Any], num_calls: int) -> dict[str, object]:
+def _tool_row(name: str, format_name: str | None, schema: Mapping[str, Any], num_calls: int) -> dict[str, object]:
     return {
         "name": name,
         "format": format_name,
@@ -312,6 +312,6 @@ def _row(name: str, format_name: str | None, schema: Mapping[str, Any], num_call
     }
 
 
-def _property(kinds: frozenset[str]) -> dict[str, Any]:
+def _property_schema(kinds: frozenset[str]) -> dict[str, Any]:
     ordered = sorted(kinds)
     return {"type": ordered[0] if len(ordered) == 1 else ordered}

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from composer_replication.action_text import text_follows_call
+from composer_replication.action_text import has_text_after_call
 from composer_replication.batch.render.pieces import common_prefix_length
 from composer_replication.batch.render.renderer import TEXT_FOLLOWS_CALL, RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import AlignmentError, InputError, explain
@@ -66,7 +66,7 @@ def comparable_ids(
     """
     if any(not answer.text.strip() and not answer.calls for answer in (chosen, rejected)):
         return WITHOUT_ANSWER
-    if any(map(text_follows_call, (chosen, rejected))):
+    if any(map(has_text_after_call, (chosen, rejected))):
         return TEXT_FOLLOWS_CALL
     options = {"conversation_id": conversation_id, "format_name": format_name}
     try:

@@ -22,7 +22,7 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
-from composer_replication.action_text import action_text_without_thinking, parse_action_text, text_of, without_thought
+from composer_replication.action_text import action_text_without_thinking, parse_action_text, remove_thinking, text_of
 from composer_replication.cli.console import (
     add_config_arguments,
     add_gate_arguments,
@@ -422,7 +422,7 @@ def _select_pairs(
 
 def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
     """Remove thinking from both answers: teachers do not return theirs, and a pair must not teach whether to think."""
-    chosen = without_thought(pair["chosen"])
+    chosen = remove_thinking(pair["chosen"])
     parsed = parse_action_text(chosen)
     chosen = text_of(parsed.action) if parsed.thinking else chosen
     return cast("DPOPair", {**pair, "chosen": chosen, "rejected": action_text_without_thinking(turn_state.turn)})

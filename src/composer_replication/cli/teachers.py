@@ -49,9 +49,9 @@ def run(args: argparse.Namespace) -> int:
     models = {model.slug: model for model in listed}
     _show([models[teacher["slug"]] for teacher in teachers], as_json=args.json)
     if args.output is not None:
-        from composer_replication.atomic import atomic_write_json, written_through
+        from composer_replication.atomic import atomic_write_json, resolve_link
 
-        atomic_write_json(written_through(args.output), teachers)
+        atomic_write_json(resolve_link(args.output), teachers)
         log(f"{args.output}: {len(teachers)} teachers with prices")
     return 0
 

@@ -23,8 +23,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any, Literal, cast
 
 from composer_replication import teacher_replay
-from composer_replication.action_text import parse_action_text, without_thought
-from composer_replication.atomic import staged, written_through
+from composer_replication.action_text import parse_action_text, remove_thinking
+from composer_replication.atomic import resolve_link, staged
 from composer_replication.canonical_json import decode, decode_object, encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.messages import call_entry, message_calls, required_text, thinking_text
@@ -59,7 +59,7 @@ def export_preferences(
     """
     if arguments not in ("object", "text"):
         raise InputError(explain("arguments", got=repr(arguments), expected='"object" or "text"'))
-    target, num_rows, finds = written_through(path), 0, dict[bytes, Find]()
+    target, num_rows, finds = resolve_link(path), 0, dict[bytes, Find]()
     gate = LastGate(os.environ) if gate is None else gate
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
@@ -155,7 +155,7 @@ def _answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Messa
     if not all("reasoning_content" in message for message in messages):
         for message in messages:
             message.pop("reasoning_content", None)
-            message["content"] = without_thought(str(message["content"]))
+            message["content"] = remove_thinking(str(message["content"]))
     return messages
 
 

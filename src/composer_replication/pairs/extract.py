@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from composer_replication.action_text import parse_reply
-from composer_replication.atomic import staged, written_through
+from composer_replication.atomic import resolve_link, staged
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, explain
 from composer_replication.runs.files import TEACHERS
@@ -110,7 +110,7 @@ def extract_pairs(
 
 def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
     """Write pairs to a JSONL file, whole or not at all. A missing folder is created."""
-    target = written_through(path)
+    target = resolve_link(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
         for number, pair in enumerate(pairs):

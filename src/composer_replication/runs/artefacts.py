@@ -50,9 +50,7 @@ class Artefact:
 
     def not_found(self, run: Path) -> ArtefactNotFoundError:
         """Return the error for a run in which this artefact does not exist yet."""
-        return ArtefactNotFoundError(
-            f"{run / self.file_name} does not exist. Run `{self.command}` first"
-        )
+        return ArtefactNotFoundError(f"{run / self.file_name} does not exist. Run `{self.command}` first")
 
 
 _TABLE: tuple[tuple[str, str, str, Kind], ...] = (

@@ -102,7 +102,9 @@ class RunDir:
         """Lock out commands that would change the run while the context is active."""
         locks = contextlib.ExitStack()
         with contextlib.suppress(OSError):  # a folder without write permission needs no lock
-            locks.enter_context(self._locked(_lock_of(use), use, "another process that is changing it", exclusive=False))
+            locks.enter_context(
+                self._locked(_lock_of(use), use, "another process that is changing it", exclusive=False)
+            )
         with locks:
             yield
 
@@ -116,7 +118,9 @@ class RunDir:
         try:
             if not try_lock(descriptor, exclusive=exclusive):
                 fix = "Wait until it has finished, or choose another run"
-                raise RunError(explain(f"{what} on {self.root}", got=got, expected="exclusive access to the run", fix=fix))
+                raise RunError(
+                    explain(f"{what} on {self.root}", got=got, expected="exclusive access to the run", fix=fix)
+                )
             yield
         finally:
             os.close(descriptor)  # releases the lock; removing the file would let two processes lock two files

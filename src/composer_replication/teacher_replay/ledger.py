@@ -27,7 +27,7 @@ from typing import Any, NamedTuple, cast
 
 import orjson
 
-from composer_replication.atomic import is_lock_free, try_lock
+from composer_replication.atomic import try_lock
 from composer_replication.errors import ArtefactCorruptError, InputError, RunError, explain
 from composer_replication.teacher_replay import tables
 from composer_replication.teacher_replay.tables import ClaimedElsewhere, Meter, NoRoom, RequestRefused
@@ -379,7 +379,8 @@ def _is_owner_alive(store: Path, name: str) -> bool:
     except PermissionError:
         return True
     try:
-        if not is_lock_free(descriptor) or _is_alive_without_lock(descriptor):
+        # The shared lock needs no permission to write, and any number of processes can hold it.
+        if not try_lock(descriptor, exclusive=False) or _is_alive_without_lock(descriptor):
             return True
         with contextlib.suppress(PermissionError):
             path.unlink(missing_ok=True)

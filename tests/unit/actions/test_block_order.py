@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from render_checks import call
 from test_action_text import turn_of
 
-from composer_replication.action_text import action_text, recut_blocks, text_follows_call
+from composer_replication.action_text import action_text, has_text_after_call, recut_blocks
 
 CALL = (call(command="ls"),)
 
@@ -27,7 +27,7 @@ CALL = (call(command="ls"),)
     ],
 )
 def test_text_follows_call(fields, expected):
-    assert text_follows_call(turn_of(**fields)) is expected
+    assert has_text_after_call(turn_of(**fields)) is expected
 
 
 lines = st.lists(st.text("ab ", max_size=4), min_size=1, max_size=3).map("\n".join)
@@ -61,4 +61,4 @@ def test_where_lines_are_gone_it_is_still_known_that_text_followed():
     turn = turn_of(text="key\nof\nlines\nand more", calls=CALL, blocks=[["text", 12], ["call", 0], ["text", 8]])
     extra = recut_blocks(turn, "<KEY_1>\nand more", "")
     assert extra == {"text_after_call": True}
-    assert text_follows_call(turn_of(text="<KEY_1>\nand more", calls=CALL, **extra))
+    assert has_text_after_call(turn_of(text="<KEY_1>\nand more", calls=CALL, **extra))

@@ -13,7 +13,7 @@ from format_records import opencode_tool as tool
 from session_bytes import all_fixtures, counted, head, ingest, jsonl, mutations, texts
 from small_formats import read_json
 
-from composer_replication.action_text import action_text, text_follows_call
+from composer_replication.action_text import action_text, has_text_after_call
 from composer_replication.ingestion.formats import opencode
 from composer_replication.types import Link, Usage
 
@@ -209,6 +209,6 @@ def test_text_after_a_call_is_known_to_follow_it(tmp_path):
     document = {"info": {"id": "s"}, "messages": [{"info": {"id": "m", "role": "assistant"}, "parts": parts}]}
     (conversation,), _ = read_json(opencode, tmp_path, "a.json", document)
     turn = conversation.turns[0]
-    assert text_follows_call(turn)
+    assert has_text_after_call(turn)
     shown = ["[THINKING] first\n", "before", "[TOOL_USE] name=bash input={}", "[THINKING] second", "after"]
     assert action_text(turn) == "\n".join(shown)

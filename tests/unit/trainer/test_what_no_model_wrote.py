@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 from offline_pieces import logged
 
-from composer_replication.action_text import thinking_comes_late
+from composer_replication.action_text import has_late_thinking
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
 from composer_replication.cli.replay import RunStates
@@ -84,7 +84,7 @@ def test_a_thought_behind_a_text_is_not_learned_before_it(order: list[list[objec
     text = "" if ["text", 0] in order else "So."
     call = ToolCall(id="c", name="bash", arguments={"command": "ls"})
     turn = answer(text=text, thinking="Hm.", calls=(call,), extra={"blocks": order}, model="own")
-    assert thinking_comes_late(turn) is is_late
+    assert has_late_thinking(turn) is is_late
     conversation = replace(Session().user("Go.").conversation())
     conversation = replace(conversation, turns=(*conversation.turns, turn))
     (own,) = Renderer(load("qwen3"), thinking=ThinkingRules(student_models=("own",))).render(conversation)

@@ -13,7 +13,7 @@ from dataclasses import asdict, dataclass, replace
 from functools import cache
 from typing import TYPE_CHECKING, Any, NamedTuple, TypeVar, cast
 
-from composer_replication.action_text import text_follows_call, thinking_comes_late
+from composer_replication.action_text import has_late_thinking, has_text_after_call
 from composer_replication.batch.model_folder import catch_tokenizer_panics
 from composer_replication.batch.render.dialect import Outcome, ProtectedTokens, ThinkingRules, read_dialect
 from composer_replication.batch.render.messages import WRAPPERS, Chat, to_chat
@@ -266,9 +266,9 @@ def _exclusion_reason(turn: Turn, thinking: Outcome) -> str:
     # The model sampled these ids in this order.
     if turn.token_ids:
         return ""
-    if text_follows_call(turn):
+    if has_text_after_call(turn):
         return TEXT_FOLLOWS_CALL
-    if is_shown and thinking_comes_late(turn):
+    if is_shown and has_late_thinking(turn):
         return THINKING_COMES_LATE
     has_answer = turn.calls or turn.text.strip() or thinking == "target"
     return "" if has_answer else WITHOUT_ANSWER

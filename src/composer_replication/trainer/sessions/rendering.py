@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from composer_replication.action_text import answer_turn, parse_action_text, text_follows_call, turn_of
+from composer_replication.action_text import answer_turn, parse_action_text, has_text_after_call, turn_from_action
 from composer_replication.batch.hint_placement import Part, Placement, exclusion_reason
 from composer_replication.batch.pair_tokens import comparable_ids
 from composer_replication.batch.render.decision import CallWords, Decision, find_decision_against
@@ -264,8 +264,10 @@ def _pair(
     before, logged = conversation.turns[:index], conversation.turns[index]
     name, location = f"{pair.state_id}:chosen", (rendered, span)
     if pair.rejected is not None:  # the rejected side is a single call of the turn rather than the logged turn
-        logged, location = turn_of(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
-    answer = answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_of(pair.action, turn_id=name)
+        logged, location = turn_from_action(pair.rejected, turn_id=f"{pair.state_id}:rejected"), None
+    answer = (
+        answer_turn(pair.chosen, turn_id=name) if pair.action is None else turn_from_action(pair.action, turn_id=name)
+    )
     # The format determines which tools the prompt lists.
     options = {"conversation_id": pair.state_id, "format_name": conversation.format}
     try:
@@ -364,7 +366,7 @@ class _TurnReasons:
                 objections |= {IMAGE} if has_image else set()
                 objections |= {UNSEEN} if turn.extra.get("unseen_context") else set()
                 # A turn with its sampled ids is rendered verbatim, in any order.
-                objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and text_follows_call(turn) else set()
+                objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and has_text_after_call(turn) else set()
                 yield turn, next((reason for reason in _ORDER if reason in objections), "")
             # Images are not rendered, so the context of everything after the first image is incomplete.
             has_image = has_image or bool(turn.extra.get("images"))
