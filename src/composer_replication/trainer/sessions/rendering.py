@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Literal, NamedTuple
 
-from composer_replication.action_text import answer_turn, parse_action_text, has_text_after_call, turn_from_action
+from composer_replication.action_text import answer_turn, has_text_after_call, parse_action_text, turn_from_action
 from composer_replication.batch.hint_placement import Part, Placement, exclusion_reason
 from composer_replication.batch.pair_tokens import comparable_ids
 from composer_replication.batch.render.decision import CallWords, Decision, find_decision_against
