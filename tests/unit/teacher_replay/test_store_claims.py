@@ -184,8 +184,7 @@ def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
 
 
 def test_where_there_are_no_locks_the_living_keep_their_claims(tmp_path, monkeypatch):
-    for name in ("try_lock", "is_lock_free"):
-        monkeypatch.setattr(owners, name, lambda _: True)
+    monkeypatch.setattr(owners, "try_lock", lambda _descriptor, exclusive=True: True)  # noqa: ARG005
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
         assert isinstance(other.reserve(b"k", "t", 100, 1000), ClaimedElsewhere)
@@ -195,11 +194,11 @@ def test_an_owner_whose_file_was_taken_for_a_dead_ones_takes_another_name(tmp_pa
     """Another process may look at the file between its making and its locking, find it free and remove it."""
     removed = []
 
-    def removing_first(descriptor):
+    def removing_first(descriptor, exclusive=True):
         if not removed:
             removed.extend(tmp_path.glob("*.lock"))
             removed[0].unlink()
-        return try_lock(descriptor)
+        return try_lock(descriptor, exclusive=exclusive)
 
     monkeypatch.setattr(owners, "try_lock", removing_first)
     owner = owners._ProcessLock(tmp_path / "s.sqlite")
