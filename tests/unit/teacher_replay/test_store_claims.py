@@ -184,7 +184,7 @@ def test_a_dead_process_of_another_user_holds_nothing(tmp_path, monkeypatch):
 
 
 def test_where_there_are_no_locks_the_living_keep_their_claims(tmp_path, monkeypatch):
-    monkeypatch.setattr(owners, "try_lock", lambda _descriptor, exclusive=True: True)  # noqa: ARG005
+    monkeypatch.setattr(owners, "try_lock", lambda _descriptor, exclusive=True: True)
     with TeacherStore(tmp_path / "s.sqlite") as one, TeacherStore(tmp_path / "s.sqlite") as other:
         assert isinstance(one.reserve(b"k", "t", 100, 1000), int)
         assert isinstance(other.reserve(b"k", "t", 100, 1000), ClaimedElsewhere)
