@@ -134,7 +134,7 @@ class GenerationStep:
         """Replace TRL's `_generate_single_turn`: call it with `model.generate` replaced by the fast generator."""
         if self.fast is None or self._trainer.use_vllm:
             return original(*args, **kwargs)
-        with self.fast.standing_in(self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)):
+        with self.fast.replace_generate(self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)):
             return original(*args, **kwargs)
 
     def _generate_watched(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:

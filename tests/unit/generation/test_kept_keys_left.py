@@ -96,7 +96,7 @@ def test_an_adapter_is_part_of_what_generates():
             if "lora_B" in name:
                 parameter.normal_(std=0.5)
     generator = RolloutGenerator()
-    with generator.standing_in(model):
+    with generator.replace_generate(model):
         found = model.generate(**padded(ROWS), **GREEDY)
     assert torch.equal(found, model.generate(**padded(ROWS), **GREEDY))
     assert not torch.equal(found, plain)
@@ -119,7 +119,7 @@ def test_modes_checkpointing_and_generate_itself_are_as_before():
     model.model.layers[1].eval()
     before = {name: module.training for name, module in model.named_modules()}
     generator, usual = RolloutGenerator(), model.generate
-    with generator.standing_in(model):
+    with generator.replace_generate(model):
         assert model.generate != usual
         model.generate(**padded(ROWS), **GREEDY)
     assert generator.counts["fast_calls"] == 1

@@ -64,7 +64,7 @@ class _RolloutEffort(NamedTuple):
     calls: int = 0
     turns: int = 0
 
-    def weighed(self, weights: EffortWeights) -> float:
+    def weighted_sum(self, weights: EffortWeights) -> float:
         """Return x, the weighted sum that the penalty is computed from."""
         return math.fsum(count * getattr(weights, name) for name, count in self._asdict().items())
 
@@ -106,11 +106,11 @@ class _EffortPenalty:
     ) -> list[float]:
         """Return the rewards. TRL also passes prompts and data set columns as keyword arguments."""
         spent = [self.effort(completion, ids) for completion, ids in zip(completions, completion_ids, strict=True)]
-        weighed = [effort.weighed(self.weights) for effort in spent]
+        weighted_sums = [effort.weighted_sum(self.weights) for effort in spent]
         log_metric = kwargs.get("log_metric")
-        if log_metric is not None and weighed:
-            log_metric("effort/x", math.fsum(weighed) / len(weighed))
-        return [-_effort_cost(x, k=self.k, q=self.q) for x in weighed]
+        if log_metric is not None and weighted_sums:
+            log_metric("effort/x", math.fsum(weighted_sums) / len(weighted_sums))
+        return [-_effort_cost(x, k=self.k, q=self.q) for x in weighted_sums]
 
     def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> _RolloutEffort:
         """Return the effort of one rollout: plain text is counted by its ids, messages by their contents."""

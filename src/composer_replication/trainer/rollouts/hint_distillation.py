@@ -111,7 +111,7 @@ class ErringTurn(NamedTuple):
     """The kind of error that the hint is about. Set only in a control, where it is not the turn's own kind."""
 
     @property
-    def about(self) -> str:
+    def kind_of_hint(self) -> str:
         """The kind of error that the hint is about."""
         return self.hint_kind or self.kind
 
@@ -150,7 +150,7 @@ class ErringTurnFinder:
                 counts["not_taught:unhinted_kind"] += 1
                 continue
             hint = self._error_finder.write_hint(site, errors.conversation, rollout)
-            turn = self.hinted(errors.sequence, site.turn_id, hint) if hint else NO_HINT
+            turn = self.place_hint(errors.sequence, site.turn_id, hint) if hint else NO_HINT
             if hint is None or isinstance(turn, str):
                 counts[f"dropped:{turn}"] += 1
                 continue
@@ -162,7 +162,7 @@ class ErringTurnFinder:
             erring.turns.append(ErringTurn(turn.start, turn.end, ids, start, site.kind, hint, site.turn_id))
         return erring
 
-    def hinted(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
+    def place_hint(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
         """Return the turn in the context with a hint, or the reason why that is not possible.
 
         The hint is a message of its own between the last message before the turn and the turn's header, or at one of
@@ -495,5 +495,5 @@ def _comparisons(
         # A checksum instead of an index, so that a prompt gets the same number on every process and in every step.
         prompt = zlib.crc32(repr(prompt_ids).encode())
         compared = [turn for turn in sample_turns if turn.wrong_ids is not None]
-        comparisons += [HintComparison(prompt, turn.about, turn.wrong_kind, *next(effects)) for turn in compared]
+        comparisons += [HintComparison(prompt, turn.kind_of_hint, turn.wrong_kind, *next(effects)) for turn in compared]
     return comparisons

@@ -24,7 +24,9 @@ def replace_by_unrelated_hints(finder: ErringTurnFinder, rollouts: Sequence[Erri
         own_turns, rollout.turns = rollout.turns, []
         for turn in own_turns:
             other_turn = next(chosen)
-            hinted = NO_HINT if other_turn is None else finder.hinted(rollout.sequence, turn.turn_id, other_turn.hint)
+            hinted = (
+                NO_HINT if other_turn is None else finder.place_hint(rollout.sequence, turn.turn_id, other_turn.hint)
+            )
             if other_turn is None or isinstance(hinted, str):
                 rollout.counts["dropped:no_hint_of_another_kind"] += 1
                 continue
@@ -48,14 +50,14 @@ def add_unrelated_hints(
     hints: dict[str, list[str]] = {kind: [hint] for kind, hint in (earlier_hints or {}).items()}
     in_batch: dict[str, list[str]] = {}
     for turn in (turn for rollout in rollouts for turn in rollout.turns):
-        in_batch.setdefault(turn.about, []).append(turn.hint)
+        in_batch.setdefault(turn.kind_of_hint, []).append(turn.hint)
     hints |= in_batch
     rng = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     partners = _paired_kinds(sorted(in_batch), sorted(hints), rng)
     for rollout in rollouts:
         for number, turn in enumerate(rollout.turns):
-            wrong = _unrelated_hint(turn, partners[turn.about], hints, rng)
-            hinted = NO_HINT if wrong is None else finder.hinted(rollout.sequence, turn.turn_id, wrong[1])
+            wrong = _unrelated_hint(turn, partners[turn.kind_of_hint], hints, rng)
+            hinted = NO_HINT if wrong is None else finder.place_hint(rollout.sequence, turn.turn_id, wrong[1])
             if wrong is None or isinstance(hinted, str):
                 rollout.counts["without_contrast"] += 1
                 continue
@@ -81,7 +83,7 @@ def _unrelated_hint(
     """Return an unrelated hint with its kind: the partner's kind if possible, else any other kind; or None."""
     other_hints = {kind: [hint for hint in kind_hints if hint != turn.hint] for kind, kind_hints in hints.items()}
     kinds = sorted(
-        kind for kind, kind_hints in other_hints.items() if kind_hints and kind not in (turn.kind, turn.about)
+        kind for kind, kind_hints in other_hints.items() if kind_hints and kind not in (turn.kind, turn.kind_of_hint)
     )
     if not kinds:
         return None

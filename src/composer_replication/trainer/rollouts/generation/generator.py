@@ -8,7 +8,7 @@ Whatever the rollouts in a group share is computed once, and the cache of a roll
     ends      once many rows have ended, only the other rows are computed
 
 Tokens are chosen in the same way as in transformers. Calls that are not supported (beam search, an unknown logits
-processor, a model that `passes.why_not_kept` rules out) fall back to transformers' own loop, with one warning per
+processor, a model that `row_cache.why_not_kept` rules out) fall back to transformers' own loop, with one warning per
 reason.
 """
 
@@ -104,7 +104,7 @@ class RolloutGenerator:
             return self._generate(model.generate, args, inputs)
 
     @contextmanager
-    def standing_in(self, model: Any) -> Iterator[None]:
+    def replace_generate(self, model: Any) -> Iterator[None]:
         """Replace `model.generate` inside the block, for engines that call it themselves."""
         usual, own_generate = model.generate, model.__dict__.get("generate")
 
@@ -232,11 +232,11 @@ class RolloutGenerator:
         else:
             begins = [source or _Origin(0, 0) for source in sources]
             shared = [min(begin.shared, len(row)) for begin, row in zip(begins, rows, strict=True)]
-            cache = cached_rows.cache.copied([begin.row for begin in begins], shared, capacity, moved=True)
+            cache = cached_rows.cache.copy_rows([begin.row for begin in begins], shared, capacity, moved=True)
         self.counts["read_tokens"] += read_tokens(model, cache, rows)
         if len(rows) == len(row_numbers):
             return cache
-        return cache.copied(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
+        return cache.copy_rows(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
 
     def _with_shared_prefix(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
         """Return a cache with the common prefix of all rows, if it is long enough for a separate pass."""
@@ -245,7 +245,7 @@ class RolloutGenerator:
             return KeyValueRows(len(rows), capacity)
         first = KeyValueRows(1, shared)
         self.counts["read_tokens"] += read_tokens(model, first, [rows[0][:shared]])
-        return first.copied([0] * len(rows), [shared] * len(rows), capacity, moved=True)
+        return first.copy_rows([0] * len(rows), [shared] * len(rows), capacity, moved=True)
 
 
 class _TokenLoop:
@@ -293,7 +293,7 @@ class _TokenLoop:
                 if not running:
                     break
                 if running <= _COMPACT_BELOW.get(self._kind, _COMPACT_BELOW_ON_CPU) * len(self._rows):
-                    tokens = self._only_running(tokens)
+                    tokens = self._drop_ended_rows(tokens)
         self._sampler.check()
         self._put_back()
         new = self._ends - self._starts
@@ -321,14 +321,14 @@ class _TokenLoop:
         self.most_bytes = max(self.most_bytes, self._num_bytes())
         return tokens
 
-    def _only_running(self, tokens: Tensor) -> Tensor:
+    def _drop_ended_rows(self, tokens: Tensor) -> Tensor:
         """Drop the rows that ended from the computation, and return the tokens of the remaining rows."""
         self._put_back()
         chosen = self._running.nonzero()[:, 0]
         # If the cache is kept, the running rows are copied out of the whole batch; otherwise they replace it.
         rows = self._rows[chosen].tolist() if self._is_kept else chosen.tolist()
         lengths = self._slots[chosen].tolist()
-        self._cache = self._all.copied(rows, lengths, self._all.capacity, moved=not self._is_kept)
+        self._cache = self._all.copy_rows(rows, lengths, self._all.capacity, moved=not self._is_kept)
         if not self._is_kept:
             self._all = self._cache
         names = ("_rows", "_slots", "_last_slots", "_running")

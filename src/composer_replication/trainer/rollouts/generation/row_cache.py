@@ -94,7 +94,7 @@ class KeyValueRows:
         values[rows, :, slots] = value.transpose(1, 2)
         return keys, values
 
-    def copied(self, rows: Sequence[int], lengths: Sequence[int], capacity: int, *, moved: bool) -> KeyValueRows:
+    def copy_rows(self, rows: Sequence[int], lengths: Sequence[int], capacity: int, *, moved: bool) -> KeyValueRows:
         """Return a new cache with the first tokens of these rows. With `moved`, layers are freed as they are copied."""
         new = KeyValueRows(len(rows), capacity)
         new.tokens = [self.tokens[row][:length] for row, length in zip(rows, lengths, strict=True)]
@@ -139,12 +139,12 @@ class _RowMask(OwnMask):
 
     @classmethod
     def over(cls, cache: KeyValueRows, device: torch.device) -> _RowMask:
-        """Return a mask to reuse for many passes with `aimed`; building one takes as long as a small layer."""
+        """Return a mask to reuse for many passes with `set_up`; building one takes as long as a small layer."""
         mask = cls.of_length(cache.capacity + 1, device)
         mask.cache = cache
         return mask
 
-    def aimed(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
+    def set_up(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
         """Return this mask after setting it up for the next pass."""
         self.rows, self.slots, self.reach, self.is_fresh, self.is_whole = rows, slots, reach, is_fresh, is_whole
         self._bias = {}
@@ -172,11 +172,11 @@ class _RowMask(OwnMask):
         groups = heads // keys.shape[1]
         folded = query.reshape(batch, keys.shape[1], groups * width, size)
         attended = F.scaled_dot_product_attention(
-            folded, keys, values, attn_mask=self._added(query, groups), scale=scale
+            folded, keys, values, attn_mask=self._additive_mask(query, groups), scale=scale
         )
         return attended.reshape(batch, heads, width, values.shape[3]).transpose(1, 2)
 
-    def _added(self, query: Tensor, groups: int) -> Tensor:
+    def _additive_mask(self, query: Tensor, groups: int) -> Tensor:
         """Return the additive mask (b, 1, groups x n, reach), computed once because all layers share it."""
         if groups not in self._bias:
             hidden = torch.arange(self.reach, device=query.device) > self.slots[:, None, :, None]
@@ -275,7 +275,7 @@ def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]
         slots_bn = torch.tensor(slots, device=device)
         rows_b1 = torch.tensor(rows, device=device)[:, None]
         reach = max(start + len(piece) for start, piece in zip(starts, pieces, strict=True))
-        _pass(model, ids, mask.aimed(rows_b1, slots_bn, reach, is_fresh=not any(starts)))
+        _pass(model, ids, mask.set_up(rows_b1, slots_bn, reach, is_fresh=not any(starts)))
         for row, piece in zip(rows, pieces, strict=True):
             cache.tokens[row].extend(piece)
         remaining = {row: count - width for row, count in todo if row in rows and count > width}
@@ -328,7 +328,7 @@ class NextTokens:
         return recorded.logits
 
     def _run(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
-        mask = self._mask.aimed(self._rows, slots_B[:, None], reach, is_whole=True)
+        mask = self._mask.set_up(self._rows, slots_B[:, None], reach, is_whole=True)
         return _pass(self._model, tokens_B[:, None], mask)
 
     def _run_with_held(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:

@@ -282,7 +282,7 @@ class RecordedTalking:
             return KeyValueRows(num_rows, self._room)
         first = KeyValueRows(1, shared)
         read_tokens(self._model, first, [prompts[0][:shared]])
-        return first.copied([0] * num_rows, [shared] * num_rows, self._room, moved=True)
+        return first.copy_rows([0] * num_rows, [shared] * num_rows, self._room, moved=True)
 
     def _step(self, cache: KeyValueRows, step: NextTokens, rows: list[_CacheRow | None]) -> None:
         """Sample a token for every conversation that is not waiting; read answers once a quarter has one."""
