@@ -36,13 +36,9 @@ from composer_replication.loss.grpo import LOSS_TYPES, LossType, grpo_loss
 from composer_replication.loss.linear import linear_token_logprobs
 from composer_replication.loss.rows import check_choice, check_positive, check_unit_interval
 from composer_replication.recipes.monarch.tensor_file import (
+    NumberedFiles,
     SharedWeights,
     StepBatch,
-    numbered_files,
-    numbered_path,
-    read_tensor_file,
-    remove_unfinished,
-    write_tensor_file,
 )
 from composer_replication.trainer.objective.channels import (
     Anneal,
@@ -59,7 +55,6 @@ from composer_replication.trainer.objective.reference import reference_logprobs
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.rollouts.hint_distillation import ImportanceSampling, distill, place_turns
 
-_KIND, _STEM = "trainer's state, schema 1", "state"
 _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 """The state of AdamW per parameter, as torch names it."""
 
@@ -133,6 +128,7 @@ class PolicyTrainer:
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings, self.folder = settings, Path(settings.folder)
         self.shared = SharedWeights(settings.weights)
+        self._checkpoints = NumberedFiles(self.folder / "checkpoints", "state", "trainer's state, schema 1")
         dtype = getattr(torch, settings.dtype)
         self.model: nn.Module = load_model(settings.model, what="model", dtype=dtype).to(settings.device)
         self.model.train()
@@ -243,11 +239,10 @@ class PolicyTrainer:
             tensors[f"weight.{name}"] = parameter
             moments: dict[str, Tensor] = self._optimizer.state[parameter]
             tensors |= {f"{moment}.{name}": moments[moment] for moment in _MOMENTS if moment in moments}
-        record = {"kind": _KIND, "num_batches": self.num_batches, "model": self.settings.model}
-        folder = self.folder / "checkpoints"
-        write_tensor_file(numbered_path(folder, _STEM, self.num_batches), tensors, record, durable=True)
+        record = {"num_batches": self.num_batches, "model": self.settings.model}
+        self._checkpoints.write(self.num_batches, tensors, record)
         # Keep the last two checkpoints.
-        for path in list(numbered_files(folder, _STEM).values())[:-2]:
+        for path in list(self._checkpoints.paths().values())[:-2]:
             path.unlink()
 
     def _check_initial_weights(self) -> None:
@@ -276,15 +271,16 @@ class PolicyTrainer:
     @torch.no_grad()
     def _restore(self) -> None:
         """Load the last checkpoint, if there is one."""
-        folder = self.folder / "checkpoints"
-        remove_unfinished(folder)
-        if not (checkpoints := numbered_files(folder, _STEM)):
+        self._checkpoints.remove_unfinished()
+        if not (numbers := self._checkpoints.paths().keys()):
             return
-        tensors, record = read_tensor_file(checkpoints[max(checkpoints)], _KIND)
+        tensors, record = self._checkpoints.read(max(numbers))
         if record["model"] != self.settings.model:
             fix = "Resume with the model that the run began with, or start a new run in another folder."
             got, expected = self.settings.model, record["model"]
-            raise StaleArtefactError(explain(f"model of {folder}", got=got, expected=expected, fix=fix))
+            raise StaleArtefactError(
+                explain(f"model of {self._checkpoints.folder}", got=got, expected=expected, fix=fix)
+            )
         for name, parameter in self.model.named_parameters():
             parameter.copy_(tensors[f"weight.{name}"])
             state = {moment: tensors[f"{moment}.{name}"] for moment in _MOMENTS if f"{moment}.{name}" in tensors}

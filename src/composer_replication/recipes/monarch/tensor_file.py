@@ -35,57 +35,72 @@ _RECORD = "record"
 _UNFINISHED = ".unfinished"
 
 
-def write_tensor_file(path: Path, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, durable: bool) -> None:
-    """Write tensors and a record; with `durable`, wait until they are on disk."""
-    from safetensors.torch import save_file
+@dataclass(frozen=True, slots=True)
+class NumberedFiles:
+    """The files `STEM-000007.safetensors` of a folder; the record of each names its kind, which is checked on reading.
 
-    path.parent.mkdir(parents=True, exist_ok=True)
-    # Not `atomic.staged`: safetensors writes to a path several times as fast as through bytes in memory.
-    unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
-    try:
-        # safetensors rejects non-contiguous views.
-        plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
-        save_file(plain, unfinished, metadata={_RECORD: json.dumps(record, allow_nan=False)})
-        # Content before name, so that a crash cannot leave a name without its content.
-        if durable:
-            _sync(unfinished)
-        unfinished.replace(path)
-        if durable:
-            _sync(path.parent)
-    finally:
-        unfinished.unlink(missing_ok=True)
+    The kind includes the version of the schema, so that files of another version are recognized.
+    """
 
+    folder: Path
+    stem: str
+    kind: str
 
-def read_tensor_file(path: Path, kind: str) -> tuple[dict[str, Tensor], dict[str, Any]]:
-    """Read copies of the tensors, and the record. Raises ArtefactCorruptError if the record is not of this `kind`."""
-    if not path.is_file():
-        raise ArtefactNotFoundError(explain(str(path), got="no such file", expected=f"a {kind}"))
-    tensors, metadata = read_tensors(path)
-    try:
-        record: dict[str, Any] = json.loads(metadata.get(_RECORD, "{}"))
-    except ValueError as error:
-        raise ArtefactCorruptError(explain(str(path), got=str(error), expected=f"a file of {kind}")) from error
-    if record.get("kind") != kind:
-        got = f"a record of kind {record.get('kind')!r}"
-        raise ArtefactCorruptError(explain(str(path), got=got, expected=f"a record of kind {kind!r}"))
-    return tensors, record
+    def path(self, number: int) -> Path:
+        """Return the path of a file, which need not exist."""
+        return self.folder / f"{self.stem}-{number:06d}.safetensors"
 
+    def paths(self) -> dict[int, Path]:
+        """Return the existing files by number, in ascending order."""
+        # "state-000004.safetensors" -> 4; "state-old.safetensors" is ignored.
+        paths = {
+            path.stem.removeprefix(f"{self.stem}-"): path for path in self.folder.glob(f"{self.stem}-*.safetensors")
+        }
+        return {int(number): path for number, path in sorted(paths.items()) if number.isdigit()}
 
-def numbered_files(folder: Path, stem: str) -> dict[int, Path]:
-    """Return the files `STEM-000007.safetensors` of a folder by number, in ascending order."""
-    # "state-000004.safetensors" -> 4; "state-old.safetensors" is ignored.
-    paths = {path.stem.removeprefix(f"{stem}-"): path for path in folder.glob(f"{stem}-*.safetensors")}
-    return {int(number): path for number, path in sorted(paths.items()) if number.isdigit()}
+    def write(
+        self, number: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, durable: bool = True
+    ) -> None:
+        """Write tensors and a record; with `durable`, wait until they are on disk."""
+        from safetensors.torch import save_file
 
+        path = self.path(number)
+        path.parent.mkdir(parents=True, exist_ok=True)
+        # Not `atomic.staged`: safetensors writes to a path several times as fast as through bytes in memory.
+        unfinished = path.with_name(f".{path.name}.{os.getpid()}.{secrets.token_hex(4)}{_UNFINISHED}")
+        try:
+            # safetensors rejects non-contiguous views.
+            plain = {name: tensor.detach().contiguous() for name, tensor in tensors.items()}
+            text = json.dumps({"kind": self.kind, **record}, allow_nan=False)
+            save_file(plain, unfinished, metadata={_RECORD: text})
+            # Content before name, so that a crash cannot leave a name without its content.
+            if durable:
+                _sync(unfinished)
+            unfinished.replace(path)
+            if durable:
+                _sync(path.parent)
+        finally:
+            unfinished.unlink(missing_ok=True)
 
-def numbered_path(folder: Path, stem: str, number: int) -> Path:
-    return folder / f"{stem}-{number:06d}.safetensors"
+    def read(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
+        """Read copies of the tensors, and the record. Raises ArtefactCorruptError for a record of another kind."""
+        path = self.path(number)
+        if not path.is_file():
+            raise ArtefactNotFoundError(explain(str(path), got="no such file", expected=f"a file of {self.kind}"))
+        tensors, metadata = read_tensors(path)
+        try:
+            record: dict[str, Any] = json.loads(metadata.get(_RECORD, "{}"))
+        except ValueError as error:
+            raise ArtefactCorruptError(explain(str(path), got=str(error), expected=f"a file of {self.kind}")) from error
+        if record.get("kind") != self.kind:
+            got = f"a record of kind {record.get('kind')!r}"
+            raise ArtefactCorruptError(explain(str(path), got=got, expected=f"a record of kind {self.kind!r}"))
+        return tensors, record
 
-
-def remove_unfinished(folder: Path) -> None:
-    """Remove unfinished files of killed writers. Call this only while no other process is writing."""
-    for path in folder.glob(f".*{_UNFINISHED}"):
-        path.unlink(missing_ok=True)
+    def remove_unfinished(self) -> None:
+        """Remove unfinished files of killed writers. Call this only while no other process is writing."""
+        for path in self.folder.glob(f".*{_UNFINISHED}"):
+            path.unlink(missing_ok=True)
 
 
 def _sync(path: Path) -> None:
@@ -96,8 +111,6 @@ def _sync(path: Path) -> None:
         os.close(descriptor)
 
 
-# The kind is checked when a file is read. It names the schema, so that a later format is recognized.
-_ROLLOUTS_KIND, _ROLLOUTS_STEM = "rollouts, schema 1", "rollouts"
 _ROLLOUT_FIELDS = ("rollout_id", "prompt", "messages", "signals", "raised", "tools")
 
 
@@ -121,17 +134,12 @@ class SavedRollouts:
             if rollout.sampled is not None:
                 tensors[f"sampled.{index}"] = torch.tensor(list(rollout.sampled), dtype=torch.uint8)
         entries = [{name: getattr(rollout, name) for name in _ROLLOUT_FIELDS} for rollout in self.rollouts]
-        record = {
-            "kind": _ROLLOUTS_KIND,
-            "rollouts": entries,
-            "columns": list(self.columns),
-            "version": self.weights_version,
-        }
-        write_tensor_file(numbered_path(folder, _ROLLOUTS_STEM, number), tensors, record, durable=True)
+        record = {"rollouts": entries, "columns": list(self.columns), "version": self.weights_version}
+        self._files(folder).write(number, tensors, record)
 
     @classmethod
     def load(cls, folder: Path, number: int) -> SavedRollouts:
-        tensors, record = read_tensor_file(numbered_path(folder, _ROLLOUTS_STEM, number), _ROLLOUTS_KIND)
+        tensors, record = cls._files(folder).read(number)
         rollouts = [
             Rollout(
                 **entry,
@@ -143,8 +151,11 @@ class SavedRollouts:
         ]
         return cls(rollouts=rollouts, columns=record["columns"], weights_version=record["version"])
 
+    @staticmethod
+    def _files(folder: Path) -> NumberedFiles:
+        return NumberedFiles(folder, "rollouts", "rollouts, schema 1")
 
-_SHARED_WEIGHTS_STEM, _SHARED_WEIGHTS_KIND = "weights", "weights"
+
 _MEMORY_FOLDER = Path("/dev/shm")  # noqa: S108 (a memory file system on every Linux)
 
 _FOLDER_NOTE = "shared_memory.json"
@@ -199,19 +210,19 @@ class SharedWeights:
 
     def __init__(self, folder: str | Path) -> None:
         self.folder = Path(folder)
+        self._files = NumberedFiles(self.folder, "weights", "weights")
 
     def versions(self) -> list[int]:
-        return list(numbered_files(self.folder, _SHARED_WEIGHTS_STEM))
+        return list(self._files.paths())
 
     def publish(self, model: nn.Module, version: int) -> None:
         """Write a version, and delete all earlier ones but the previous one, which a reader may still be opening."""
         self.folder.mkdir(mode=_PRIVATE_MODE, parents=True, exist_ok=True)
         # This process is the only writer, so unfinished files are from a process that was killed.
-        remove_unfinished(self.folder)
+        self._files.remove_unfinished()
         tensors = {name: parameter for name, parameter in model.named_parameters()}  # noqa: C416 (tied ones count once)
-        record = {"kind": _SHARED_WEIGHTS_KIND, "version": version}
-        write_tensor_file(numbered_path(self.folder, _SHARED_WEIGHTS_STEM, version), tensors, record, durable=False)
-        for number, path in numbered_files(self.folder, _SHARED_WEIGHTS_STEM).items():
+        self._files.write(version, tensors, {"version": version}, durable=False)
+        for number, path in self._files.paths().items():
             if number < version - 1:
                 path.unlink(missing_ok=True)
 
@@ -220,7 +231,7 @@ class SharedWeights:
         """Copy a version from the mapped file into a model with the same parameters."""
         from safetensors import safe_open
 
-        path = numbered_path(self.folder, _SHARED_WEIGHTS_STEM, version)
+        path = self._files.path(version)
         if not path.is_file():
             fix = "The trainer publishes a version after each batch and after a restart. Check that it is running."
             got = f"versions {self.versions()}"
@@ -242,9 +253,9 @@ class SharedWeights:
                 parameter.copy_(value)
 
     def remove_versions(self) -> None:
-        for path in numbered_files(self.folder, _SHARED_WEIGHTS_STEM).values():
+        for path in self._files.paths().values():
             path.unlink(missing_ok=True)
-        remove_unfinished(self.folder)
+        self._files.remove_unfinished()
 
     def remove(self) -> None:
         """Delete all versions and their folder, because shared memory is not freed when the process ends."""
@@ -254,7 +265,6 @@ class SharedWeights:
             self.folder.rmdir()
 
 
-_STEP_BATCH_KIND, _STEP_BATCH_STEM = "batch of rollouts, schema 1", "batch"
 _ROW_TENSORS = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages")
 _TURN_FIELDS = ("start", "end", "teacher_start", "kind", "hint", "turn_id", "wrong_start")
 
@@ -326,16 +336,17 @@ class StepBatch:
                 # The context with an unrelated hint, if the loss subtracts its effect (the contrast).
                 if turn.wrong_ids is not None:
                     tensors[f"wrong.{row}.{index}"] = turn.wrong_ids
-        record = {"kind": _STEP_BATCH_KIND, "number": number, "weights_version": self.weights_version, "sites": turns}
-        write_tensor_file(numbered_path(folder, _STEP_BATCH_STEM, number), tensors, record, durable=True)
+        record = {"number": number, "weights_version": self.weights_version, "sites": turns}
+        self._files(folder).write(number, tensors, record)
 
     @classmethod
     def load(cls, folder: Path, number: int) -> StepBatch:
-        path = numbered_path(folder, _STEP_BATCH_STEM, number)
-        tensors, record = read_tensor_file(path, _STEP_BATCH_KIND)
+        files = cls._files(folder)
+        tensors, record = files.read(number)
         # Training on a copied or renamed file would use the wrong batch.
         if record["number"] != number:
-            raise ArtefactCorruptError(explain(str(path), got=f"batch {record['number']}", expected=f"batch {number}"))
+            got = f"batch {record['number']}"
+            raise ArtefactCorruptError(explain(str(files.path(number)), got=got, expected=f"batch {number}"))
         sites = tuple(
             tuple(
                 ErringTurn(
@@ -358,4 +369,8 @@ class StepBatch:
 
     @staticmethod
     def exists(folder: Path, number: int) -> bool:
-        return numbered_path(folder, _STEP_BATCH_STEM, number).is_file()
+        return StepBatch._files(folder).path(number).is_file()
+
+    @staticmethod
+    def _files(folder: Path) -> NumberedFiles:
+        return NumberedFiles(folder, "batch", "batch of rollouts, schema 1")
