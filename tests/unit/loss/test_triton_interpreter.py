@@ -20,8 +20,8 @@ CASES = """
 import itertools, os, torch
 from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate
 from composer_replication.loss.linear import kernels
-from composer_replication.loss.linear.tile_losses import values_and_grad_by_autograd
-from composer_replication.loss.linear.weighted import divergence_kernel
+from composer_replication.loss.linear.tile_losses import _values_and_grad_by_autograd
+from composer_replication.loss.linear.weighted import _divergence_kernel
 from composer_replication.loss.lm_ce import TokenCrossEntropy
 
 torch.manual_seed(0)
@@ -38,7 +38,7 @@ def close(got, want, tolerance):
 def exact(divergence, student, teacher, weights, cap, dtype=torch.float64):
     student, teacher = student.to(dtype), teacher.to(dtype)
     grad = torch.empty_like(student)
-    values = values_and_grad_by_autograd(lambda x: divergence(x, teacher), student, weights, cap, grad)
+    values = _values_and_grad_by_autograd(lambda x: divergence(x, teacher), student, weights, cap, grad)
     return values, grad
 
 DIVERGENCES = [JSD(beta=0.0), JSD(beta=1.0), JSD(beta=0.5), JSD(beta=0.3, temperature=1.7), CrossEntropyToTeacher(),
@@ -51,7 +51,7 @@ for vocab, scale in [(97, 1.0), (4097, 3.0), (largest, 12.0)]:
     teacher = student + 1.5 * torch.randn(3, vocab)  # a relative: the gradient of unrelated peaks is all rounding
     dtypes = (torch.float32, torch.bfloat16) if is_full or vocab < largest else (torch.float32,)
     for divergence, cap, dtype in itertools.product(DIVERGENCES, (None, 0.2), dtypes):
-        kernel = divergence_kernel(divergence, vocab)
+        kernel = _divergence_kernel(divergence, vocab)
         grad = torch.full((3, vocab), float("nan"), dtype=dtype)
         values = kernel(student, teacher, weights, cap, grad)
         want, want_grad = exact(divergence, student, teacher, weights, cap)
@@ -70,7 +70,7 @@ for vocab, scale in [(97, 1.0), (4097, 3.0), (largest, 12.0)]:
         grad, want_grad = torch.full((3, vocab), float("nan")), torch.empty(3, vocab)
         kernels.write_token_grad(student, ids, stats.log_z, weights, smoothing, grad)
         loss = TokenCrossEntropy(label_smoothing=smoothing)
-        values_and_grad_by_autograd(lambda x: loss(x, ids), student, weights, None, want_grad)
+        _values_and_grad_by_autograd(lambda x: loss(x, ids), student, weights, None, want_grad)
         close(grad, want_grad, 2e-5 if scale < 10 else 1e-4)  # one fp32 normaliser near 55 has an ulp of 4e-6
 print(checked)
 """
