@@ -1,4 +1,4 @@
-"""Labelled pairs of actions against `same_action`: what is called the same, and what should be.
+"""Test `same_action` on labelled pairs of actions: which pairs it calls the same, and which are.
 
 python benchmarks/action_pairs.py              # both files of tests/data; prints every mistake
 """
@@ -25,7 +25,7 @@ def rows(name: str) -> Iterator[dict[str, Any]]:
 
 
 def reply_of(action: Mapping[str, Any]) -> str | dict[str, Any]:
-    """An action of the table as the message or the text that a model sent."""
+    """Return an action of the table as the message or the text that a model would send."""
     if "tool_calls" in action:
         return {"role": "assistant", "content": action.get("text", ""), "tool_calls": action["tool_calls"]}
     if "content" in action:

@@ -1,4 +1,4 @@
-"""The plots of docs/concepts/diloco-scale.md, as SVG: the same figures give the same bytes."""
+"""Draw the plots of docs/concepts/diloco-scale.md as SVG; the same results give the same bytes."""
 
 from __future__ import annotations
 
@@ -31,7 +31,7 @@ STYLE: Any = {
 
 
 def draw(folder: Path) -> None:
-    """Wall time, cost and kills, a file each."""
+    """Draw wall time, cost and kills, each into a file of its own."""
     folder.mkdir(parents=True, exist_ok=True)
     runs = {
         (payload, place, replicas, kind): simulate(scenario(replicas, payload, place, num_rounds=ROUNDS))

@@ -1,14 +1,14 @@
-"""Rounds over a store: bytes of a replica for 2 to 16 of them, time against put + get of the same bytes, memory.
+"""Measure DiLoCo rounds over a store: bytes per replica, time compared with plain put + get, and memory.
 
     python benchmarks/diloco_rounds.py bytes [MB]
     python benchmarks/diloco_rounds.py time [MB] [--speeds 50 200 0] [--worlds 2 4 8]
     python benchmarks/diloco_rounds.py threads [MB] [--speeds 50 200] [--worlds 2 4 8]
     python benchmarks/diloco_rounds.py memory [MB]
 
-All replicas share this machine, so times are upper bounds; what counts is the ratio within one run. `time` gives each
-replica a process, and its store is a folder: in memory behind a link of so many MB/s, or on the disk where the speed is
-0. Round and put + get pay for the same copies then. `threads` has all replicas in one interpreter and the objects in
-its own memory: what the bucket holds is paid for by whoever puts it, and a put of the same bytes again costs nothing.
+All replicas share this machine, so times are upper bounds; the ratio within one run is what counts. With `time` each
+replica is a process and the store is a folder: in memory behind a simulated link of so many MB/s, or on disk if the
+speed is 0. The round and put + get then copy the same data. With `threads` all replicas run in one interpreter and
+share objects in its memory: only the replica that puts an object pays for it, and putting the same bytes again is free.
 """
 
 from __future__ import annotations
@@ -36,8 +36,8 @@ from composer_replication.diloco.rounds.manager import ObjectStoreManager
 from composer_replication.diloco.store import MemoryStore, open_store
 
 LIMITS: dict[str, Any] = {"poll_s": 0.05, "grace_s": 30.0, "timeout_s": 300.0, "lease_s": 5.0}
+# Measured rounds, and warm-up rounds before them, after which retention deletes as much as a round writes.
 ROUNDS, WARM = 7, 3
-"""What is measured, after rounds that are not: by then retention deletes as much as a round writes."""
 
 
 def together(calls: list[Callable[[], Any]]) -> list[Any]:
@@ -46,12 +46,12 @@ def together(calls: list[Callable[[], Any]]) -> list[Any]:
 
 
 class Link:
-    """A replica's way to a store: so many bytes a second each way, and a delay for each call, as a bucket has."""
+    """A replica's simulated link to a store, with a bandwidth in each direction and a latency per call."""
 
     def __init__(self, store: Any, *, megabytes_per_s: float, delay_s: float) -> None:
         self.store, self.uri = store, store.uri
         self._bytes_per_s, self._delay_s = megabytes_per_s * 2**20, delay_s
-        self._free = {"up": 0.0, "down": 0.0}  # when what is under way has arrived
+        self._free = {"up": 0.0, "down": 0.0}  # when the last transfer in each direction ends
         self._lock = threading.Lock()
 
     def __getattr__(self, name: str) -> Callable[..., Any]:
@@ -70,7 +70,7 @@ class Link:
         return call
 
     def _travel(self, way: str, num_bytes: int) -> None:
-        """One after the other, and a link loses no time to a sleeper that is woken late."""
+        """Wait for a transfer. Transfers are sequential, and a thread that wakes up late does not delay the link."""
         with self._lock:
             self._free[way] = max(time.perf_counter(), self._free[way]) + num_bytes / self._bytes_per_s
             arrives = self._free[way]
@@ -80,9 +80,9 @@ class Link:
 def replica(
     store: Any, rank: int, world: int, elements: int, barrier: threading.Barrier, compare: bool
 ) -> dict[str, list[float]]:
-    """Rounds of one vector, each beside a plain put and get of as many bytes; what each took, without joining.
+    """Run rounds on a vector, each followed by a plain put and get of as many bytes, and return their seconds.
 
-    `cpu` and `plain_cpu` are of the process: of one replica where each has its own.
+    Joining is not measured. `cpu` and `plain_cpu` are processor times of the whole process.
     """
     manager = ObjectStoreManager(store, rank=rank, world_size=world, **LIMITS)
     manager.register_state_dict_fn("none", lambda _state: None, dict)
@@ -110,7 +110,7 @@ def replica(
 def put_and_get(
     store: Any, rank: int, vector: torch.Tensor, figures: dict[str, list[float]], barrier: threading.Barrier
 ) -> None:
-    """How long until all have put and got as many bytes as the round moved, in pieces of 8 MB, four at once."""
+    """Measure until all replicas have put and got as many bytes as the round moved, in parts of 8 MB, four at once."""
     data = vector.numpy().tobytes()[: 8 * 2**20]
     pieces = {name: range(-(-int(figures[name][-1]) // len(data))) for name in ("sent", "received")}
     keys = [f"plain/{rank}/{at}" for at in pieces["sent"]]
@@ -136,12 +136,14 @@ def show_bytes(megabytes: float) -> None:
     print(f"payload {megabytes:g} MB, fp32; in payloads, the largest of all replicas and rounds")
     for world in (2, 3, 4, 8, 16):
         results = hold_rounds([MemoryStore()] * world, elements)
-        sent, received = (max(max(each[name]) for each in results) / (4 * elements) for name in ("sent", "received"))
+        sent, received = (
+            max(max(result[name]) for result in results) / (4 * elements) for name in ("sent", "received")
+        )
         print(f"{world:3d} replicas: sent {sent:.3f}, received {received:.3f}")
 
 
 def show_time(megabytes: float, speeds: list[float], worlds: list[int]) -> None:
-    """Each replica in a process of its own, over a folder that they share."""
+    """Measure with each replica in a process of its own and a shared folder as the store."""
     for world in worlds:
         for speed in speeds:
             place = "/dev/shm" if speed and Path("/dev/shm").is_dir() else os.environ.get("TMPDIR")
@@ -156,10 +158,10 @@ def _in_processes(folder: str, speed: float, world: int, megabytes: float) -> di
     barrier, answers = context.Barrier(world), context.SimpleQueue()
     common = (folder, speed, world, int(megabytes * 2**20 / 4), barrier, answers)
     replicas = [context.Process(target=_replica_process, args=(rank, *common)) for rank in range(world)]
-    for each in replicas:
-        each.start()
-    for each in replicas:
-        each.join()
+    for replica in replicas:
+        replica.start()
+    for replica in replicas:
+        replica.join()
     return answers.get()
 
 
@@ -176,7 +178,7 @@ def _replica_process(
 
 
 def show_threads(megabytes: float, speeds: list[float], worlds: list[int]) -> None:
-    """All replicas in this process, over a store in its memory."""
+    """Measure with all replicas in this process and a store in its memory."""
     for world in worlds:
         for speed in filter(None, speeds):
             shared = MemoryStore()
@@ -198,7 +200,7 @@ def _show_ratio(name: str, figures: dict[str, list[float]]) -> None:
 
 
 class NoManager:
-    """torchft's DiLoCo alone: what it keeps, without any exchange."""
+    """A manager that exchanges nothing, to measure the memory of torchft's DiLoCo alone."""
 
     _use_async_quorum = False
     step = 0
@@ -215,7 +217,7 @@ class NoManager:
 
 
 def show_peak(megabytes: float, folder: str = "", rank: int = 0, world: int = 0) -> None:
-    """Peak MB of this process after three outer steps; without a world, of torchft's DiLoCo alone."""
+    """Print the peak MB of this process after three outer steps; if `world` is 0, of torchft's DiLoCo alone."""
     from torchft.local_sgd import DiLoCo
 
     torch.manual_seed(0)
@@ -235,7 +237,7 @@ def show_peak(megabytes: float, folder: str = "", rank: int = 0, world: int = 0)
 
 
 def show_memory(megabytes: float) -> None:
-    """Each replica is a process whose freed memory goes back at once: what is left are numbers that are in use."""
+    """Measure the memory of replicas in processes of their own, which return freed memory to the system at once."""
 
     def peak(*arguments: Any) -> float:
         command = [sys.executable, __file__, "peak", *map(str, (megabytes, *arguments))]

@@ -1,6 +1,6 @@
-"""How far a bucket carries DiLoCo: the simulation checked against real rounds on files, then 8 to 512 replicas of 7B.
+"""Measure how DiLoCo over a bucket scales: check the simulation with real rounds, simulate 8 to 512 7B replicas.
 
-python benchmarks/diloco_scale.py check        put and get of this disk, rounds predicted and measured
+python benchmarks/diloco_scale.py check        speed of this disk, predicted and measured rounds
 python benchmarks/diloco_scale.py plots DIR    the tables of docs/concepts/diloco-scale.md, and its plots in DIR
 """
 
@@ -34,7 +34,7 @@ PAYLOADS = {
     "full, bf16": (2 * PARAMETERS, 8 * PARAMETERS),
     "full, fp32": (4 * PARAMETERS, 8 * PARAMETERS),
 }
-"""Bytes of an offer, and of the state that a replica heals from: weights and momentum in fp32."""
+"""Bytes of an offer, and of the state that a replica recovers from: weights and momentum in fp32."""
 PLACES = {
     "one region": (Machine(up_mb_s=1200, down_mb_s=1200, latency_s=0.001), Bucket(put_s=0.04, get_s=0.02)),
     "internet, 1 Gb/s": (
@@ -49,12 +49,12 @@ PLACES = {
 REPLICAS = (8, 64, 512)
 KILLS = (0.0, 0.02, 0.05, 0.1, 0.2)
 CHECKED = ((2, 8), (2, 24), (4, 8), (4, 24))
-"""Replicas and megabytes of the real rounds."""
+"""Numbers of replicas and megabytes of the real rounds."""
 POLL_S, TIMES = 0.1, 5
 
 
 def in_threads(count: int, call: Callable[[int], float]) -> list[float]:
-    """What each of so many calls at once answers."""
+    """Run `call` in `count` threads at once, and return the results."""
     answers = [0.0] * count
     start = threading.Barrier(count)
 
@@ -80,7 +80,7 @@ def median_s(call: Callable[[], object], times: int = 7) -> float:
 
 
 def calibrated(replicas: int, megabytes: int) -> tuple[Machine, Bucket]:
-    """This disk and this processor as one of so many replicas sees them, all at work."""
+    """Return the speeds of this machine and disk as each of so many busy replicas sees them."""
     import torch
 
     from composer_replication.diloco.payload import decode_vector, encode_vector
@@ -94,7 +94,7 @@ def calibrated(replicas: int, megabytes: int) -> tuple[Machine, Bucket]:
         store = open_store(folder)
 
         def speed(call: Callable[[int], object]) -> float:
-            """Seconds of a call at one of the replicas."""
+            """Return the seconds of a call per replica."""
             return statistics.mean(in_threads(replicas, lambda rank: median_s(lambda: call(rank))))
 
         small_s = speed(lambda rank: store.put(f"small/{rank}", b"x" * 200))
@@ -104,7 +104,7 @@ def calibrated(replicas: int, megabytes: int) -> tuple[Machine, Bucket]:
 
         def there_and_back(_rank: int) -> object:
             again = encode_vector(vector, kind="fp32", about={})
-            for _ in range(2):  # a manifest names each shard's checksum, and its reader looks at it
+            for _ in range(2):  # the manifest has the checksum of each shard, which its reader verifies
                 hashlib.sha256(again).digest()
             return decode_vector(again, elements=vector.numel(), about={})
 
@@ -122,14 +122,14 @@ def calibrated(replicas: int, megabytes: int) -> tuple[Machine, Bucket]:
         put_s=small_s,
         get_s=small_get_s,
         connections=1,
-        connection_mb_s=1e9,  # this and the next are in the speeds of the machine
+        connection_mb_s=1e9,  # the speeds of the machine already include this and the next
         total_mb_s=1e9,
         poll_s=POLL_S,
     )
 
 
 def measured_round_s(replicas: int, megabytes: int, rounds: int = 6) -> float:
-    """Seconds of a real round of the manager, the median over replicas and rounds but the first."""
+    """Return the seconds of a real round of the manager: the median over replicas and all rounds but the first."""
     import torch
 
     from composer_replication.diloco.rounds.manager import ObjectStoreManager
@@ -157,12 +157,12 @@ def measured_round_s(replicas: int, megabytes: int, rounds: int = 6) -> float:
 
 
 def check() -> None:
-    """Predicted and measured rounds of a small case."""
+    """Print predicted and measured seconds of small rounds."""
     rows = []
     for replicas, megabytes in CHECKED:
         work = Work(payload_bytes=megabytes * 1e6, state_bytes=0, step_s=0.0, spread=0.0, num_rounds=20)
         pairs = []
-        for _ in range(TIMES):  # in turn, so that other work on the machine slows both
+        for _ in range(TIMES):  # alternating, so that other work on the machine slows both down
             machine, bucket = calibrated(replicas, megabytes)
             asked = Scenario(replicas=replicas, work=work, machine=machine, bucket=bucket)
             pairs.append((simulate_bucket(asked).round_s, measured_round_s(replicas, megabytes)))
@@ -203,7 +203,7 @@ def table_of_scale() -> None:
 
 
 def _verdict(bucket: SimulatedRun, ring: SimulatedRun) -> str:
-    """The bucket where it costs at most a tenth of the machines' price, and a tenth of their time more than a ring."""
+    """Return what to use: the bucket if it costs at most 10% of the machines' price and 10% of their useful time."""
     cheap = bucket.bucket_dollars <= 0.1 * bucket.machine_dollars
     if cheap and bucket.useful_share >= ring.useful_share - 0.1:
         return "bucket"

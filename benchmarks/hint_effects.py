@@ -1,7 +1,7 @@
-"""Log-probs of prepared calls with every hint before them, and the tables of what the hints changed.
+"""Score prepared calls after each of their hints, and print tables of the hint effects.
 
-Nothing but torch and transformers is needed to score, and nothing but Python to print. The prefix of an item is run
-once; the variants follow it as one batch, padded at their ends, where padding is seen by nothing.
+Scoring needs torch and transformers only, and printing needs only Python. The prefix of an item is run once. Its
+variants follow as one batch that is padded at the end, where no token attends to the padding.
 """
 
 from __future__ import annotations
@@ -17,11 +17,11 @@ from typing import Any
 
 NO_HINT = "none"
 ITEMS_SCHEMA = "hint_items 2"
-"""As `hint_items.SCHEMA`, which cannot be imported where this package is not."""
+"""The same as `hint_items.SCHEMA`, which cannot be imported where this package is not installed."""
 MEASURES = {"name": "tool's name", "first": "first differing argument token", "arguments": "arguments"}
 _EVERY = 25
 Effect = tuple[str, float]
-"""A session, and a change of log-prob in it."""
+"""A session, and a change of log-prob at one of its calls."""
 
 
 def score(
@@ -35,9 +35,9 @@ def score(
     limit: int | None = None,
     temperatures: Sequence[float] = (),
 ) -> None:
-    """Score every item with every hint, and keep the sums over its spans.
+    """Score every item with every hint, and write the sums of log-probs over its spans.
 
-    At another temperature the logits are divided by it; such a hint is called `name@temperature`.
+    For each of `temperatures` the logits are divided by it, under the name `hint@temperature`.
     """
     import torch
     from transformers import AutoModelForCausalLM
@@ -54,7 +54,7 @@ def score(
     if adapter is not None:
         from peft import PeftModel
 
-        if not Path(adapter, "adapter_model.safetensors").is_file():  # PEFT would look for a pickle instead
+        if not Path(adapter, "adapter_model.safetensors").is_file():  # PEFT would load a pickle instead
             raise SystemExit(f"{adapter}: got no adapter_model.safetensors, expected one")
         loaded = PeftModel.from_pretrained(loaded, adapter)
     model = loaded.to(device).eval()
@@ -74,7 +74,7 @@ def score(
         "dtype": str(precision),
         "seconds": round(seconds, 1),
     }
-    warmer = [f"{name}@{each:g}" for each in temperatures for name in head["hints"]]
+    warmer = [f"{name}@{temperature:g}" for temperature in temperatures for name in head["hints"]]
     written = {**about, "placement": head.get("placement"), "hints": [*head["hints"], *warmer], "items": scored}
     out.write_text(json.dumps(written), encoding="utf-8")
     print(f"{out}: {len(scored)} items in {seconds:.0f} s")
@@ -83,7 +83,7 @@ def score(
 def _score_item(
     model: Any, item: Mapping[str, Any], device: str, temperatures: Sequence[float] = ()
 ) -> dict[str, dict[str, float]]:
-    """For each hint the log-prob of every span, summed over its tokens."""
+    """Return by hint the log-prob of every span, summed over its tokens."""
     import torch
 
     prefix = torch.tensor([item["prefix"]], device=device)
@@ -121,7 +121,7 @@ def _read_lines(path: Path) -> Iterator[dict[str, Any]]:
 
 
 def read_scores(path: Path) -> dict[str, Any]:
-    """Return what `score` wrote."""
+    """Return the content of a file that `score` wrote."""
     return json.loads(path.read_text(encoding="utf-8"))
 
 
@@ -132,9 +132,10 @@ def print_tables(
     held_out: bool = False,
     read: Callable[[Path], dict[str, Any]] = read_scores,
 ) -> None:
-    """Effects of each hint on calls that erred and on good ones, and of the sites' own hints by kind.
+    """Print the effect of each hint on erring and good calls, and the effects of the sites' own hints by kind.
 
-    `held_out`: of the test sessions alone, from which a warm-up has learnt nothing. `read` reads files in another form.
+    With `held_out` only test sessions count, which no warm-up was trained on. `read` is a reader for other file
+    formats.
     """
     result = read(path)
     if held_out and any(item.get("is_held_out") is None for item in result["items"]):
@@ -155,7 +156,7 @@ def print_tables(
 
 
 class Effects:
-    """What each hint changed, beside no hint."""
+    """The change of log-prob by each hint, compared with no hint."""
 
     def __init__(self, items: Sequence[Mapping[str, Any]]) -> None:
         self._items = {(item["role"], item["id"]): item for item in items}
@@ -169,17 +170,17 @@ class Effects:
     def of(
         self, role: str, hint: str, measure: str, *, kind: str | None = None, per_token: bool = False
     ) -> list[Effect]:
-        """The effect on each call of that role."""
+        """Return the effect of a hint on each call in a role."""
         items = (item for key, item in self._items.items() if key[0] == role and kind in (None, item["kind"]))
         found = ((item["session"], _effect(item, hint, measure, per_token)) for item in items)
         return [(session, effect) for session, effect in found if effect is not None]
 
     def difference(self, hint: str, measure: str) -> list[Effect]:
-        """Sites less the good call beside each."""
+        """Return for each site the effect on the erring call minus the effect on its good call."""
         return self._paired(hint, measure, lambda site: (self._items.get(("good", site["id"])), hint))
 
     def beside_other(self, hint: str, measure: str, *, kind: str | None = None) -> list[Effect]:
-        """Each site's own hint less that of another kind."""
+        """Return for each site the effect of its own hint minus that of a hint of another kind."""
         return self._paired(hint, measure, lambda site: (site, "other_kind" + "".join(hint.partition("@")[1:])), kind)
 
     def _paired(
@@ -216,7 +217,7 @@ def _comparison(effects: Effects, names: Iterable[str], measure: str, rounds: in
         others = [] if name.startswith("other_kind") else effects.beside_other(name, measure)
         lowered = sum(change < 0 for _, change in erring) / max(1, len(erring))
         columns = (erring, effects.of("good", name, measure), effects.difference(name, measure), others)
-        yield name, len(erring), *(mean_with_interval(each, rounds) for each in columns), f"{lowered:.0%}"
+        yield name, len(erring), *(mean_with_interval(column, rounds) for column in columns), f"{lowered:.0%}"
 
 
 def _by_kind(effects: Effects, names: Sequence[str], rounds: int) -> Iterator[tuple[object, ...]]:
@@ -230,7 +231,7 @@ def _by_kind(effects: Effects, names: Sequence[str], rounds: int) -> Iterator[tu
 
 
 def mean_with_interval(effects: Sequence[Effect], rounds: int, *, seed: int = 0) -> str:
-    """The mean over calls; the interval is that of means over sessions drawn again, whole."""
+    """Return the mean over calls as text, with an interval from a bootstrap over sessions."""
     if not effects:
         return ""
     by_session: dict[str, list[float]] = defaultdict(list)

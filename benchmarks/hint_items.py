@@ -1,8 +1,8 @@
-"""Sites and good calls of a run as token ids: everything that a scorer needs, without the text of a session.
+"""Write the sites and good calls of a run as token ids: all that a scorer needs, without the text of the sessions.
 
-One line a call. `prefix`, one of `hints`, and `tail` are what the model reads; `spans` are places in the tail: the
-tokens up to the end of the tool's name, its arguments, and the first token that another call has differently. For a
-call that erred that is the next call of the same tool that worked; for a good call the one that erred.
+There is one line per call. The model reads `prefix`, one of `hints`, and `tail`. `spans` are positions in the tail: the
+tokens up to the end of the tool's name, the arguments, and the first token in which the arguments differ from those of
+another call. For an erring call this is the next successful call of the same tool, and for a good call the erring call.
 """
 
 from __future__ import annotations
@@ -32,21 +32,21 @@ from composer_replication.trainer.sessions.rendering import LoggedSession, good_
 from composer_replication.types import ErrorSite, Turn
 
 SCHEMA = "hint_items 2"
-_MAX_ARGUMENTS = 512  # tokens of a call's arguments that are scored
-_MAX_ERROR = 400  # characters of an error's text
+_MAX_ARGUMENTS = 512  # maximum number of scored tokens of a call's arguments
+_MAX_ERROR = 400  # maximum characters of an error message
 _MAX_PER_SESSION = 8
-_NEAR = 8  # turns of the model in which a call counts as the corrected one
+_NEAR = 8  # maximum number of assistant turns between an error and its correction
 
 
 class _Chosen(NamedTuple):
-    """A site with the texts that may stand before its turn."""
+    """A site with the hint texts that may be placed before its turn."""
 
     site: ErrorSite
     hints: dict[str, str]
 
 
 class _Place(NamedTuple):
-    """One call as tokens: its sequence, its turn's span, and where its name ends."""
+    """A call as tokens: its sequence, the span of its turn, and the end of the tool's name."""
 
     rendered: RenderedSequence
     span: TurnSpan
@@ -67,7 +67,7 @@ def prepare(
     max_tokens: int,
     placement: Placement = "before_turn",
 ) -> None:
-    """Write the items of a run, and say how many there are."""
+    """Write the items of a run, and print their number."""
     directory = RunDir.open(run)
     renderer = Renderer(load_tokenizer(tokenizer), tools=read_tools(directory).by_format)
     chosen = _choose(directory, {name: _read_hints(path) for name, path in hints.items()}, max_sites)
@@ -87,7 +87,7 @@ def prepare(
 
 
 def _read_hints(path: Path) -> dict[str, str]:
-    """Hints by site: rows with `site` or `id`, and a `hint` that is a text or has one."""
+    """Return hints by site id. A row has `site` or `id`, and a `hint` that is a text or an object with one."""
     found: dict[str, str] = {}
     for line in path.read_text(encoding="utf-8").splitlines():
         row = json.loads(line)
@@ -99,9 +99,9 @@ def _read_hints(path: Path) -> dict[str, str]:
 
 
 def _choose(run: RunDir, named: Mapping[str, Mapping[str, str]], max_sites: int) -> dict[str, list[_Chosen]]:
-    """Sites by conversation: by turns one of each kind, in an order that has nothing to do with the log's.
+    """Return the chosen sites by conversation: round-robin over kinds, in an order independent of the log.
 
-    What a user said is left out: it is about a call that was refused, and nobody wrote it for this.
+    Hints that quote a user are left out, because they are about refused calls and were not written as hints.
     """
     by_kind: dict[str, list[_Chosen]] = defaultdict(list)
     for session in read_sessions(run, with_sites=True, with_pairs=False):
@@ -131,7 +131,7 @@ def _error_of(session: LoggedSession, site: ErrorSite) -> str:
 
 
 def _digest(session: str) -> str:
-    """Scores are published, and sessions are not."""
+    """Return a digest as the name of a session, because scores are published and sessions are not."""
     return hashlib.sha256(session.encode()).hexdigest()[:16]
 
 
@@ -177,9 +177,9 @@ def _item(
     max_tokens: int,
     placement: Placement,
 ) -> dict[str, Any] | None:
-    """The call with every hint, cut where a turn begins.
+    """Return the item of a call with every hint, cut at the beginning of a turn.
 
-    None where even the turn alone is too long, or where its hints cannot stand where they should.
+    Return None if the turn alone is too long, or if its hints cannot be placed before it.
     """
     rendered, span, call, name_end = place
     end = min(call[1], name_end + _MAX_ARGUMENTS)
@@ -193,10 +193,10 @@ def _item(
         name: teacher_context(renderer, rendered, span, text, placement=placement, first=first)
         for name, text in usable.items()
     }
-    if any(each.placement != placement for each in contexts.values()):
+    if any(context.placement != placement for context in contexts.values()):
         return None
-    begin = min((each.hint_start for each in contexts.values()), default=span.header_start - first) + first
-    if begin < 1 + first or any(each.hint_start + first != begin for each in contexts.values()):
+    begin = min((context.hint_start for context in contexts.values()), default=span.header_start - first) + first
+    if begin < 1 + first or any(context.hint_start + first != begin for context in contexts.values()):
         return None
     spans = {"name": [call[0] - begin, name_end - begin], "arguments": [name_end - begin, end - begin]}
     differing = _first_difference(place, against)
@@ -211,7 +211,7 @@ def _item(
 
 
 def _first_difference(place: _Place, other: _Place | None) -> int | None:
-    """The first token of the arguments that differs, where both calls are of the same tool."""
+    """Return the first token in which the arguments of two calls of the same tool differ, or None."""
     if other is None:
         return None
     mine, theirs, name = place.ids(), other.ids(), place.name_end - place.call[0]
@@ -222,7 +222,7 @@ def _first_difference(place: _Place, other: _Place | None) -> int | None:
 
 
 class _Calls:
-    """The calls of one rendered session that stand alone in their turn."""
+    """The calls of a rendered session that are the only call in their turn."""
 
     def __init__(self, renderer: Renderer, session: LoggedSession, sequences: Sequence[RenderedSequence]) -> None:
         self._renderer = renderer
@@ -253,14 +253,14 @@ class _Calls:
         return None
 
     def corrected(self, site: ErrorSite) -> _Place | None:
-        """The next call of the same tool that worked, if it comes soon."""
+        """Return the next successful call of the same tool within a few turns, or None."""
         at = self._number[site.turn_id]
         later = (turn for turn in self._turns[at + 1 : at + 1 + _NEAR] if self._is_good(turn, site.tool))
         turn = next(later, None)
         return None if turn is None else self.place(turn.id)
 
     def good(self, site: ErrorSite) -> _Place | None:
-        """The nearest good call before the site, or else after it; of the same tool, if there is one."""
+        """Return the nearest good call before the site, or else after it, preferably of the same tool."""
         at = self._number[site.turn_id]
         before, after = self._turns[:at][::-1], self._turns[at + 1 + _NEAR :]
         for tool in (site.tool, None):

@@ -1,14 +1,14 @@
-"""What hints do to a model: on calls that erred and on good ones of the same sessions, own kind against other kinds.
+"""Measure the effects of own and unrelated hints on erring and good calls of the same sessions.
 
     python benchmarks/hints.py prepare RUN --tokenizer FOLDER --out items.jsonl [--hints writer=hints.jsonl]
     python benchmarks/hints.py score items.jsonl --model FOLDER --out result.json
     python benchmarks/hints.py table result.json
 
-`prepare` needs this package, a run with sites, and a tokenizer with a chat template. `score` needs torch and
-transformers alone, and no network. `table` needs this package only where scores are packed, as those of `experiments/`.
-Compared are no hint, the site's own (`template`), the error's text (`raw_error`), the hint of a site of another kind
-(`other_kind`), and each file of `--hints`: rows with a site's id and its hint, as a writer's answers or the
-`sites.jsonl` of an older version.
+`prepare` needs this package, a run with sites, and a tokenizer with a chat template. `score` needs only torch and
+transformers, and no network. `table` needs this package only for packed scores, such as those in `experiments/`. The
+variants are no hint, the site's own hint (`template`), the error message (`raw_error`), the hint of a site of another
+kind (`other_kind`), and each file given with `--hints`. Such a file has rows with a site's id and its hint, like the
+answers of a hint writer or the `sites.jsonl` of an older version.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ def main() -> None:
     if args.verb == "prepare":
         from hint_items import prepare
 
-        named = dict(each.split("=", 1) for each in args.hints)
+        named = dict(hint.split("=", 1) for hint in args.hints)
         files = {name: Path(file) for name, file in named.items()}
         limits = {"max_sites": args.sites, "max_tokens": args.tokens}
         prepare(args.run, args.tokenizer, args.out, files, placement=args.placement, **limits)

@@ -1,4 +1,4 @@
-"""Ingesting Claude Code logs: reading beside orjson alone, end to end with the scrubber, memory of one and of many.
+"""Measure the ingestion of Claude Code logs: reading compared with orjson alone, end to end with scrubbing, and memory.
 
 python benchmarks/ingest.py                     # 60 MB, as in the README's table
 python benchmarks/ingest.py --megabytes 1       # anywhere, in seconds
@@ -39,7 +39,7 @@ MIN_SPEED, MAX_RATIO, MAX_MEMORY, MAX_GROWTH, MIN_END_TO_END = 80.0, 3.0, 6.0, 1
 
 @dataclass
 class Row:
-    """One figure with its goal; `is_met` is None where there is no goal."""
+    """A measurement with its goal; `is_met` is None if there is no goal."""
 
     what: str
     figure: float
@@ -54,7 +54,7 @@ def read_session(path: Path) -> list[object]:
 
 
 def steps_of(path: Path) -> dict[str, Callable[[], object]]:
-    """Everything is timed with the file in the page cache; the floor even has its lines in memory already."""
+    """Return the steps to time. The file is in the page cache, and the baseline has its lines in memory already."""
     lines = path.read_bytes().splitlines(keepends=True)
 
     def parse() -> None:
@@ -69,7 +69,7 @@ def steps_of(path: Path) -> dict[str, Callable[[], object]]:
 
 
 def measure_times(steps: Mapping[str, Callable[[], object]], rounds: int) -> dict[str, list[float]]:
-    """Seconds of every step, each once per round in turn, so that all of them see the same busy machine."""
+    """Return the seconds of every step; steps alternate within a round, so that load affects all alike."""
     seconds: dict[str, list[float]] = {name: [] for name in steps}
     for _ in range(rounds):
         for name, step in steps.items():
@@ -98,9 +98,9 @@ def speed_rows(path: Path, rounds: int) -> list[Row]:
 
 
 def end_to_end_rows(log: Path, folder: Path, rounds: int) -> list[Row]:
-    """`crf ingest` without its process: read, scrub with all layers, encode, write; CPU time of one process.
+    """Measure reading, scrubbing with all layers, encoding and writing, as CPU time of one process.
 
-    The large log is made of copies, and the scrubber remembers clean texts: so the real sessions are measured too.
+    The large log consists of copies, and the scrubber caches clean texts. Therefore real sessions are measured as well.
     """
     rows = [_end_to_end("end to end with scrub, the large log", [log], folder / "large", rounds)]
     if SESSIONS.exists():
@@ -110,7 +110,7 @@ def end_to_end_rows(log: Path, folder: Path, rounds: int) -> list[Row]:
 
 def _end_to_end(what: str, paths: list[Path], folder: Path, rounds: int) -> Row:
     files = [each for path in paths for each in (path.rglob("*") if path.is_dir() else [path]) if each.is_file()]
-    size_mb, seconds = sum(each.stat().st_size for each in files) / MB, list[float]()
+    size_mb, seconds = sum(file.stat().st_size for file in files) / MB, list[float]()
     known = {f"SECRET_TOKEN_{number}": f"known-value-{number:03}-of-the-environment" for number in range(20)}
     settings = ScrubSettings(env_values=known, home_dirs=("/srv/someone",), user_names=("someone",))
     for number in range(rounds):
@@ -143,7 +143,7 @@ def memory_rows(log: Path, folder: Path) -> list[Row]:
 
 
 def peak_of(kind: str, path: Path) -> tuple[int, int]:
-    """Resident bytes after the imports and at the peak, in a process of its own."""
+    """Return the resident bytes of a new process after its imports and at its peak."""
     command = [sys.executable, __file__, "--child", kind, str(path)]
     environment = os.environ | {"PYTHONPATH": os.pathsep.join(sys.path)}
     result = subprocess.run(command, capture_output=True, text=True, check=True, env=environment)
@@ -152,7 +152,7 @@ def peak_of(kind: str, path: Path) -> tuple[int, int]:
 
 
 def child(kind: str, path: Path) -> None:
-    """What `peak_of` runs. A session is held whole; of many, each is dropped before the next."""
+    """Run one measurement of `peak_of`. One session is kept in memory; of many, each is freed before the next."""
     for name in registry.FORMATS if kind == "sessions" else ():
         registry.ingester(name)
     start = _peak_bytes()
@@ -169,7 +169,7 @@ def child(kind: str, path: Path) -> None:
 
 
 def _peak_bytes() -> int:
-    """This process's own high-water mark; getrusage would count the parent's, which a child inherits."""
+    """Return the peak memory of this process; getrusage would include the parent's, which a child inherits."""
     for line in Path("/proc/self/status").read_text().splitlines():
         if line.startswith("VmHWM:"):
             return int(line.split()[1]) * 1024
@@ -186,7 +186,7 @@ def print_table(title: str, rows: Iterable[Row]) -> None:
 
 
 def save(path: str | None, settings: dict[str, object], rows: Iterable[Row]) -> None:
-    """Append one JSON line with the settings, the machine and every row."""
+    """Append a JSON line with the settings, the machine and all rows to a file."""
     if path is None:
         return
     machine = {"python": platform.python_version(), "orjson": orjson.__version__, "cores": os.cpu_count()}

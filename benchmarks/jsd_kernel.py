@@ -1,4 +1,4 @@
-"""JSD from hidden rows and the LM head, forward + backward: our kernel beside the peers', in one process.
+"""Measure the JSD from hidden states and the LM head, forward + backward: our kernel and those of other libraries.
 
 python benchmarks/jsd_kernel.py                 # the H200 table: 4096 rows x hidden 2048 x vocabulary 248,320, bf16
 python benchmarks/jsd_kernel.py --rows 64 --hidden 32 --vocab 1000 --device cpu    # anywhere, in seconds
@@ -19,7 +19,7 @@ FLOOR = "four matrix products only (floor)"
 
 
 def floor_step(student: Tensor, weight: Tensor, teacher: Tensor, chunk: int = 1024) -> None:
-    """The products no kernel can avoid: two for the logits, two for the gradients."""
+    """Compute the matrix products that no kernel can avoid: two for the logits and two for the gradients."""
     weight = weight.detach()
     for start in range(0, student.shape[0], chunk):
         rows = student.detach()[start : start + chunk]
@@ -30,7 +30,7 @@ def floor_step(student: Tensor, weight: Tensor, teacher: Tensor, chunk: int = 10
 
 
 def gradient_error(call: JsdCall, student: Tensor, weight: Tensor, teacher: Tensor) -> str:
-    """Relative L2 error of value and gradients against fp64 on a slice of the rows."""
+    """Return the relative L2 errors of the value and the gradients against fp64, for a slice of the rows."""
     rows = slice(0, 64)
     wide = [x.detach()[rows].double().requires_grad_() for x in (student, teacher)]
     wide_weight = weight.detach().double().requires_grad_()

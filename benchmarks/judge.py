@@ -1,7 +1,7 @@
-"""The judge against what really happened on the sessions of a run, half of them held out.
+"""Compare the judge's verdicts with what happened in the sessions of a run, half of which are held out.
 
-Failures are those of the run's own `sites.jsonl`, as it classed them, or those of an older run of the same logs. Rules
-were made on half 0; half 1 is for the last look. A session's half is that of the hash of its id.
+Failures are those in the run's own `sites.jsonl`, or those of an older run on the same logs. The rules were developed
+on half 0; half 1 is for the final measurement. The hash of a session's id decides its half.
 
 python benchmarks/judge.py RUN                      # half 0: the session alone, then with earlier sessions
 python benchmarks/judge.py RUN --repo CLONE         # and with a checkout at each session's date
@@ -33,7 +33,7 @@ def half(conversation: Conversation) -> int:
 
 
 def failures(run: RunDir) -> dict[str, dict[str, ErrorSite]]:
-    """The run's failures by conversation and call."""
+    """Return the failures of a run by conversation and call."""
     found: dict[str, dict[str, ErrorSite]] = defaultdict(dict)
     for site, _ in read_sites(run):
         if site.kind != NO_FAILURE and site.call_id:
@@ -55,7 +55,7 @@ def print_score(score: Score, share_goal: float | None) -> None:
             counts = f"{row.said} | {row.failed} | {row.num_of_kind} | {row.share_failed:.3f}"
             print(f"| {row.says} | {row.rule} | {row.kind} | {counts} |")
     whole = sum(row.said - row.failed for row in score.rules if row.says == "fails" and row.rule in WHOLE_FILE_RULES)
-    kinds = ", ".join(f"{each.kind} {each.predicted} of {each.failures}" for each in score.kinds)
+    kinds = ", ".join(f"{kind.kind} {kind.predicted} of {kind.failures}" for kind in score.kinds)
     goal = "" if share_goal is None else f" (goal {share_goal})"
     print(f"\npredicted {score.num_predicted} of {score.num_failures} failures: {score.share_predicted or 0:.3f}{goal}")
     print(f"precision {score.precision or 0:.3f} (goal {GOALS['precision']})")

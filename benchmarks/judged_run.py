@@ -1,4 +1,4 @@
-"""A run directory through the steps of `crf train`, judged: what is batched by its defaults for one tokenizer."""
+"""Judge the training targets of a run: all that `crf train` batches by default for one tokenizer."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ from template_oracle import Student, is_own
 
 
 class Pair(NamedTuple):
-    """Another answer at the place of an assistant turn, counted from 0."""
+    """Another answer in place of an assistant turn; turns are numbered from 0."""
 
     conversation_id: str
     turn_number: int
@@ -33,7 +33,7 @@ class Pair(NamedTuple):
 
 
 def write_pairs(run: RunDir, pairs: Sequence[Pair]) -> None:
-    """`pairs.jsonl` as `crf pairs` leaves it, of answers that nobody was asked for."""
+    """Write made-up pairs to `pairs.jsonl` in the format of `crf pairs`."""
     rows = [
         {
             "state_id": pair.state_id,
@@ -72,9 +72,9 @@ def judge_run(
     sample: int | None = None,
     students: dict[str, Student] | None = None,
 ) -> Tally:
-    """Everything that `crf train` would batch of this run for the tokenizer in folder `model`.
+    """Judge everything that `crf train` would batch from a run for the tokenizer in the folder `model`.
 
-    `students` keeps what was read of a tokenizer, for the next run.
+    `students` caches what is derived from tokenizers, for the next run.
     """
     config = load_with_preset(None, [f'train.model="{model}"', f'train.run="{run.root}"', *overrides])
     inputs = read_inputs(config)
@@ -104,7 +104,7 @@ def judge_run(
         student.tools = tools.get(conversation.format, tools.get(None, []))
         judge = SessionJudge(student, judged, tally)
         for window in own_windows:
-            judge.judge(window.batch(), [turn_of[each] for each in window.site_ids], window.state_ids)
+            judge.judge(window.batch(), [turn_of[site_id] for site_id in window.site_ids], window.state_ids)
     if windows:
         tally.blame("good turn", "window_of_no_conversation", next(iter(windows)))
     return tally
@@ -117,7 +117,7 @@ def _student(tokenizer: object, known: dict[str, Student], name: str) -> Student
 
 
 def _hints(run: RunDir) -> tuple[Mapping[str, Mapping[str, list[str]]], Mapping[str, str]]:
-    """Hints of kept sites by conversation and turn, and the turn of each site."""
+    """Return the hints of kept sites by conversation and turn, and the turn of each site."""
     hints = defaultdict[str, dict[str, list[str]]](dict)
     turn_of: dict[str, str] = {}
     for site, hint in read_sites(run):

@@ -1,4 +1,4 @@
-"""Whether arguments reached the conversations in the order in which the model wrote them; for Claude Code's logs."""
+"""Check that ingestion keeps the order in which a model wrote the arguments of its calls, for Claude Code logs."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ _CHANNEL = "arguments"
 
 
 def order_violations(files: Sequence[Path], conversations: Sequence[Conversation], tally: Tally) -> None:
-    """Counts calls whose keys, at any depth, stand in another order than in the log."""
+    """Count the calls whose keys, at any depth, are in another order than in the log."""
     written = {identity: _keys(given) for path in files for identity, given in _calls(path)}
     for conversation in conversations:
         for turn in conversation.turns:
@@ -28,7 +28,7 @@ def order_violations(files: Sequence[Path], conversations: Sequence[Conversation
 
 
 def _calls(path: Path) -> Iterator[tuple[str, Any]]:
-    """Ids and inputs of the calls; a line that is no JSON is passed over."""
+    """Yield the ids and inputs of the calls in a log; lines that are not JSON are skipped."""
     if path.suffix != ".jsonl":
         return
     with path.open("rb") as lines:

@@ -1,4 +1,4 @@
-"""Timing, peak memory and the printed table; shared by the benchmark scripts."""
+"""Measure time and peak memory of variants, and print the table; shared by the benchmark scripts."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ GIB = 2**30
 
 @dataclass
 class Row:
-    """One variant's figures; `note` says why there are none."""
+    """The measurements of one variant, or a note on why there are none."""
 
     variant: str
     ms: float | None = None
@@ -32,10 +32,10 @@ class Row:
 def measure_all(
     steps: Mapping[str, Callable[[], object]], *, device: torch.device, rounds: int, base_bytes: int = 0
 ) -> list[Row]:
-    """Time every variant once per round, in turn, after warm-up; the first variant is the floor.
+    """Time all variants once per round after a warm-up; the first variant is the baseline.
 
-    A GPU's clock drifts by more than the differences of interest. Within a round all variants see the same clock, so
-    `ratio` is the median over rounds of a variant's time to the floor's. Peak memory comes from a pass of its own;
+    The clock of a GPU drifts by more than the differences of interest, but hardly within a round. Therefore `ratio` is
+    the median over rounds of a variant's time divided by the baseline's. Peak memory is measured in a separate pass;
     `extra_gib` is the peak above `base_bytes`.
     """
     rows = {name: _warm_up(name, step, device, base_bytes) for name, step in steps.items()}
@@ -53,7 +53,7 @@ def measure_all(
 
 
 def _warm_up(name: str, step: Callable[[], object], device: torch.device, base_bytes: int) -> Row:
-    """Three untimed steps; the last one gives the peak memory."""
+    """Run three untimed steps, and return a row with the peak memory of the last one."""
     row = Row(name)
     try:
         step()
@@ -87,7 +87,7 @@ def missing_peer(variant: str, error: ImportError) -> Row:
 
 
 def print_table(title: str, rows: Iterable[Row]) -> None:
-    """A Markdown table; the ratio is to the first row, the floor."""
+    """Print a Markdown table. Ratios are relative to the first row, the baseline."""
     print(f"\n### {title}\n")
     print("| variant | ms (median) | spread | x floor (median over rounds) | peak GiB | extra GiB | note |")
     print("|---|---|---|---|---|---|---|")
@@ -98,7 +98,7 @@ def print_table(title: str, rows: Iterable[Row]) -> None:
 
 
 def save(path: str | None, name: str, settings: dict[str, object], rows: Iterable[Row]) -> None:
-    """Append one JSON line with the settings, the machine and every row."""
+    """Append a JSON line with the settings, the machine and all rows to a file."""
     if path is None:
         return
     record = {"bench": name, "settings": settings, "machine": machine(), "rows": [asdict(row) for row in rows]}

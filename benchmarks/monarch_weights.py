@@ -1,8 +1,8 @@
-"""How weights get from one actor to another: through shared memory, as an argument, through Monarch's RDMA buffers.
+"""Measure ways to send weights between actors: shared memory, an argument, or Monarch's RDMA buffers.
 
     python benchmarks/monarch_weights.py --mib 512
 
-Two processes of one host. Without ibverbs the buffers go over TCP. Needs the extra `monarch`.
+The actors are two processes on one host. Without ibverbs the buffers use TCP. Needs the extra `monarch`.
 """
 
 from __future__ import annotations
@@ -26,14 +26,16 @@ rdma: Any = require("monarch.rdma", extra="monarch")
 
 
 def weights_of(mib: int) -> nn.Module:
-    """Sixteen matrices of fp32."""
+    """Return a module with sixteen fp32 matrices of `mib` MiB in total."""
     return nn.ModuleList([nn.Linear(1024, mib * 16, bias=False) for _ in range(16)])
 
 
 class Writer(monarch.Actor):
     def __init__(self, mib: int, folder: str) -> None:
         self._model, self._shared = weights_of(mib), SharedWeights(folder)
-        self._flat = torch.cat([each.detach().reshape(-1) for each in self._model.parameters()]).view(torch.uint8)
+        self._flat = torch.cat([parameter.detach().reshape(-1) for parameter in self._model.parameters()]).view(
+            torch.uint8
+        )
 
     @monarch.endpoint
     async def publish(self, version: int) -> float:

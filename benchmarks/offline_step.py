@@ -1,4 +1,4 @@
-"""A step of OfflineTrainer on one long session, beside a plain SFT step on as many tokens as its tree has.
+"""Measure a step of OfflineTrainer on one long session, compared with a plain SFT step on the same number of tokens.
 
 python benchmarks/offline_step.py                 # Qwen2-1.5B shape, LoRA, 16,384 tokens, on a CUDA device
 python benchmarks/offline_step.py --tiny          # anywhere, in seconds: shows that it runs, not how fast
@@ -28,7 +28,7 @@ from session_step import Session, build_model
 
 
 class Clock(TrainerCallback):
-    """Seconds of each optimiser step, forward to optimiser, and the peak since the first one."""
+    """Callback that measures the seconds of each step and the peak memory since the first one."""
 
     def __init__(self) -> None:
         self.seconds: list[float] = []
@@ -45,7 +45,7 @@ class Clock(TrainerCallback):
         self.seconds.append(time.perf_counter() - self._began)
 
     def result(self) -> tuple[float, float]:
-        """Median milliseconds without the warm-up, and the peak in GiB."""
+        """Return the median milliseconds without the warm-up step, and the peak in GiB."""
         peak = torch.cuda.max_memory_allocated() / 2**30 if torch.cuda.is_available() else 0.0
         return statistics.median(self.seconds[1:]) * 1e3, peak
 
@@ -56,7 +56,7 @@ class Clock(TrainerCallback):
 
 
 class PlainTrainer(Trainer):
-    """Cross-entropy on the last tokens of one sequence, the head in pieces: as little as an SFT step can be."""
+    """A minimal SFT step: cross-entropy on the last tokens of one sequence, with the LM head applied in chunks."""
 
     def __init__(self, *args: Any, responses: int, **options: Any) -> None:
         super().__init__(*args, **options)
@@ -74,7 +74,7 @@ class PlainTrainer(Trainer):
 
 
 def sessions_of(session: Session) -> LoggedSessions:
-    """The benchmark's session as the trainer's data set: random tokens have no conversation to be rendered from."""
+    """Return the benchmark's session as a data set of the trainer, without a conversation, as its tokens are random."""
     batch = session.tree("cpu")
     window = store_window(
         batch, conversation_id="made", sequence=0, span=(0, len(session.trunk)), site_ids=(), state_ids=()

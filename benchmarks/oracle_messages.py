@@ -1,4 +1,4 @@
-"""Turns as the messages that a chat template takes; written from the design pages, and not from `batch/`."""
+"""Write turns as messages for a chat template, following the design pages and independently of `batch/`."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ _BETWEEN = "\n\n"
 
 
 class MessageWriter:
-    """Turns as messages. What a template does not take is said as text, in the package's documented forms."""
+    """Writes turns as messages. Parts that a template does not support become text, in the documented forms."""
 
     def __init__(
         self, student: Student, manners: Manners, shield: Shield, keep_thinking: Callable[[Turn], bool]
@@ -57,7 +57,7 @@ class MessageWriter:
         return {**message, "content": "\n".join(map(str, [*said, *map(self._call_as_text, turn.calls)]))}
 
     def _add_assistant(self, turn: Turn) -> None:
-        spoken = [str(each["role"]) for each in self.messages[-1:] if each["role"] != "system"]
+        spoken = [str(message["role"]) for message in self.messages[-1:] if message["role"] != "system"]
         if spoken == ["assistant"] and not self._manners.assistants_in_a_row:
             self.messages.append({"role": "user", "content": ""})
         if not spoken and not self._manners.assistant_first:

@@ -1,4 +1,4 @@
-"""What the limits of the shipped pair recipe drop, on maths and on code that nobody would want to lose.
+"""Measure what the shipped pair recipe drops from maths and code pairs that should be kept.
 
 python benchmarks/pair_filters.py                    # GSM8K, BFCL and the fixture sessions in ../shared
 python benchmarks/pair_filters.py --shared FOLDER
@@ -31,7 +31,7 @@ def pair(number: int, state: list[Message], chosen: str, rejected: str) -> DPOPa
 
 
 def maths_pairs(shared: Path) -> list[DPOPair]:
-    """A question, its answer, and the answer to the next question as what the student said."""
+    """Return pairs of a question's answer (chosen) and the previous question's answer (rejected)."""
     lines = (shared / "datasets" / "gsm8k" / "train.jsonl").read_text(encoding="utf-8").splitlines()
     rows = [json.loads(line) for line in lines]
     return [
@@ -41,7 +41,7 @@ def maths_pairs(shared: Path) -> list[DPOPair]:
 
 
 def call_pairs(shared: Path) -> list[DPOPair]:
-    """Function calls of BFCL as actions, each against the one before it."""
+    """Return pairs of BFCL's function calls, each chosen over the call before it."""
     actions: list[str] = []
     for path in sorted((shared / "datasets" / "bfcl").glob("*.answers.jsonl")):
         for line in path.read_text(encoding="utf-8").splitlines():
@@ -52,7 +52,7 @@ def call_pairs(shared: Path) -> list[DPOPair]:
 
 
 def coding_pairs(shared: Path) -> list[DPOPair]:
-    """Every assistant turn of the fixture sessions at its state, against the turn before it."""
+    """Return pairs of the fixture sessions' assistant turns, each chosen over the turn before it."""
     found: list[DPOPair] = []
     for conversation in ingest([shared / "fixtures" / "sessions"], IngestReport(), scrubber=None):
         last = "I will look at the files first."
@@ -64,7 +64,7 @@ def coding_pairs(shared: Path) -> list[DPOPair]:
 
 
 def sums() -> list[DPOPair]:
-    """Arithmetic that differs in nothing but its numbers."""
+    """Return pairs of arithmetic answers that differ only in their numbers."""
     terms = [(7 * n + 11, 13 * n + 5) for n in range(NUM_SUMS)]
     return [
         pair(n, user(f"What is {a} + {b}?"), f"The sum is {a + b}.", f"The sum is {a + b + 1}.")
@@ -81,7 +81,7 @@ def print_limits(sets: dict[str, list[DPOPair]]) -> None:
     print("| texts | number | median | most | " + " | ".join(f"> {limit}" for limit in LIMITS) + " |")
     print("|---" * (4 + len(LIMITS)) + "|")
     for name, pairs in sets.items():
-        ratios = sorted(special_ratio(each["chosen"]) for each in pairs)
+        ratios = sorted(special_ratio(pair["chosen"]) for pair in pairs)
         cells = [share(sum(ratio > limit for ratio in ratios), len(ratios)) for limit in LIMITS]
         middle = ratios[len(ratios) // 2]
         print(f"| {name} | {len(ratios)} | {middle:.2f} | {ratios[-2]:.2f}, {ratios[-1]:.2f} | {' | '.join(cells)} |")
@@ -97,7 +97,7 @@ def print_duplicates(sets: dict[str, list[DPOPair]]) -> None:
     print("|---" * (2 + len(settings)) + "|")
     for name, pairs in sets.items():
         for key in ("chosen", "state_chosen_rejected"):
-            texts = [pair_text(each, key) for each in pairs]
+            texts = [pair_text(pair, key) for pair in pairs]
             print(f"| {name} | {key} | {' | '.join(duplicates(texts, *setting) for setting in settings)} |")
 
 

@@ -1,4 +1,4 @@
-"""The peers' divergence kernels behind one call; a peer that is not installed raises ImportError."""
+"""Call the divergence kernels of other libraries in a uniform way; one that is not installed raises ImportError."""
 
 from __future__ import annotations
 
@@ -81,7 +81,7 @@ JSD_PEERS: dict[str, Callable[[], JsdCall]] = {
 
 
 def load_peers() -> tuple[dict[str, JsdCall], list[Row]]:
-    """The calls that can be made here, and an empty row with the reason for each that cannot."""
+    """Return the kernels that are available, and for each other one an empty row with the reason."""
     calls: dict[str, JsdCall] = {}
     missing: list[Row] = []
     for name, load in JSD_PEERS.items():

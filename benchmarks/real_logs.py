@@ -1,13 +1,13 @@
-"""Real logs through `crf`'s own steps, and every target token judged by an independent oracle.
+"""Run real logs through `crf`'s steps, and judge every target token by an independent oracle.
 
 python benchmarks/real_logs.py LOGS --tokenizer FOLDER --tokenizer FOLDER --jobs 2
 python benchmarks/real_logs.py LOGS --tokenizer FOLDER --limit 20 --all   # a few sessions, each turn rendered whole
 
-Logs are ingested in parts of a few sessions: ingest -> sites -> pairs -> what `crf train` batches by default. Pairs are
-made up from the log: a turn whose call failed is rejected, a later call of the same tool that worked is chosen. A
-target is right if the tokenizer's own template would have generated it at that place (`session_oracle`). Contexts are
-compared with a rendering put together piece by piece, which is linear, and for --sample turns a conversation (--all:
-each) with whole renderings of what was before the turn. Exits with 1 where there is a violation.
+Logs are processed in parts of a few sessions: ingest -> sites -> pairs -> the default batches of `crf train`. Pairs are
+made up from the log: a turn with a failed call is rejected, and a later successful call of the same tool is chosen. A
+target is right if the tokenizer's own template would have generated it at its place (`session_oracle`). Contexts are
+compared with a rendering assembled from pieces, in linear time, and for --sample turns per conversation (--all: every
+turn) with complete renderings of the preceding messages. Exits with 1 if there is a violation.
 """
 
 from __future__ import annotations
@@ -43,13 +43,13 @@ from template_oracle import Student
 
 _UUID = re.compile(r"[0-9a-f]{8}(?:-[0-9a-f]{4}){3}-[0-9a-f]{12}")
 _MAX_PAIRS = 8
-"""Pairs of one conversation."""
+"""Maximum number of pairs of one conversation."""
 ANY = "(any: the log's own order)"
 _STUDENTS: dict[str, Student] = {}
 
 
 class Part(NamedTuple):
-    """Some sessions' files, and what to do with them."""
+    """The files of a few sessions, and how to process them."""
 
     logs: Path
     files: tuple[Path, ...]
@@ -65,7 +65,7 @@ class Judgement(NamedTuple):
 
 
 def parts_of(logs: Path, limit: int | None, size: int) -> Iterator[tuple[Path, ...]]:
-    """Files in groups of `size` sessions; those that name one session are one, and stay together."""
+    """Yield files in groups of `size` sessions; files of the same session stay together."""
     sessions = defaultdict[str, list[Path]](list)
     for path in sorted(each for each in logs.rglob("*") if each.suffix in (".jsonl", ".json", ".traj")):
         found = _UUID.search(str(path.relative_to(logs)))
@@ -76,8 +76,8 @@ def parts_of(logs: Path, limit: int | None, size: int) -> Iterator[tuple[Path, .
 
 
 def pairs_of(conversation: Conversation) -> Iterator[Pair]:
-    """An erring turn rejected, and a later call of the same tool that worked chosen, without its text."""
-    failed = {each.call_id: bool(each.is_error) for turn in conversation.turns for each in turn.results}
+    """Yield pairs of an erring turn (rejected) and a later successful call of its tool, without its text (chosen)."""
+    failed = {result.call_id: bool(result.is_error) for turn in conversation.turns for result in turn.results}
     asked = [turn for turn in conversation.turns if turn.role == "assistant"]
     made = 0
     for number, turn in enumerate(asked):
@@ -95,7 +95,7 @@ def pairs_of(conversation: Conversation) -> Iterator[Pair]:
 def judge_part(part: Part) -> list[Judgement]:
     with tempfile.TemporaryDirectory() as folder:
         logs, run = Path(folder) / "logs", RunDir.create(Path(folder) / "run")
-        for path in part.files:  # as a folder: a file alone in which there is no session would be an error
+        for path in part.files:  # as a folder, because a single file without a session would be an error
             copy = logs / path.relative_to(part.logs)
             copy.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, copy)
@@ -106,9 +106,9 @@ def judge_part(part: Part) -> list[Judgement]:
             return []
         write_sites(SitesConfig(), run)
         conversations = list(read_conversations(run))
-        pairs = [pair for each in conversations for pair in pairs_of(each)]
+        pairs = [pair for conversation in conversations for pair in pairs_of(conversation)]
         write_pairs(run, pairs)
-        sessions = len({each.session_id or each.id for each in conversations})
+        sessions = len({conversation.session_id or conversation.id for conversation in conversations})
         began = time.perf_counter()
         order = Tally()
         order_violations(part.files, conversations, order)
@@ -129,12 +129,12 @@ def judge_all(parts: Sequence[Part], jobs: int) -> Iterator[list[Judgement]]:
 
 
 def names_of(tokenizers: Sequence[Path]) -> dict[str, str]:
-    """The shortest ends of the folders' paths that tell them apart."""
+    """Return for each folder the shortest end of its path that distinguishes it from the others."""
     for size in range(1, 12):
-        names = {str(each): "/".join(each.parts[-size:]) for each in tokenizers}
+        names = {str(tokenizer): "/".join(tokenizer.parts[-size:]) for tokenizer in tokenizers}
         if len(set(names.values())) == len(names):
             return {**names, ANY: ANY}
-    return {**{str(each): str(each) for each in tokenizers}, ANY: ANY}
+    return {**{str(tokenizer): str(tokenizer) for tokenizer in tokenizers}, ANY: ANY}
 
 
 def print_table(judged: dict[str, Judgement], names: dict[str, str]) -> None:
@@ -190,7 +190,7 @@ def _add(judged: dict[str, Judgement], several: Sequence[Judgement]) -> None:
 
 
 def _stop(*_: object) -> None:
-    """What was judged so far is printed after SIGTERM too."""
+    """Print the results so far after SIGTERM as well."""
     raise KeyboardInterrupt
 
 

@@ -1,4 +1,4 @@
-"""Rendering a session with exact spans, beside one plain `apply_chat_template` with tokens of the whole conversation.
+"""Measure rendering a session with exact spans, compared with one plain `apply_chat_template` of the conversation.
 
 python benchmarks/render.py --tokenizer FOLDER                     # any tokenizer with a chat template
 python benchmarks/render.py --tokenizer FOLDER --turns 50 100 200  # how the time grows
@@ -28,7 +28,7 @@ FIRST = "the same, a new renderer each time"
 
 
 def session(num_turns: int, seed: int = 0) -> Conversation:
-    """A coding session of `num_turns` turns, by turns a call with a few words and what came back."""
+    """Return a coding session of `num_turns` turns: calls with a few words alternate with results."""
     draw = random.Random(seed)
 
     def words(count: int) -> str:
@@ -67,7 +67,9 @@ def tool_schemas(count: int = 10) -> list[dict[str, Any]]:
 def measure(tokenizer: PreTrainedTokenizerBase, num_turns: int, rounds: int) -> tuple[int, list[Row]]:
     conversation, tools = session(num_turns), tool_schemas()
     messages = plain_messages(conversation)
-    renderers = [Renderer(tokenizer, tools=tools) for _ in range(rounds + 4)]  # each new: its cache is empty
+    renderers = [
+        Renderer(tokenizer, tools=tools) for _ in range(rounds + 4)
+    ]  # a new one per round, because its cache has to be empty
 
     def plain() -> object:
         return tokenizer.apply_chat_template(messages, tools=tools, tokenize=True)  # pyright: ignore[reportArgumentType]

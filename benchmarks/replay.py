@@ -1,4 +1,4 @@
-"""What a teacher call costs this side: CPU a call at concurrency 64, and a resume over replies that are there already.
+"""Measure the client's cost of teacher calls: CPU time per call at concurrency 64, and of a resume with cached replies.
 
 python benchmarks/replay.py                    # 3,000 calls; a resume over 100,000
 python benchmarks/replay.py --calls 300 --cached 2000
@@ -26,7 +26,7 @@ TEACHER = {"slug": "openai/gpt-5", "input_per_mtok": 1.25, "output_per_mtok": 10
 
 
 def states(number: int, size: int) -> Iterator[TraceState]:
-    """Each a session of its own, of about `size` bytes."""
+    """Yield states of `number` different sessions, each of about `size` bytes."""
     for index in range(number):
         text = f"Task {index}: " + "look at the code and fix it. " * (size // 29)
         messages: list[dict[str, object]] = [
@@ -37,7 +37,7 @@ def states(number: int, size: int) -> Iterator[TraceState]:
 
 
 def ask(number: int, size: int, options: ReplayOptions) -> tuple[float, float, int]:
-    """CPU and wall seconds, and calls that failed."""
+    """Run `number` teacher calls, and return the CPU seconds, the wall-clock seconds and the number of failed calls."""
     failed = 0
 
     def count(_state: int, _teacher: int, result: TeacherCallResult) -> None:
@@ -51,7 +51,7 @@ def ask(number: int, size: int, options: ReplayOptions) -> tuple[float, float, i
 
 
 def fill(path: Path, number: int, size: int, base_url: str, settings: RequestSettings) -> None:
-    """A store as a finished replay leaves it."""
+    """Fill a cache with the replies of a finished replay."""
     (teacher,) = read_teachers([TEACHER], environment={}, api_key="key", base_url=base_url)
     builder = RequestBuilder(teacher, settings)
     reply = {

@@ -1,4 +1,4 @@
-"""Multi-turn rollouts in groups: tokens a second from transformers' own loop, and from kept keys (RolloutGenerator).
+"""Measure multi-turn rollouts in groups: tokens per second of transformers' own loop and of RolloutGenerator.
 
 python benchmarks/rollouts.py                          # Qwen2.5-1.5B shape in bf16 on a CUDA device
 python benchmarks/rollouts.py --shape 5M               # on two CPU cores
@@ -61,7 +61,7 @@ def build_model(shape: str, device: torch.device, dtype: torch.dtype) -> Any:
 
 
 def rollouts(args: argparse.Namespace, vocabulary: int) -> list[list[list[int]]]:
-    """Prompts of the batch, equal within a group, and behind each turn what the tools say to each row."""
+    """Return the prompts of the batch, equal within a group, then for each turn the tool results of each row."""
     draw = torch.Generator().manual_seed(1)
 
     def tokens(count: int) -> list[int]:
@@ -76,7 +76,7 @@ def rollouts(args: argparse.Namespace, vocabulary: int) -> list[list[list[int]]]
 
 
 def run_turns(generate: Generate, batches: list[list[list[int]]], config: GenerationConfig, device: Any) -> Any:
-    """Every turn generated from the whole conversation so far, as TRL does; the ids of all rows."""
+    """Generate every turn from the whole conversation so far, as TRL does, and return the ids of all rows."""
     rows: list[list[int]] = [[] for _ in batches[0]]
     for said in batches:
         rows = [row + more for row, more in zip(rows, said, strict=True)]
@@ -90,7 +90,7 @@ def run_turns(generate: Generate, batches: list[list[list[int]]], config: Genera
 
 @contextlib.contextmanager
 def unrecorded(is_off: bool):
-    """Without CUDA graphs, to see what they are worth."""
+    """Context manager that turns CUDA graphs off, to measure their effect."""
     usual = row_cache.NextTokens.__init__
     if is_off:
         row_cache.NextTokens.__init__ = lambda self, model, cache, **_: usual(self, model, cache, record=False)
@@ -174,7 +174,7 @@ def joined(ids: torch.Tensor, new: list[list[int]]) -> torch.Tensor:
 
 
 def timed(step: Callable[[], Any], device: Any) -> tuple[float, Any]:
-    """Seconds, on a CPU with one thread those of the processor, which a busy machine does not change."""
+    """Return the seconds (with one CPU thread, processor time, which load hardly affects) and the result of a step."""
     is_cuda = device.type == "cuda"
     wait = torch.cuda.synchronize if is_cuda else (lambda: None)
     clock = time.process_time if not is_cuda and torch.get_num_threads() == 1 else time.perf_counter
@@ -192,7 +192,7 @@ def measure(args: argparse.Namespace) -> None:
     batches = rollouts(args, model.config.vocab_size)
     tokens = args.batch * args.new * args.turns
     where = torch.cuda.get_device_name() if device.type == "cuda" else f"CPU, {torch.get_num_threads()} threads"
-    size = sum(each.numel() for each in model.parameters()) / 1e6
+    size = sum(parameter.numel() for parameter in model.parameters()) / 1e6
     print(f"{args.shape} shape, {size:.0f}M parameters, {where}, batch {args.batch} in groups of {args.group},")
     between = f"{args.tool // 2} to {2 * args.tool} between them"
     print(f"prompts of {args.prompt}, {args.turns} turns of {args.new} new tokens, {between}\n")
@@ -208,7 +208,7 @@ def measure(args: argparse.Namespace) -> None:
 
 
 def warmed(step: Callable[[], Any], device: Any) -> str:
-    """A run that is not timed; its peak memory in GiB."""
+    """Run a step without timing it, and return its peak memory in GiB as text."""
     if device.type != "cuda":
         return "-"
     torch.cuda.reset_peak_memory_stats()
@@ -217,7 +217,7 @@ def warmed(step: Callable[[], Any], device: Any) -> str:
 
 
 def check(device: torch.device) -> None:
-    """In single precision both loops must choose the same tokens, graphs or not."""
+    """Check that in single precision both loops choose the same tokens, with and without CUDA graphs."""
     args = argparse.Namespace(batch=12, group=4, prompt=40, turns=3, new=40, tool=9, greedy=True, only="")
     model = build_model("tiny", device, torch.float32)
     with torch.no_grad():
@@ -231,7 +231,7 @@ def check(device: torch.device) -> None:
 
 
 def measure_processes(args: argparse.Namespace) -> None:
-    """So many processes at once, each with its own model; tokens a second of all together while all run."""
+    """Measure several processes at once, each with a model: the tokens per second of all while all are running."""
     print("| processes | tokens/s together | tokens/s of each |\n|---|---|---|")
     tokens = args.batch * args.new * args.turns
     for count in args.processes:
@@ -239,7 +239,7 @@ def measure_processes(args: argparse.Namespace) -> None:
         command = [sys.executable, *sys.argv, "--worker", str(start)]
         running = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(count)]
         seconds = [float(each.communicate()[0].split()[-1]) for each in running]
-        rates = [args.rounds * tokens / each for each in seconds]
+        rates = [args.rounds * tokens / second for second in seconds]
         print(f"| {count} | {sum(rates):.0f} | {', '.join(f'{rate:.0f}' for rate in rates)} |", flush=True)
 
 

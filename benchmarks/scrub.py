@@ -1,7 +1,7 @@
-"""Scrub speed on real session text: the whole of it, and each layer alone. MB/s of string content, one core, CPU time.
+"""Measure the speed of the scrubber on real sessions, in total and by layer, in MB/s of text and CPU time of one core.
 
-Sessions repeat their texts and the scrubber remembers the clean ones, so the whole is also measured without repetition:
-of every record only the strings that no record before it had.
+Sessions repeat texts, and the scrubber caches clean ones. Therefore the total is also measured without repetition: only
+with the strings of every record that no earlier record has.
 
 python benchmarks/scrub.py                        # the fixture sessions in ../shared
 python benchmarks/scrub.py --sessions ~/.claude/projects --repeats 5
@@ -22,18 +22,18 @@ import orjson
 from composer_replication.privacy import Scrubber, assignments, command_lines, encodings, entropy, rules, scan, tables
 
 SESSIONS = Path(__file__).resolve().parents[2] / "shared" / "fixtures" / "sessions"
-# Rule kinds that are counted apart: pseudonyms are wanted on every path, they are not findings.
+# Kinds of rules that are counted separately: pseudonyms, which are expected in every path and no findings.
 PEOPLE = "USER"
 
 
 def read_records(folder: Path) -> list[Any]:
-    """Every JSON line under a folder."""
+    """Return the JSON lines of all files below a folder."""
     lines = (line for path in sorted(folder.rglob("*.jsonl")) for line in path.read_bytes().splitlines())
     return [orjson.loads(line) for line in lines if line.strip()]
 
 
 def strings_of(value: Any) -> Iterator[str]:
-    """Every string value of a record."""
+    """Yield the string values of a record."""
     if isinstance(value, str):
         yield value
     elif isinstance(value, dict | list):
@@ -42,7 +42,7 @@ def strings_of(value: Any) -> Iterator[str]:
 
 
 def best(call: Callable[[], object], repeats: int) -> float:
-    """The least CPU time of a few runs: other processes only ever add."""
+    """Return the shortest CPU time of a few runs, because other processes can only make it longer."""
     times = []
     for _ in range(repeats):
         begin = time.process_time()
@@ -52,7 +52,7 @@ def best(call: Callable[[], object], repeats: int) -> float:
 
 
 def without_repetition(records: list[Any]) -> list[list[str]]:
-    """Of every record the strings that no record before it had."""
+    """Return for each record the strings that no earlier record has."""
     seen: set[str] = set()
     fresh = []
     for record in records:
@@ -63,13 +63,13 @@ def without_repetition(records: list[Any]) -> list[list[str]]:
 
 
 def random_values(count: int) -> dict[str, str]:
-    """Made-up values of secret environment variables, the same on every machine."""
+    """Return made-up values of secret environment variables, which are the same on every machine."""
     rng = random.Random(0)
     alphabet = string.ascii_letters + string.digits + "!@#$/+=-_"
     return {f"SECRET_{n}": "".join(rng.choices(alphabet, k=rng.randint(12, 44))) for n in range(count)}
 
 
-# In the fixtures the home directory of whoever ran the agent stands as /home/USER, on almost every record.
+# In the fixtures almost every record contains the home directory of the agent's user as /home/USER.
 SETTINGS: dict[str, dict[str, Any]] = {
     "all layers": {},
     "... and 20 known values": {"env_values": random_values(20)},
@@ -82,14 +82,14 @@ SETTINGS: dict[str, dict[str, Any]] = {
 
 
 def scrub_all(records: list[Any], settings: dict[str, Any]) -> None:
-    """One scope over all records, with nothing remembered from before."""
+    """Scrub all records in one scope, with an empty cache."""
     scope = Scrubber(**settings).scope()
     for record in records:
         scope.value(record)
 
 
 def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
-    """Each layer over texts it has not seen, on what the layer before it hands over."""
+    """Return a call for each layer, which runs it on new texts after the layers before it."""
     scanner = scan.Scanner({}, (), use_entropy=True)
     flat = [text.encode("latin-1", "replace") for text in texts]
     active = [scanner.words.active(line) for line in flat]

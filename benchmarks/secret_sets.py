@@ -1,7 +1,8 @@
-"""How many secrets of a set survive `crf ingest`, and how many harmless texts it changes, by class.
+"""Count by class how many secrets of a test set survive `crf ingest`, and how many harmless texts it changes.
 
-A set is a folder with `secrets.jsonl` and `harmless.jsonl` (also `.jsonl.xz`). Each case becomes a Claude Code session;
-all of them are ingested, and the rows of the run are searched. What the last gate would still refuse is counted, too.
+A set is a folder with `secrets.jsonl` and `harmless.jsonl` (or `.jsonl.xz`). Each case becomes a Claude Code session.
+All sessions are ingested, and the rows of the run are searched. Texts that the outgoing check would stop are counted
+as well.
 
 python benchmarks/secret_sets.py FOLDER                # counts by class
 python benchmarks/secret_sets.py FOLDER --show         # and every case that went wrong, with its text
@@ -28,13 +29,14 @@ from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.privacy.outgoing import LastGate
 from composer_replication.runs import RunDir
 
-_SHORTEST_LEFT = 6  # characters of a secret in a row that count as the secret, where they are half of it
+# So many consecutive characters of a secret count as the secret, if they are at least half of it.
+_MIN_SURVIVING_CHARS = 6
 _PLACEHOLDER = re.compile(r"<[A-Z][A-Z_]*_\d+>")  # <PASSWORD_1>
 
 
 @dataclass(frozen=True)
 class Verdict:
-    """What happened to one case."""
+    """The outcome of one case."""
 
     id: str
     context: str
@@ -45,14 +47,14 @@ class Verdict:
 
 
 def read_cases(folder: Path, name: str) -> list[dict[str, Any]]:
-    """The cases of `NAME.jsonl` or `NAME.jsonl.xz`."""
+    """Return the cases in `NAME.jsonl` or `NAME.jsonl.xz`."""
     plain = folder / f"{name}.jsonl"
     data = plain.read_bytes() if plain.exists() else lzma.decompress((folder / f"{name}.jsonl.xz").read_bytes())
     return [orjson.loads(line) for line in data.splitlines() if line.strip()]
 
 
 def session_lines(case: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """A case as the lines of a Claude Code session log."""
+    """Return a case as the lines of a Claude Code log."""
     lines: list[dict[str, Any]] = []
     call = 0
     for number, message in enumerate(case["messages"]):
@@ -82,7 +84,7 @@ def session_lines(case: Mapping[str, Any]) -> list[dict[str, Any]]:
 
 
 def strings_of(value: Any) -> list[str]:
-    """All strings below a value, in order."""
+    """Return all strings in a JSON value, in order."""
     if isinstance(value, str):
         return [value]
     if isinstance(value, dict):
@@ -93,18 +95,18 @@ def strings_of(value: Any) -> list[str]:
 
 
 def has_survived(case: Mapping[str, Any], text: str) -> bool:
-    """Whether a secret still stands in a text, whole or by half; of one in pieces, more than half its characters."""
+    """Return whether a text has a secret or half of it, or over half the characters of a secret in pieces."""
     pieces = case.get("pieces")
     if pieces:
         left = sum(len(piece) for piece in pieces if piece in text)
         return 2 * left > sum(map(len, pieces))
     secret = case["secret"]
-    length = min(len(secret), max(_SHORTEST_LEFT, math.ceil(len(secret) / 2)))
+    length = min(len(secret), max(_MIN_SURVIVING_CHARS, math.ceil(len(secret) / 2)))
     return any(secret[start : start + length] in text for start in range(len(secret) - length + 1))
 
 
 def judge(folder: Path, work: Path, *, processes: int) -> tuple[list[Verdict], list[Verdict]]:
-    """Ingest the set, and return the verdicts of its secrets and of its harmless texts."""
+    """Ingest the set, and return the verdicts on its secrets and on its harmless texts."""
     secrets, harmless = read_cases(folder, "secrets"), read_cases(folder, "harmless")
     logs = work / "logs"
     logs.mkdir()
@@ -131,13 +133,13 @@ def judge(folder: Path, work: Path, *, processes: int) -> tuple[list[Verdict], l
 
 
 def _sent_parts(turn: Mapping[str, Any]) -> list[Any]:
-    """What of a turn goes out in a request."""
+    """Return the parts of a turn that are sent in a request."""
     calls = [{"name": call["name"], "arguments": call["arguments"]} for call in turn["calls"]]
     return [turn["text"], *calls, *(result["text"] for result in turn["results"])]
 
 
 def interval(count: int, total: int) -> tuple[float, float]:
-    """Wilson's 95% interval of a share."""
+    """Return Wilson's 95% interval of a share."""
     z, share = 1.96, count / total
     middle = share + z * z / (2 * total)
     half = z * math.sqrt(share * (1 - share) / total + z * z / (4 * total * total))

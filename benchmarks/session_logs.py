@@ -1,4 +1,4 @@
-"""Claude Code logs of any size for the ingestion benchmark: copies of the real fixtures, or made like them."""
+"""Write Claude Code logs of any size for the ingestion benchmark: copies of real fixtures, or synthetic logs."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ _WORDS = [f"{stem}{number}" for stem in ("value", "return", "import", "path", "s
 
 
 def write_log(path: Path, num_bytes: int, *, first_copy: int = 0) -> str:
-    """Writes at least `num_bytes` of whole lines and says what they are; copies differ in every id."""
+    """Write at least `num_bytes` of complete lines, and return a description of them. Copies differ in all ids."""
     real = sorted(FIXTURES.glob("*/*.jsonl")) if FIXTURES.is_dir() else []
     sources = [each.read_bytes().splitlines(keepends=True) for each in real]
     copy, written = first_copy, 0
@@ -32,14 +32,14 @@ def write_log(path: Path, num_bytes: int, *, first_copy: int = 0) -> str:
 
 
 def _renamed(lines: list[bytes], copy: int) -> Iterator[bytes]:
-    """The lines of a real log with ids of their own: a record that repeats a uuid is left out by the reader."""
+    """Yield the lines of a real log with new ids, because the reader skips records with a repeated uuid."""
     mark = f"{copy:04x}".encode()
     for line in lines:
         yield _ID.sub(rb"\g<1>" + mark, _UUID.sub(mark + rb"\g<1>", line))
 
 
 def _synthetic(copy: int, num_steps: int = 150) -> Iterator[bytes]:
-    """One stretch up to a compaction: in the real logs a call has four progress records and a result of about 7 kB."""
+    """Yield the records up to a compaction. As in real logs, a call has four progress records and a result of 7 kB."""
     rng = random.Random(copy)
     session = _Session(copy)
     if copy:
@@ -68,7 +68,7 @@ def _synthetic(copy: int, num_steps: int = 150) -> Iterator[bytes]:
 
 
 class _Session:
-    """Records that each hang on the one before."""
+    """Builds records, each with the previous one as its parent."""
 
     def __init__(self, copy: int) -> None:
         self._copy, self._number, self._last = copy, 0, None
@@ -93,6 +93,6 @@ def _message(name: str, block: dict[str, Any]) -> dict[str, Any]:
 
 
 def _text(rng: random.Random, length: int) -> str:
-    """Text like code: short words, quotes and newlines, so that a parser meets escapes as often as in real logs."""
+    """Return text like code with short words, quotes and newlines, so that escapes are as frequent as in real logs."""
     words = rng.choices(_WORDS, k=length // 8 + 1)
     return "\n".join(" ".join(words[at : at + 8]) + ' "x"' for at in range(0, len(words), 8))[:length]

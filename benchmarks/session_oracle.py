@@ -1,8 +1,8 @@
-"""A conversation's turns as a template would have generated each: the context it sees, and the run it writes.
+"""Compute for each turn of a conversation the context and the target that a chat template would give it.
 
 For turn i with the messages m before it: `context` is apply_chat_template(m, add_generation_prompt=True), with an empty
-block that the template writes by itself; `target` is what apply_chat_template(m + [turn]) adds to that, up to and with
-the last control token. A thought is in both only where the student itself had it.
+block that the template writes by itself; `target` is what apply_chat_template(m + [turn]) adds to that, up to and
+including the last control token. Both contain thinking only if the student wrote it.
 """
 
 from __future__ import annotations
@@ -21,9 +21,9 @@ CANNOT_SAY = (TemplateError, TypeError, ValueError, KeyError, IndexError)
 
 
 class Expected(NamedTuple):
-    """Marked bytes: what stands before a turn (its history without empty blocks), and what the template writes for it.
+    """The expected context of a turn (without empty blocks in its history) and its target, as marked bytes.
 
-    `has_own_block`: the template itself puts an empty block between its prompt and the target, which is context.
+    With `has_own_block` the template puts an empty block between its prompt and the target. It belongs to the context.
     """
 
     context: bytes
@@ -32,7 +32,7 @@ class Expected(NamedTuple):
 
 
 class SessionOracle:
-    """Expectations for every assistant turn; `keep_thinking` says whose thoughts are shown to the template."""
+    """The expectations for all assistant turns; `keep_thinking` says whose thinking the template gets."""
 
     def __init__(
         self,
@@ -53,7 +53,7 @@ class SessionOracle:
         self.is_assembled = self._assemble()
 
     def target(self, number: int, answer: Turn | None = None) -> bytes | None:
-        """What the template writes for turn `number` (or another answer in its place), from a small conversation."""
+        """Return what the template writes for a turn (or another answer in its place) in a short conversation."""
         if answer is None and self.is_assembled:
             return self._targets[number]
         found = self._local(
@@ -62,9 +62,9 @@ class SessionOracle:
         return None if found is None else found.target
 
     def fits(self, number: int, context: bytes, *, whole: bool) -> bool:
-        """Whether this context is what the template shows before turn `number`, or, in a cut window, the end of it.
+        """Return whether the template shows this context before turn `number`; in a cut window it may be the end of it.
 
-        From the assembled pieces; without them, only whether it ends with the template's prompt.
+        Without the assembled pieces, only the end of the context is compared with the template's prompt.
         """
         if not self.is_assembled:
             return context.endswith((self.student.header, self.student.header + self.student.own_block))
@@ -78,7 +78,7 @@ class SessionOracle:
         return start >= 0 and (not whole or start == 0) and self._whole[start:end] == seen
 
     def agrees(self, number: int, expected: Expected, context: bytes, *, whole: bool) -> bool:
-        """The same for an expectation of turn `number` that is at hand."""
+        """Like `fits`, but for a given expectation of turn `number`."""
         seen = self.student.without_own_blocks(context)
         is_same = expected.context == seen if whole else expected.context.endswith(seen)
         late = self._late_before(number)
@@ -90,27 +90,29 @@ class SessionOracle:
         return is_same and self._has_right_end(number, context, expected.has_own_block)
 
     def _has_right_end(self, number: int, context: bytes, has_own_block: bool) -> bool:
-        """An empty block stands where the template puts one; before anybody asked, Qwen3's puts none behind its prompt.
+        """Return whether the context has an empty block at its end exactly if the template puts one there.
 
-        There the prompt for answers without a thought, which has one, is right too.
+        Before the first user message Qwen3's template puts none after its prompt. There the prompt for answers without
+        thinking, which has one, is accepted as well.
         """
         if self.student.ends_alike(context, has_own_block):
             return True
-        asked = any(each["role"] == "user" for each in self.messages[: self.places[number]])
+        asked = any(message["role"] == "user" for message in self.messages[: self.places[number]])
         return not has_own_block and not asked
 
     def _late_before(self, number: int) -> int | None:
-        """The last turn before it that said something after its calls.
+        """Return the last earlier turn that has text after its calls, or None.
 
-        No template can write that from one message with calls, and how it is said is not laid down: the turn itself is
-        judged by its order, and contexts are compared from its end on.
+        No template can write this order from one message with calls, and no format is prescribed. The turn itself is
+        judged by its order, and contexts are compared only after its end.
         """
         return next((each for each in range(number - 1, -1, -1) if each in self.late), None)
 
     def exact(self, number: int, answer: Turn | None = None) -> Expected | None:
-        """From two whole renderings; None where the template cannot say it, or rewrites what was before.
+        """Return the expectation from two complete renderings, or None if the template cannot render the turn.
 
-        `answer` is another turn in the place of turn `number`.
+        It is None as well if the template rewrites earlier messages. `answer` is another turn in place of turn
+        `number`.
         """
         place = self.places[number]
         message = self.messages[place] if answer is None else self._writer.assistant(answer)
@@ -122,7 +124,7 @@ class SessionOracle:
         return self._split(before, after, bare)
 
     def _writes_results(self, place: int, message: Message) -> bool:
-        """Whether the template shows what tools answered only when the next turn is there: nobody generates that."""
+        """Return whether the template shows tool results only together with the next turn, which nobody generates."""
         first = place
         while first and self.messages[first - 1]["role"] == "tool":
             first -= 1
@@ -136,7 +138,9 @@ class SessionOracle:
 
     def _split(self, before: bytes, after: bytes, bare: bytes | None) -> Expected | None:
         bare_before, bare_after = self.student.without_own_blocks(before), self.student.without_own_blocks(after)
-        if not after.startswith(before) and bare_after.startswith(bare_before):  # an earlier turn has lost its block
+        if not after.startswith(before) and bare_after.startswith(
+            bare_before
+        ):  # an earlier turn has lost its empty block
             written, has_own_block = self._behind_header(after, bare_before.count(self.student.header))
             target = written[: written.rfind(MARK) + 1]
             return Expected(bare_before, target, has_own_block) if target else None
@@ -155,10 +159,9 @@ class SessionOracle:
         return Expected(self.student.without_own_blocks(shared), target, has_own_block) if target else None
 
     def _behind_header(self, after: bytes, count: int) -> tuple[bytes, bool]:
-        """What stands behind so many headers, and whether an empty block came first, which is no part of it.
+        """Return the bytes after `count` headers without a leading empty block, and whether there was such a block.
 
-        From the rendering as it is: a line end behind the block is the turn's own, and only contexts are compared
-        without such line ends.
+        A line end after the block belongs to the turn; only contexts are compared without such line ends.
         """
         written = after.split(self.student.header, count)[-1]
         own = self.student.own_block
@@ -174,15 +177,15 @@ class SessionOracle:
         except CANNOT_SAY:
             made = None
         if size is not None:
-            if len(self._renders) > 64:  # a long session's prefixes would fill the memory
+            if len(self._renders) > 64:  # the prefixes of a long session would fill the memory
                 self._renders.clear()
             self._renders[size, prompt] = made
         return made
 
     def _assemble(self) -> bool:
-        """Every context from pieces, rendered in a small conversation each: linear in the session's length.
+        """Assemble all contexts from pieces that are rendered in short conversations, in time linear in the session.
 
-        The pieces count if together they are the rendering of the whole session; `exact` is there to check samples.
+        Return whether the pieces together are the rendering of the whole session. `exact` checks samples of them.
         """
         if not self.places:
             return False
@@ -211,7 +214,7 @@ class SessionOracle:
         return None if texts[0] is None or texts[1] is None else self._split(texts[0], texts[1], None)
 
     def _between(self, message: Message, others: Sequence[Message]) -> bytes | None:
-        """A turn and what follows it, up to the next prompt."""
+        """Return the rendering of a turn and what follows it, up to the next prompt."""
         texts = [self._small([Q], prompt=True), self._small([Q, message, *others], prompt=True)]
         if texts[0] is None or texts[1] is None:
             return None
@@ -226,7 +229,7 @@ class SessionOracle:
 
 
 def late_texts(turn: Turn) -> list[str]:
-    """What a turn said after a call, where its layout is known."""
+    """Return the texts of a turn after its calls, if its layout is known."""
     found: list[str] = []
     at, has_called = 0, False
     for kind, size in turn.extra.get("blocks") or ():

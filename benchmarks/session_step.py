@@ -1,4 +1,4 @@
-"""A whole session's three channels in one step: a tree against separate sequences, beside a plain SFT step.
+"""Measure one step on all three channels of a session: as a tree, as separate sequences, and a plain SFT step.
 
 python benchmarks/session_step.py                      # Qwen2-0.5B shape, three session lengths, on a CUDA device
 python benchmarks/session_step.py --tiny               # anywhere, in seconds: shows that it runs, not how fast
@@ -50,7 +50,7 @@ def build_model(shape: str, vocab: int, device: str, checkpointing: bool) -> Qwe
 
 
 class Session:
-    """A trunk, pairs at several of its turns, sites with a hint before the turn, and responses at its end."""
+    """A session as a trunk with pairs at several turns, sites with a hint before the turn, and responses at the end."""
 
     def __init__(self, length: int, pairs: int, sites: int, turn: int, hint: int, responses: int, vocab: int) -> None:
         generator = torch.Generator().manual_seed(length)
@@ -77,7 +77,7 @@ class Session:
 
 
 def flat_step(model: Qwen2ForCausalLM, session: Session, device: str) -> Callable[[], None]:
-    """Separate sequences: the trunk once with its sites' teachers, then each pair, gradients added up."""
+    """Return a step with separate sequences that accumulate gradients: the trunk with its teachers, then each pair."""
     trunk = torch.tensor([session.trunk], device=device)
     mask = torch.zeros_like(trunk)
     mask[:, session.first_response :] = 1
@@ -149,7 +149,7 @@ def steps_of(
 
 
 def measure(step: Callable[[], None], device: str, rounds: int) -> tuple[float, float]:
-    """Median milliseconds and peak GiB."""
+    """Return the median milliseconds and the peak GiB of a step."""
     step()
     if device == "cuda":
         torch.cuda.synchronize()

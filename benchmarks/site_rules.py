@@ -1,4 +1,4 @@
-"""The rules of error sites: how they score on the labelled results, and how fast they are on the text of real results.
+"""Measure the rules that find error sites: confusion tables on labelled results, and speed on real results.
 
 python benchmarks/site_rules.py                        # confusion tables; speed on the fixture sessions in ../shared
 python benchmarks/site_rules.py --sessions ~/.claude/projects
@@ -34,12 +34,12 @@ def print_confusion() -> None:
 
 def print_speed(sessions: Path, rounds: int) -> None:
     conversations = list(ingest([sessions], IngestReport(), scrubber=None))
-    results = [result.text for each in conversations for turn in each.turns for result in turn.results]
+    results = [result.text for conversation in conversations for turn in conversation.turns for result in turn.results]
     size_mb, best = sum(len(text.encode("utf-8", "replace")) for text in results) / MB, float("inf")
     for _ in range(rounds):
         started = time.process_time()
-        for each in conversations:
-            find_error_sites(each)
+        for conversation in conversations:
+            find_error_sites(conversation)
         best = min(best, time.process_time() - started)
     met = "yes" if size_mb / best >= MIN_SPEED else "NO"
     print(f"\n### Speed: {len(results)} results, {size_mb:.2f} MB of text, one core, best of {rounds}\n")

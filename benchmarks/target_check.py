@@ -1,7 +1,7 @@
-"""Judges what a batch trains: is every target run what the student's template would have generated at that place?
+"""Check whether every target run of a batch is what the student's template would have generated at its place.
 
-`SessionJudge` holds one conversation's expectations (`session_oracle`) and takes the batches made of it. What it finds
-is counted in a `Tally`, by channel and kind; the first case of each kind is kept as an example.
+`SessionJudge` has the expectations of one conversation (`session_oracle`) and judges the batches made from it. A
+`Tally` counts the violations by channel and kind, and keeps the first case of each kind as an example.
 """
 
 from __future__ import annotations
@@ -17,12 +17,12 @@ from target_runs import BatchRuns, Run
 from template_oracle import MARK, Student
 
 _MIN_TEXT = 12
-"""Texts shorter than this may be in a turn by chance."""
+"""Shorter texts may occur in a turn by chance."""
 
 
 @dataclass
 class Tally:
-    """Target runs by channel, violations by (channel, kind), what was worth noting, and one example of each kind."""
+    """Counts of target runs by channel, violations by (channel, kind) and notes, with an example of each kind."""
 
     runs: Counter[str] = field(default_factory=Counter[str])
     tokens: Counter[str] = field(default_factory=Counter[str])
@@ -45,12 +45,12 @@ class Tally:
 
 @dataclass(frozen=True, kw_only=True)
 class Judged:
-    """A conversation, what may be taught in it, and how closely to look.
+    """A conversation to judge, with what may be trained on in it.
 
-    `hints` are those of kept sites by turn; `answers` are the chosen turns by state, with the number of the assistant
-    turn they stand for, `trained_states` those that are in a batch. `is_own` says which turns the student wrote.
-    `whole`: no window is cut, so a context begins where the conversation does. `sample`: so many turns a conversation
-    are compared with whole renderings; None is all.
+    `hints` are those of kept sites by turn. `answers` are the chosen turns by state, with the number of the assistant
+    turn they replace; `trained_states` are the states that are in a batch. `is_own` says which turns the student wrote.
+    With `whole` no window is cut, so contexts begin with the conversation. `sample` is the number of turns per
+    conversation that are compared with complete renderings; None means all.
     """
 
     conversation: Conversation
@@ -63,7 +63,7 @@ class Judged:
 
 
 class SessionJudge:
-    """The batches of one conversation, judged one by one."""
+    """Judges the batches of one conversation."""
 
     def __init__(self, student: Student, judged: Judged, tally: Tally) -> None:
         self.student, self.judged, self.tally = student, judged, tally
@@ -71,7 +71,7 @@ class SessionJudge:
         self.oracles = [SessionOracle(student, conversation)]
         if student.manners.thinking and any(turn.thinking and judged.is_own(turn) for turn in conversation.turns):
             self.oracles.append(SessionOracle(student, conversation, judged.is_own))
-        if student.shows_results_late:  # turns after a result are left out, or all of it is said as text
+        if student.shows_results_late:  # turns after a result are left out, or everything is rendered as text
             self.oracles.append(SessionOracle(student, conversation, manners=student.manners.as_text()))
         self.turns = self.oracles[0].turns
         self._sample = set(_spread(len(self.turns), judged.sample))
@@ -84,7 +84,7 @@ class SessionJudge:
         tally.notes["conversations whose template is not append-only"] += not self.oracles[0].is_assembled
 
     def judge(self, batch: Any, site_turns: Sequence[str], state_ids: Sequence[str]) -> None:
-        """`site_turns` are the turns of the sites in this batch, `state_ids` the states of its pairs."""
+        """Judge a batch. `site_turns` are the turns of its sites, and `state_ids` the states of its pairs."""
         runs = BatchRuns(batch, self.student.bytes_of)
         for run in runs.good_turns():
             self._good_turn(self._counted(run))
@@ -149,7 +149,7 @@ class SessionJudge:
             self._blame(chosen, "contexts_of_the_two_sides_differ", number)
 
     def _place(self, run: Run, allowed: Sequence[int], passed_over: set[int] | None = None) -> int | None:
-        """The turn whose expectation this run meets; where there is none, the run is blamed."""
+        """Return the turn whose expectation this run meets, or count a violation and return None."""
         seen_target: list[int] = []
         for oracle, by_target in zip(self.oracles, self._by_target, strict=True):
             numbers = [number for number in by_target.get(run.target, ()) if number in allowed]
@@ -170,7 +170,7 @@ class SessionJudge:
         return None
 
     def _keeps_order(self, run: Run, turn: Turn) -> bool:
-        """A turn that spoke after its calls: its first call stands before its last words."""
+        """Return whether the first call of a turn with text after its calls precedes its last text in the run."""
         plain = run.target.replace(MARK, b"")
         name, last = turn.calls[0].name.encode(), late_texts(turn)[-1].strip().encode()
         return run.target.endswith(MARK) and name in plain and plain.find(name) < plain.rfind(last)
@@ -196,7 +196,7 @@ class SessionJudge:
         exact = [self.oracles[0].exact(number) for number in numbers]
         plain = self.student.without_own_blocks(run.context).replace(MARK, b"")
         texts = [each.context.replace(MARK, b"") for each in exact if each is not None]
-        if any(each == plain or (not self.judged.whole and each.endswith(plain)) for each in texts):
+        if any(text == plain or (not self.judged.whole and text.endswith(plain)) for text in texts):
             is_block = any(each and not self.student.ends_alike(run.context, each.has_own_block) for each in exact)
             return "empty_block_missing_or_too_much_in_context" if is_block else "control_tokens_differ_in_context"
         return "context_differs"
@@ -212,7 +212,7 @@ class SessionJudge:
             return "foreign_thinking_in_target"
         if not target.endswith(MARK):
             return "no_end_of_turn"
-        if any((header + own).endswith(target[: -len(each)]) for each in ends) or (header and header in target):
+        if any((header + own).endswith(target[: -len(end)]) for end in ends) or (header and header in target):
             return "header_in_target"
         found = self._texts.foreign_text_in(plain)
         if found:
@@ -221,7 +221,7 @@ class SessionJudge:
         return "control_tokens_differ_in_target" if same else "not_what_the_template_writes"
 
     def _without_thought(self, target: bytes) -> bytes:
-        """What follows a block like the one that the template leaves empty."""
+        """Return the part of a target after a thinking block."""
         tags = [MARK + each + MARK for each in self.student.own_block.split(MARK)[1::2]]
         is_thought = len(tags) == 2 and target.startswith(tags[0])
         return target.partition(tags[1])[2].lstrip(b"\n") if is_thought else b""
@@ -233,13 +233,13 @@ class SessionJudge:
 
 
 class _Texts:
-    """Texts that are nobody's target: thoughts of others, hints, results, what users said."""
+    """Texts that must not be in a target: thinking of other models, hints, results, and user messages."""
 
     def __init__(self, judged: Judged, turns: Sequence[Turn], shows_thinking: bool) -> None:
         thoughts = [turn.thinking for turn in turns if not judged.is_own(turn)]
         self._thoughts = _long(thoughts) if shows_thinking else []
         users = [turn.text for turn in judged.conversation.turns if turn.role in ("user", "system")]
-        results = [each.text for turn in judged.conversation.turns for each in turn.results]
+        results = [result.text for turn in judged.conversation.turns for result in turn.results]
         hints = [hint for several in judged.hints.values() for hint in several]
         self._foreign = {"hint": _long(hints), "result": _long(results), "user": _long(users)}
 
@@ -248,19 +248,19 @@ class _Texts:
         return any(thought in plain for thought in self._thoughts)
 
     def foreign_text_in(self, plain: bytes) -> str:
-        return next((kind for kind, texts in self._foreign.items() if any(each in plain for each in texts)), "")
+        return next((kind for kind, texts in self._foreign.items() if any(text in plain for text in texts)), "")
 
 
 def _long(texts: Sequence[str]) -> list[bytes]:
-    stripped = {each.strip() for each in texts}
+    stripped = {text.strip() for text in texts}
     return [each.encode("utf-8", "surrogatepass") for each in sorted(stripped) if len(each) >= _MIN_TEXT]
 
 
 def _reasons_not_good(judged: Judged) -> dict[int, list[str]]:
-    """Assistant turns that channel 1 must not have, and why (issue: good turns)."""
+    """Return the assistant turns that must not be in channel 1, with the reasons."""
     turns = judged.conversation.turns
-    results = [each for turn in turns for each in turn.results]
-    failed, answered = {each.call_id for each in results if each.is_error}, {each.call_id for each in results}
+    results = [result for turn in turns for result in turn.results]
+    failed, answered = {result.call_id for result in results if result.is_error}, {result.call_id for result in results}
     stopped = {
         max((n for n, turn in enumerate(turns[:at]) if turn.role == "assistant"), default=-1)
         for at, turn in enumerate(turns)
@@ -282,7 +282,7 @@ def _reasons_not_good(judged: Judged) -> dict[int, list[str]]:
 
 
 def _inserted(student: bytes, teacher: bytes) -> bytes | None:
-    """What one has to take out of the teacher's context, in one piece, to get the student's."""
+    """Return the single piece that the teacher's context has in addition to the student's, or None."""
     extra = len(teacher) - len(student)
     if extra <= 0:
         return None

@@ -1,4 +1,4 @@
-"""The target runs of a tree batch as bytes, each with the context that attention really shows it.
+"""Extract the target runs of a tree batch as bytes, each with the context that attention gives it.
 
 A row's context is computed from the attention rule of the batch (`enter`, `leave`), not from how the tree was built.
 """
@@ -15,7 +15,7 @@ CHANNELS = ("good turn", "student", "teacher", "chosen", "rejected")
 
 
 class Run(NamedTuple):
-    """A stretch of target tokens: what the first is predicted from, and the tokens themselves, as marked bytes."""
+    """A run of target tokens and the context that its first token is predicted from, as marked bytes."""
 
     channel: str
     context: bytes
@@ -24,7 +24,7 @@ class Run(NamedTuple):
 
 
 class BatchRuns:
-    """The runs of one batch by channel; `sites` and `pairs` come two by two."""
+    """The runs of one batch by channel; those of sites and pairs are tuples of two."""
 
     def __init__(self, batch: Any, bytes_of: Sequence[bytes]) -> None:
         self._batch, self._bytes_of = batch, bytes_of
@@ -33,14 +33,14 @@ class BatchRuns:
         self._positions = tree.position_ids.numpy()
         pieces = [bytes_of[each] for each in self._ids.tolist()]
         self._text = b"".join(pieces)
-        self._offsets = np.concatenate([[0], np.cumsum([len(each) for each in pieces])])
+        self._offsets = np.concatenate([[0], np.cumsum([len(piece) for piece in pieces])])
 
     def good_turns(self) -> list[Run]:
         rows, targets = self._batch.response
-        return [self._run("good turn", *each) for each in self._stretches(rows.numpy(), targets.numpy())]
+        return [self._run("good turn", *stretch) for stretch in self._stretches(rows.numpy(), targets.numpy())]
 
     def sites(self) -> list[tuple[Run, Run]]:
-        """The student's side and the teacher's."""
+        """The runs of each site: the student's and the teacher's."""
         batch = self._batch
         student, teacher = batch.student_rows.numpy(), batch.teacher_rows.numpy()
         if not student.size:
@@ -54,7 +54,7 @@ class BatchRuns:
         ]
 
     def pairs(self) -> list[tuple[Run, Run]]:
-        """Chosen and rejected."""
+        """The runs of each pair: chosen and rejected."""
         pairs = self._batch.pairs
         if pairs is None:
             return []
@@ -67,7 +67,7 @@ class BatchRuns:
         ]
 
     def _stretches(self, rows: Any, targets: Any) -> Iterator[tuple[Any, Any]]:
-        """Rows that follow each other, and whose tokens do."""
+        """Yield stretches of consecutive rows with consecutive target tokens."""
         if not rows.size:
             return
         before, after = rows[:-1], rows[1:]
@@ -79,7 +79,9 @@ class BatchRuns:
             yield rows[start:end], targets[start:end]
 
     def _run(self, channel: str, rows: Any, targets: Any) -> Run:
-        """Every row must continue the one before it: the model predicts a token after the token before."""
+        """Return a run. Every row must continue the one before it, because a token is predicted from the token before
+        it.
+        """
         for earlier, later, token in zip(rows, rows[1:], targets, strict=False):
             if self._ids[later] != token or self._positions[later] != self._positions[earlier] + 1:
                 channel = f"{channel} (broken)"
@@ -88,7 +90,7 @@ class BatchRuns:
         return Run(channel, self._seen_by(int(rows[0])), b"".join(self._bytes_of[each] for each in tokens), tokens)
 
     def _seen_by(self, row: int) -> bytes:
-        """What attention shows to a row, itself included."""
+        """Return the bytes that a row attends to, including its own."""
         enter = self._enter[row]
         seen = np.flatnonzero((self._enter[: row + 1] <= enter) & (enter < self._leave[: row + 1]))
         breaks = np.flatnonzero(np.diff(seen) != 1)

@@ -1,9 +1,8 @@
-"""What a student's chat template would have generated at each turn of a conversation.
+"""Render messages with a student's chat template, independently of the package; the oracle for training targets.
 
-The oracle of the checks on training targets. It knows `apply_chat_template`, offsets and the design pages, and uses
-nothing of `batch/`: a mistake there must not be made here as well. Texts are bytes in which every control token that
-the template itself writes stands between two MARKs; the same string inside a log's text has none, and must have none in
-tokens either.
+It uses `apply_chat_template`, offsets and the design pages, and nothing from `batch/`, so that it does not repeat its
+mistakes. Texts are bytes in which every control token that the template writes is enclosed in two MARKs. The same
+string in the text of a log has no MARKs, and its tokens must have none either.
 """
 
 from __future__ import annotations
@@ -18,13 +17,13 @@ from jinja2.exceptions import TemplateError
 from composer_replication.types import Conversation, Message, ToolCall, Turn
 
 MARK = b"\xff"
-"""A byte that no UTF-8 text holds."""
+"""A byte that does not occur in UTF-8."""
 Q: Message = {"role": "user", "content": "Qqq"}
 _SAID, _NAME, _VALUE, _BACK, _THOUGHT, _RULES = "Sss", "nnn_tool", "vvv", "Bbb", "Ttt", "Rrr"
 
 
 class Manners(NamedTuple):
-    """What a template shows; the rest has to be said as text, or in another role."""
+    """The kinds of messages that a template supports; others must be written as text or with another role."""
 
     tools: bool
     calls: bool
@@ -39,12 +38,12 @@ class Manners(NamedTuple):
     thinking: bool
 
     def as_text(self) -> Manners:
-        """The same with calls and results as text, which any template can say."""
+        """Return a copy with calls and results as text, which every template supports."""
         return self._replace(tools=False, calls=False, results=False)
 
 
 class Student:
-    """A tokenizer with its template: renders messages as marked bytes, and says what tokens spell."""
+    """A tokenizer with its template: renders messages as marked bytes, and returns the bytes of tokens."""
 
     def __init__(
         self,
@@ -56,43 +55,43 @@ class Student:
         self.tools: Sequence[Mapping[str, Any]] = list(tools or ())
         self.manners = self._manners()
         self.shows_results_late = self._shows_results_late()
-        """A template that shows a result only with the turn after it has no prompt for that turn."""
+        """Whether the template shows results only with the turn after them, so that it has no prompt for that turn."""
         self.controls = self._controls()
-        self._control_bytes = re.compile(b"|".join(re.escape(each.encode()) for each in self.controls) or b"(?!)")
+        self._control_bytes = re.compile(b"|".join(re.escape(control.encode()) for control in self.controls) or b"(?!)")
         self.bytes_of = self._token_bytes()
         prompt, said = self.text([Q], prompt=True), self.text([Q, _assistant(_SAID)])
         own = said[len(prompt) :].partition(_SAID)[0] if said.startswith(prompt) else ""
         self.own_block = self.marked(own)
-        """What the template puts before a turn without thinking: an empty block is header, and never a target."""
+        """The empty block that the template puts before a turn without thinking; it is never a target."""
         before = self.text([Q])
         self.header = self.marked(prompt[len(before) :] if prompt.startswith(before) else "")
         opened = re.escape(self.header) + b"(?:" + re.escape(self.own_block) + b")?\n*"
         self._own_blocks = re.compile(opened) if self.header and self.own_block else None
 
     def text(self, messages: Sequence[Message], *, prompt: bool = False, with_tools: bool = False) -> str:
-        """The template's own words."""
+        """Return the template's output as text."""
         tools = self.tools if with_tools and self.tools and self.manners.tools else None
         return self._made(messages, tools, prompt)
 
     def _made(self, messages: Sequence[Message], tools: Any, prompt: bool) -> str:
-        """As a batch of one, which may be without messages."""
+        """Render a batch of one conversation, which may have no messages."""
         options = {"tools": tools, "tokenize": False, "add_generation_prompt": prompt, **self.variables}
         return str(self.tokenizer.apply_chat_template([list(messages)], **options)[0])
 
     def marked(self, text: str, shield: Shield | None = None) -> bytes:
-        """Bytes with marks around the template's control tokens; what was shielded is put back without."""
+        """Return bytes with MARKs around the template's control tokens; shielded strings are restored without MARKs."""
         found = self._control_bytes.sub(lambda hit: MARK + hit[0] + MARK, text.encode("utf-8", "surrogatepass"))
         return found if shield is None else shield.restored(found)
 
     def without_own_blocks(self, marked: bytes) -> bytes:
-        """The same without empty blocks that a template writes in some turns and leaves out in others.
+        """Return the bytes without the empty blocks that a template writes only in some turns.
 
-        A training template may keep them in history where the stock one does not (formats.md 5.3, point 6).
+        A training template may keep them in the history where the original does not (formats.md 5.3, point 6).
         """
         return marked if self._own_blocks is None else self._own_blocks.sub(self._header_alone, marked)
 
     def ends_alike(self, context: bytes, has_own_block: bool) -> bool:
-        """Whether an empty block stands right before the target exactly where the template puts one."""
+        """Return whether the context ends with an empty block exactly if the template puts one before the target."""
         return not self.own_block or context.endswith(self.own_block) == has_own_block
 
     def _header_alone(self, _: re.Match[bytes]) -> bytes:
@@ -134,7 +133,7 @@ class Student:
         return self.manners.results and not shown
 
     def _controls(self) -> list[str]:
-        """Added tokens that are special, or that the template writes; others (line ends, HTML tags) are text."""
+        """Return the added tokens that are special or written by the template; others, such as HTML tags, are text."""
         written = ""
         call = _calling({"key": _VALUE})
         back: Message = {"role": "tool", "tool_call_id": "call_0", "name": _NAME, "content": _BACK}
@@ -147,7 +146,7 @@ class Student:
         return sorted(found, key=len, reverse=True)
 
     def _token_bytes(self) -> list[bytes]:
-        """What each id spells; for byte-level vocabularies, as those of Qwen, Llama 3 and SmolLM2 are."""
+        """Return the bytes of each token id of a byte-level vocabulary, such as those of Qwen, Llama 3 and SmolLM2."""
         alphabet = _byte_alphabet()
         vocabulary = self.tokenizer.get_vocab()
         added, controls = self.tokenizer.get_added_vocab(), set(self.controls)
@@ -159,19 +158,23 @@ class Student:
                 table[number] = bytes(alphabet[each] for each in token)
         probe = "a b\n\ncé 漢\t{}"
         ids = self.tokenizer.encode(probe, add_special_tokens=False)
-        if b"".join(table[each] for each in ids) != probe.encode():
+        if b"".join(table[token_id] for token_id in ids) != probe.encode():
             raise ValueError(f"{self.tokenizer.name_or_path}: not a byte-level vocabulary, which this check reads")
         return table
 
 
 class Shield:
-    """Control strings inside a conversation's own text, hidden from the template, and put back after it."""
+    """Replaces control strings in a conversation's text before rendering, and restores them in the output."""
 
     def __init__(self, student: Student, texts: Sequence[str]) -> None:
         found = {each for each in "".join(texts) if ord(each) >= 0xF0000}
         places = (chr(code) for code in range(0xF0000, 0x10FFFE))
-        free = (each for each in places if each not in found)
-        hidden = {**dict.fromkeys(student.controls, ""), "</think>": "", "<think>": ""}  # templates look for these two
+        free = (place for place in places if place not in found)
+        hidden = {
+            **dict.fromkeys(student.controls, ""),
+            "</think>": "",
+            "<think>": "",
+        }  # templates search for these two
         self._of = {control: next(free) for control in hidden}
         self._back = {sign.encode(): control.encode() for control, sign in self._of.items()}
         self._pattern = re.compile("|".join(map(re.escape, sorted(self._of, key=len, reverse=True))))
@@ -179,7 +182,7 @@ class Shield:
         self._free, self._raw = free, dict[bytes, bytes]()
 
     def hide(self, value: Any) -> Any:
-        """The same text, list or mapping with its control strings hidden."""
+        """Return a text, list or mapping with its control strings replaced."""
         if isinstance(value, str):
             return self._pattern.sub(lambda hit: self._of[hit[0]], value)
         if isinstance(value, Mapping):
@@ -187,7 +190,7 @@ class Shield:
         return [self.hide(each) for each in value] if isinstance(value, list | tuple) else value
 
     def raw(self, text: str) -> str:
-        """A sign that stands for arguments that are no JSON, which are not quoted."""
+        """Return a placeholder for arguments that are not JSON and must not be quoted."""
         sign = next(self._free)
         self._raw[sign.encode()] = text.encode("utf-8", "surrogatepass")
         return sign
@@ -199,10 +202,10 @@ class Shield:
 
 
 def texts_of(conversation: Conversation) -> list[str]:
-    """Everything that anyone wrote in it."""
+    """Return all texts of a conversation."""
     found: list[str] = []
     for turn in conversation.turns:
-        found += [turn.text, turn.thinking, *(each.text for each in turn.results)]
+        found += [turn.text, turn.thinking, *(result.text for result in turn.results)]
         for call in turn.calls:
             found += [
                 call.name,
@@ -223,14 +226,14 @@ def _calling(arguments: object) -> dict[str, Any]:
 
 
 def _byte_alphabet() -> dict[str, int]:
-    """The letter that a byte-level vocabulary writes for each byte: itself if it can be printed, else from 256 on."""
+    """Return the byte of each letter of a byte-level vocabulary; unprintable bytes have letters from 256 on."""
     printed = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     rest = [each for each in range(256) if each not in set(printed)]
     return {chr(each): each for each in printed} | {chr(256 + n): each for n, each in enumerate(rest)}
 
 
 def call_fields(call: ToolCall, shield: Shield, *, takes_strings: bool) -> dict[str, Any]:
-    """A call in the shape that templates take."""
+    """Return a call in the form that templates expect."""
     arguments: Any = shield.hide(dict(call.arguments))
     if call.raw_arguments is not None:
         hidden = shield.hide(call.raw_arguments)
@@ -240,5 +243,5 @@ def call_fields(call: ToolCall, shield: Shield, *, takes_strings: bool) -> dict[
 
 
 def is_own(turn: Turn, student_names: Sequence[str]) -> bool:
-    """Whether the student itself wrote the turn."""
+    """Return whether the student wrote the turn."""
     return turn.model is not None and turn.model in student_names

@@ -23,7 +23,7 @@ from composer_replication.batch.model_folder import load_model, load_tokenizer
 from composer_replication.envs.policies import CARELESS, Episode, play
 from composer_replication.envs.workspace import TOOLS, generate_task
 from composer_replication.evaluation.ablation.workspace import TaskEpisode as Talk
-from composer_replication.evaluation.ablation.workspace import _world_runner, play_all
+from composer_replication.evaluation.ablation.workspace import _shared_runner, play_all
 
 FIRST, LONGEST, BATCH, LR, WARM = 30_000, 3072, 16, 3e-5, 5
 PLAYED, FEWEST, ROUNDS = range(29_000, 29_016), 0.8, 3
@@ -65,7 +65,7 @@ def begin_unlearnt_rows(model: Any, tokenizer: Any, marks: tuple[str, ...] = ("<
 def share_with_a_call(model: Any, tokenizer: Any) -> float:
     """Of tasks that nothing else uses, played by the model."""
     talks = [Talk(tokenizer, seed, f"warm:{seed}") for seed in PLAYED]
-    play_all(model, tokenizer, talks, most=1024)
+    play_all(model, tokenizer, talks, max_tokens=1024)
     solved = sum(each.workspace.reward().solved for each in talks)
     calls, failing = (sum(each) for each in zip(*((e.workspace.calls, e.failures.total()) for e in talks), strict=True))
     print(f"of {len(talks)} tasks {solved} solved, {calls} calls, {failing} failing", flush=True)
@@ -107,7 +107,7 @@ class Training:
 def write_rows(tokenizer_name: str, out: Path, episodes: int) -> None:
     tokenizer = load_tokenizer(tokenizer_name)
     tasks = [generate_task(seed, difficulty="easy") for seed in range(FIRST, FIRST + episodes)]
-    rows = [tokens_of(tokenizer, messages_of(play(task, CARELESS, runner=_world_runner()))) for task in tasks]
+    rows = [tokens_of(tokenizer, messages_of(play(task, CARELESS, runner=_shared_runner()))) for task in tasks]
     out.write_text(json.dumps(rows), encoding="utf-8")
 
 

@@ -62,11 +62,11 @@ class OwnProcess(TestRunner):
 
     def _ask(self, request: Mapping[str, Any]) -> Any:
         with tempfile.TemporaryDirectory() as root:
-            in_sandbox.write_files(root, request["files"])
+            in_sandbox._write_files(root, request["files"])
             sys.path.insert(0, root)
             sys.dont_write_bytecode = True
             try:
-                return in_sandbox.run_tests(root, request["paths"])
+                return in_sandbox._run_tests(root, request["paths"])
             finally:
                 sys.path.remove(root)
                 folders = {path.partition("/")[0].removesuffix(".py") for path in request["files"]}

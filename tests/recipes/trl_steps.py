@@ -182,7 +182,7 @@ def sampled_rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         for place, prompt in enumerate(prompts)
     ]
     model = trainer.accelerator.unwrap_model(trainer.model)
-    play_all(model, tokenizer, episodes, most=MOST_TOKENS, num_parallel=len(episodes))
+    play_all(model, tokenizer, episodes, max_tokens=MOST_TOKENS, num_parallel=len(episodes))
     return _answers(episodes, trainer.max_completion_length)
 
 

@@ -52,7 +52,7 @@ def _numbers(text: str) -> tuple[int, ...]:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.errors import InputError, explain
-    from composer_replication.evaluation.ablation.jobs import check_ready, job_keys_of, read_results, run_jobs
+    from composer_replication.evaluation.ablation.jobs import check_ready, read_results, run_jobs, select_jobs
     from composer_replication.evaluation.ablation.plan import read_plan
 
     folder = args.output or (args.config.parent if args.config else None)
@@ -74,12 +74,12 @@ def run(args: argparse.Namespace) -> int:
         )
     refuse_unread(args)
     plan = read_plan(config, args.set, run=args.run)
-    jobs = job_keys_of(plan, only=args.only, seeds=args.seeds)
+    jobs = select_jobs(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
         check_ready(plan, folder)
         return _print_plan(plan, folder, jobs)
     callbacks = _console_callbacks(folder)
-    return _finish(run_jobs(plan, folder, jobs, workers=args.workers, listener=callbacks), folder, as_json=args.json)
+    return _finish(run_jobs(plan, folder, jobs, workers=args.workers, callbacks=callbacks), folder, as_json=args.json)
 
 
 def _console_callbacks(folder: Path) -> JobCallbacks:
@@ -128,7 +128,7 @@ def _folder(folder: Path, job_key: JobKey) -> Path:
 def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
     """Write and print the results. Returns the exit status: 1 if jobs have failed or budgets are not equal."""
     from composer_replication.evaluation.ablation.job import stored_path
-    from composer_replication.evaluation.ablation.jobs import RESULTS, breaches_of
+    from composer_replication.evaluation.ablation.jobs import RESULTS, find_breaches
     from composer_replication.evaluation.ablation.page import as_json as page_as_json
     from composer_replication.evaluation.ablation.page import write_page
 
@@ -137,7 +137,7 @@ def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
         print_json(page_as_json(results))
     else:
         show(*_tables(results))
-    breaches = breaches_of(results)
+    breaches = find_breaches(results)
     for arm, sentences in breaches.items():
         for sentence in sentences:
             log(f"not equal: {arm}, {sentence}")
@@ -149,9 +149,9 @@ def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
 
 
 def _tables(results: AblationResults) -> list[Any]:
-    from composer_replication.evaluation.ablation.page import AGAINST, against_rows, figure_rows, figures_of
+    from composer_replication.evaluation.ablation.page import AGAINST, against_rows, compute_figures, figure_rows
 
-    figures = figures_of(results, results.frozen.metrics)
+    figures = compute_figures(results, results.frozen.metrics)
     primary = results.frozen.experiment.primary
     primary_rows = list(figure_rows(results, [figure for figure in figures if figure.metric == primary]))
     tables = [table(results.frozen.experiment.question, ("figure", *results.frozen.arms), primary_rows)]

@@ -201,14 +201,14 @@ class Arms:
     """
 
     def __init__(self, trained: Trained, *, device: str | None = None) -> None:
-        from composer_replication.evaluation.arms import Arm, arms_of, device_and_dtype
+        from composer_replication.evaluation.arms import Arm, device_and_dtype, resolve_arms
 
         self.trained = trained
         default, dtype = device_and_dtype("auto")
         self.device = device or default.type
         folder = trained.folder
         untrained = Arm("before", trained.base, trained.base, None)
-        arms = [untrained] if folder is None else arms_of(trained.base, str(folder))
+        arms = [untrained] if folder is None else resolve_arms(trained.base, str(folder))
         has_tokenizer = folder is not None and (folder / "tokenizer_config.json").is_file()
         self.tokenizer: Any = load_tokenizer(str(folder) if has_tokenizer else trained.base)
         models_by_base = {

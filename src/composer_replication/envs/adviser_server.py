@@ -36,8 +36,8 @@ _BYTES_PER_TOKEN = 4
 _FENCE = re.compile(r"<data-(\w+)>\n(.*)\n</data-\1>", re.DOTALL)
 
 
-class HttpRefusal(Exception):
-    """A request that cannot be answered, with the HTTP status of the refusal."""
+class _HttpRefusal(Exception):
+    """Raised for a request that cannot be answered; `status` is the HTTP status of the response."""
 
     def __init__(self, status: int, message: str) -> None:
         super().__init__(message)
@@ -45,7 +45,7 @@ class HttpRefusal(Exception):
 
 
 class _NoRuns(TestRunner):
-    """A runner that executes nothing."""
+    """A test runner that runs nothing; its reports are empty."""
 
     __test__ = False
 
@@ -57,44 +57,44 @@ class _NoRuns(TestRunner):
 
 
 class _Transcript(NamedTuple):
-    """The prompt of a request, its tool calls, and the result of each call (None if the request has none)."""
+    """A request's prompt, tool calls, and the result of each call; None if the request does not contain it."""
 
     prompt: str
     calls: list[tuple[str, Any]]
     results: list[str | None]
 
 
-class Advisers:
+class _ScriptedTeachers:
     """Answers chat requests about the tasks of the given seeds and difficulties."""
 
     def __init__(self, seeds: Iterable[int], difficulties: Sequence[Difficulty] = DIFFICULTIES) -> None:
-        # By prompt. Hard tasks share a few prompts, so one prompt may have many tasks.
-        self._tasks: dict[str, list[Task]] = {}
+        # Hard tasks share a few prompts, so a prompt may belong to many tasks.
+        self._tasks_by_prompt: dict[str, list[Task]] = {}
         for seed in seeds:
             for difficulty in difficulties:
                 task = generate_task(seed, difficulty=difficulty)
-                self._tasks.setdefault(task.prompt.strip(), []).append(task)
+                self._tasks_by_prompt.setdefault(task.prompt.strip(), []).append(task)
 
     def answer(self, body: Mapping[str, Any]) -> dict[str, Any]:
-        """Return the chat completion for a request. Raises HttpRefusal if it is malformed or about no known task."""
+        """Return the chat completion for a request. Raises _HttpRefusal if it is malformed or its task is unknown."""
         model = body.get("model")
         match = _MODEL.fullmatch(model) if isinstance(model, str) else None
         if match is None:
-            raise HttpRefusal(400, f"{model!r:.100} is not a valid model ID: expected one like {', '.join(MODELS)}")
+            raise _HttpRefusal(400, f"{model!r:.100} is not a valid model ID: expected one like {', '.join(MODELS)}")
         if body.get("stream"):
-            raise HttpRefusal(400, "stream: this server does not stream; expected false")
+            raise _HttpRefusal(400, "stream: this server does not stream; expected false")
         transcript = _parse_messages(body.get("messages"))
-        situation = self._situation(transcript)
+        situation = self._replay(transcript)
         # The transcript seeds the choice of a mistake, so that the same request gets the same answer.
         seed = json.dumps([model, transcript], sort_keys=True)
-        move = _advice(situation, float(match["rate"] or 0), seed)
+        move = _choose_move(situation, float(match["rate"] or 0), seed)
         return _completion(str(model), move, len(json.dumps(body)), len(transcript.calls))
 
-    def _situation(self, transcript: _Transcript) -> Situation:
-        """Return the state after the request's calls. Its results identify the task if several have its prompt."""
-        tasks = self._tasks.get(transcript.prompt)
+    def _replay(self, transcript: _Transcript) -> Situation:
+        """Return the situation after the request's calls. If several tasks have the prompt, its results decide."""
+        tasks = self._tasks_by_prompt.get(transcript.prompt)
         if not tasks:
-            raise HttpRefusal(400, "the first user message is not the prompt of a task of this server")
+            raise _HttpRefusal(400, "the first user message is not the prompt of a task of this server")
         task = (
             tasks[0]
             if len(tasks) == 1
@@ -104,7 +104,10 @@ class Advisers:
 
 
 def _num_matching_results(task: Task, transcript: _Transcript) -> int:
-    """Return how many calls in a row give the request's results in this task. RunTests is skipped: nothing is run."""
+    """Return the number of calls before the first one whose result in this task differs from the request's.
+
+    Results of RunTests are not compared, because no tests are run here.
+    """
     workspace = Workspace(task, runner=_NoRuns())
     for number, ((tool, arguments), result) in enumerate(zip(transcript.calls, transcript.results, strict=True)):
         text = workspace.call(tool, arguments).text
@@ -113,16 +116,16 @@ def _num_matching_results(task: Task, transcript: _Transcript) -> int:
     return len(transcript.calls)
 
 
-def _advice(situation: Situation, rate: float, seed: str) -> Move:
+def _choose_move(situation: Situation, rate: float, seed: str) -> Move:
     random = Random(seed)  # noqa: S311 (an answer, not a secret)
-    right = expert_move(situation, Style.of(f"{situation.task.difficulty}/{situation.task.seed}"))
-    moves = opportunities(situation, right, random)
-    return moves[random.choice(sorted(moves))] if moves and random.random() < rate else right
+    right_move = expert_move(situation, Style.of(f"{situation.task.difficulty}/{situation.task.seed}"))
+    moves = opportunities(situation, right_move, random)
+    return moves[random.choice(sorted(moves))] if moves and random.random() < rate else right_move
 
 
 def _parse_messages(messages: object) -> _Transcript:
     if not isinstance(messages, list) or not all(isinstance(message, dict) for message in messages):
-        raise HttpRefusal(400, "messages: expected a list of messages")
+        raise _HttpRefusal(400, "messages: expected a list of messages")
     prompt: str | None = None
     calls: list[tuple[str, Any]] = []
     results: dict[str, str] = {}
@@ -131,26 +134,26 @@ def _parse_messages(messages: object) -> _Transcript:
         text = message.get("content")
         if message.get("role") == "user" and prompt is None and isinstance(text, str):
             prompt = text.strip()
-        # By call id, because results may follow in another order than the calls.
+        # Results may be in another order than the calls, so they are stored by call id.
         elif message.get("role") == "tool" and isinstance(text, str):
             fenced = _FENCE.fullmatch(text.strip())
             results[str(message.get("tool_call_id"))] = fenced[2] if fenced else text
         tool_calls: Any = message.get("tool_calls") or []
         for call in tool_calls if isinstance(tool_calls, list) else [tool_calls]:
-            calls.append(_call(call))
+            calls.append(_parse_call(call))
             ids.append(str(call.get("id")))
     return _Transcript(prompt or "", calls, [results.get(call_id) for call_id in ids])
 
 
-def _call(call: Any) -> tuple[str, Any]:
+def _parse_call(call: Any) -> tuple[str, Any]:
     function = call.get("function") if isinstance(call, dict) else None
     if not isinstance(function, dict):
-        raise HttpRefusal(400, "tool_calls: expected calls of functions")
+        raise _HttpRefusal(400, "tool_calls: expected calls of functions")
     arguments: Any = function.get("arguments")
     try:
         return str(function.get("name")), json.loads(arguments) if isinstance(arguments, str) else arguments
     except (ValueError, RecursionError):
-        # Arguments that are not JSON are part of the state: the workspace answers them with an error.
+        # Invalid arguments are kept, because the workspace answers them with an error.
         return str(function.get("name")), None
 
 
@@ -167,7 +170,7 @@ def _completion(model: str, move: Move, num_bytes: int, num_calls: int) -> dict[
         "cost": prompt_tokens * _USD_PER_INPUT + completion_tokens * _USD_PER_OUTPUT,
     }
     choice = {"index": 0, "finish_reason": "tool_calls", "message": message}
-    # No clock: "created" is 0 so that answers are reproducible.
+    # "created" is 0 instead of the time, so that answers are reproducible.
     answer = {"id": f"{model}-{num_calls}", "object": "chat.completion", "created": 0, "model": model}
     return {**answer, "choices": [choice], "usage": usage}
 
@@ -178,15 +181,17 @@ def _model_entry(model: str) -> dict[str, Any]:
 
 
 class AdviserServer:
-    """Serves `Advisers` at `base_url` as a context manager, to this machine only. Port 0 picks a free port."""
+    """Context manager that serves scripted teachers at `base_url` to clients on this machine. Port
+    0 picks a free port.
+    """
 
     models = MODELS
 
     def __init__(
         self, seeds: Iterable[int], difficulties: Sequence[Difficulty] = DIFFICULTIES, *, port: int = 0
     ) -> None:
-        advisers = Advisers(seeds, difficulties)
-        handler = type("Handler", (_Handler,), {"advisers": advisers})
+        teachers = _ScriptedTeachers(seeds, difficulties)
+        handler = type("Handler", (_Handler,), {"teachers": teachers})
         self._server = _TeacherServer((_HOST, port), handler)
         self._thread = threading.Thread(target=self._server.serve_forever, daemon=True)
 
@@ -215,7 +220,7 @@ class _TeacherServer(ThreadingHTTPServer):
 
 
 class _Handler(BaseHTTPRequestHandler):
-    advisers: Advisers
+    teachers: _ScriptedTeachers
     protocol_version = "HTTP/1.1"
     timeout = 60  # seconds; a silent client must not occupy a thread forever
 
@@ -234,9 +239,9 @@ class _Handler(BaseHTTPRequestHandler):
         raw = self.rfile.read(int(length))
         try:
             if self.path != "/v1/chat/completions":
-                raise HttpRefusal(404, f"unknown path: POST {self.path:.100}")
-            self._reply(200, self.advisers.answer(_parse_object(raw)))
-        except HttpRefusal as refusal:
+                raise _HttpRefusal(404, f"unknown path: POST {self.path:.100}")
+            self._reply(200, self.teachers.answer(_parse_object(raw)))
+        except _HttpRefusal as refusal:
             self._refuse(refusal.status, str(refusal))
         except RecursionError:
             self._refuse(400, "the body is nested too deeply")
@@ -260,7 +265,7 @@ def _parse_object(raw: bytes) -> dict[str, Any]:
     try:
         body = json.loads(raw)
     except (ValueError, RecursionError) as error:
-        raise HttpRefusal(400, "the body is not JSON") from error
+        raise _HttpRefusal(400, "the body is not JSON") from error
     if not isinstance(body, dict):
-        raise HttpRefusal(400, "the body is not a JSON object")
+        raise _HttpRefusal(400, "the body is not a JSON object")
     return body

@@ -29,8 +29,8 @@ _TAGS = re.compile(r"</?tool_use_error>")
 
 
 def session_id(episode: Episode) -> str:
-    """Return the id of the episode's session, a UUID."""
-    return _uuid(_key(episode), "session")
+    """Return the UUID of the episode's session."""
+    return _uuid(_episode_key(episode), "session")
 
 
 def to_conversation(episode: Episode) -> Conversation:
@@ -39,33 +39,33 @@ def to_conversation(episode: Episode) -> Conversation:
     file = f"{PROJECT}/{session}.jsonl"
     turns: list[Turn] = []
     parent: str | None = None
-    # One record per line, so that `Provenance` can name the lines of a turn.
+    # Every record is one line of the log; `Provenance` names the lines of a turn.
     for line, record in enumerate(_log_records(episode), start=1):
         message, content = record["message"], record["message"]["content"]
-        about: dict[str, Any] = {"parent_id": parent, "timestamp": record["timestamp"]}
-        about["provenance"] = Provenance(file=file, lines=(line,))
+        turn_fields: dict[str, Any] = {"parent_id": parent, "timestamp": record["timestamp"]}
+        turn_fields["provenance"] = Provenance(file=file, lines=(line,))
         parent = record["uuid"]
         if isinstance(content, str):
-            turns.append(Turn(id=record["uuid"], role="user", origin="human", text=content, **about))
+            turns.append(Turn(id=record["uuid"], role="user", origin="human", text=content, **turn_fields))
         elif record["type"] == "user":
             results = tuple(
                 ToolResult(call_id=block["tool_use_id"], text=block["content"], is_error=block.get("is_error", False))
                 for block in content
             )
-            turns.append(Turn(id=record["uuid"], role="tool", origin="tool", results=results, **about))
+            turns.append(Turn(id=record["uuid"], role="tool", origin="tool", results=results, **turn_fields))
         elif content[0]["type"] == "text":
-            turns.append(_assistant(message, text=content[0]["text"], **about))
+            turns.append(_assistant_turn(message, text=content[0]["text"], **turn_fields))
         else:
             call = ToolCall(id=content[0]["id"], name=content[0]["name"], arguments=content[0]["input"])
-            # Claude Code writes the text and the call of a message as two records; they become one turn.
+            # Claude Code writes the text and the call of a message as two records, which become one turn.
             last = turns[-1]
             if last.id == message["id"]:
                 lines = (*last.provenance.lines, line)
-                about = {"parent_id": last.parent_id, "timestamp": last.timestamp}
-                about["provenance"] = Provenance(file=file, lines=lines)
-                turns[-1] = _assistant(message, text=last.text, calls=(call,), **about)
+                turn_fields = {"parent_id": last.parent_id, "timestamp": last.timestamp}
+                turn_fields["provenance"] = Provenance(file=file, lines=lines)
+                turns[-1] = _assistant_turn(message, text=last.text, calls=(call,), **turn_fields)
             else:
-                turns.append(_assistant(message, calls=(call,), **about))
+                turns.append(_assistant_turn(message, calls=(call,), **turn_fields))
     version, branch = AGENT_VERSION, {"git_branch": "main"}
     return Conversation(
         id=session, format=FORMAT, turns=tuple(turns), session_id=session, cwd=ROOT, agent_version=version, extra=branch
@@ -83,11 +83,11 @@ def log_lines(episode: Episode) -> Iterator[str]:
 
 
 def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
-    """Yield the log's records: the prompt, and for every turn the text, the call and the result."""
+    """Yield the records of the log: the prompt, then the text, the call and the result of every turn."""
     writer = _LogWriter(episode)
     yield writer.record("user", {"role": "user", "content": episode.task.prompt})
     for number, turn in enumerate(episode.turns):
-        call_id = f"toolu_01{_hash(_key(episode), 'call', number)[:22]}"
+        call_id = f"toolu_01{_hash(_episode_key(episode), 'call', number)[:22]}"
         blocks: list[dict[str, Any]] = [{"type": "text", "text": turn.move.text}] if turn.move.text else []
         call = {"type": "tool_use", "id": call_id, "name": turn.move.tool, "input": dict(turn.move.arguments)}
         blocks.append(call)
@@ -95,7 +95,7 @@ def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
         # Claude Code writes one record per content block; the records of a turn share the message's id and usage.
         for block in blocks:
             message = {
-                "id": f"msg_01{_hash(_key(episode), 'message', number)[:22]}",
+                "id": f"msg_01{_hash(_episode_key(episode), 'message', number)[:22]}",
                 "type": "message",
                 "role": "assistant",
                 "model": f"world-{episode.policy}",
@@ -109,13 +109,13 @@ def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 class _LogWriter:
-    """Adds the fields that every record has, such as its parent's id and its time, and counts tokens."""
+    """Builds log records with the fields that all have, such as the parent's id and the time, and counts tokens."""
 
     def __init__(self, episode: Episode) -> None:
-        self._key, self._session = _key(episode), session_id(episode)
+        self._key, self._session = _episode_key(episode), session_id(episode)
         self._parent: str | None = None
-        self._number, self._input_tokens = 0, _tokens(episode.task.prompt)
-        # Sessions start at pseudorandom minutes of 90 days.
+        self._number, self._input_tokens = 0, _estimate_tokens(episode.task.prompt)
+        # A session starts at a pseudorandom minute within 90 days.
         minutes = int(_hash(self._key, "minute")[:8], 16) % (60 * 24 * 90)
         self._time = _START + timedelta(minutes=minutes)
 
@@ -143,26 +143,26 @@ class _LogWriter:
     def result(self, turn: PlayedTurn, call_id: str) -> dict[str, Any]:
         text, failed = turn.outcome.text, turn.outcome.failed
         block = {"tool_use_id": call_id, "type": "tool_result", "content": text}
-        # Real logs have an error's text twice: in tags for the model, and plain after "Error: " in this field.
+        # Real logs contain the text of an error twice: in tags for the model, and after "Error: " in this field.
         tool_use_result = f"Error: {_TAGS.sub('', text)}" if failed else {"content": text}
-        self._input_tokens += _tokens(text)
+        self._input_tokens += _estimate_tokens(text)
         message = {"role": "user", "content": [block | ({"is_error": True} if failed else {})]}
         return self.record("user", message, toolUseResult=tool_use_result)
 
     def usage(self, turn: PlayedTurn) -> dict[str, int]:
-        output_tokens = _tokens(turn.move.text + turn.move.tool + json.dumps(dict(turn.move.arguments)))
+        output_tokens = _estimate_tokens(turn.move.text + turn.move.tool + json.dumps(dict(turn.move.arguments)))
         usage = {"input_tokens": self._input_tokens, "output_tokens": output_tokens}
         # The whole conversation is the input of the next turn.
         self._input_tokens += output_tokens
         return usage
 
 
-def _assistant(message: dict[str, Any], **about: Any) -> Turn:
+def _assistant_turn(message: dict[str, Any], **turn_fields: Any) -> Turn:
     usage = Usage(**message["usage"])
-    return Turn(id=message["id"], role="assistant", origin="model", model=message["model"], usage=usage, **about)
+    return Turn(id=message["id"], role="assistant", origin="model", model=message["model"], usage=usage, **turn_fields)
 
 
-def _key(episode: Episode) -> str:
+def _episode_key(episode: Episode) -> str:
     return f"{episode.task.difficulty}/{episode.task.seed}/{episode.policy}/{episode.seed}"
 
 
@@ -174,5 +174,5 @@ def _uuid(*parts: object) -> str:
     return str(uuid.UUID(hex=_hash(*parts)[:32], version=4))
 
 
-def _tokens(text: str) -> int:
+def _estimate_tokens(text: str) -> int:
     return len(text.encode()) // _BYTES_PER_TOKEN + 1

@@ -27,14 +27,14 @@ MAX_SESSIONS, IDLE_SECONDS, MAX_MESSAGE_BYTES = 64, 600.0, 2**20
 
 
 class WorkspaceAction(server.Action):
-    """A tool call as a model wrote it. `arguments` may be anything: the workspace answers malformed ones itself."""
+    """A tool call as a model wrote it. `arguments` may be anything; the workspace answers malformed ones."""
 
     name: str
     arguments: Any
 
 
 class WorkspaceObservation(server.Observation):
-    """What the agent sees: first the prompt, with the tools in `metadata`, then the result of each call."""
+    """The text that the agent sees: first the prompt, with the tools in `metadata`, then the result of each call."""
 
     text: str
     failed: bool = False
@@ -51,7 +51,7 @@ class _WorkspaceState(server.State):
 
 
 class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
-    """The workspace of one session. The observation that ends the episode has the reward; no other has one."""
+    """The workspace of one session. Only the observation that ends the episode has a reward."""
 
     SUPPORTS_CONCURRENT_SESSIONS = True
 
@@ -67,15 +67,15 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         task = generate_task(FIRST_TRAINING_SEED if seed is None else seed, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
         self._reward = None
-        # Everything that a client needs to build its prompt and to end the episode.
+        # A client needs these to build its prompt and to end the episode.
         metadata = {"tools": list(TOOLS), "root": Workspace.root, "end": {"name": "Finish", "arguments": {}}}
         return WorkspaceObservation(text=task.prompt, metadata=metadata)
 
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
-        """Make one call. Calls after the end are answered without a reward. Raises InputError before `reset`."""
+        """Run one call. Calls after the end of the episode have no reward. Raises InputError before `reset`."""
         workspace = self._require_workspace()
         observation = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
-        # Paid once: a call after the end finds the reward already set.
+        # The reward is given once, by the call that ends the episode.
         if self._reward is not None or not workspace.finished:
             return WorkspaceObservation(**observation)
         self._reward = workspace.reward()
@@ -98,12 +98,12 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
     def _require_workspace(self) -> Workspace:
         if self._workspace is None:
             fix = "Call reset(seed=..., difficulty=...) first, in the same WebSocket session"
-            raise InputError(explain("step", got="no task", expected="one started by reset()", fix=fix))
+            raise InputError(explain("step", got="no task", expected="a task started by reset()", fix=fix))
         return self._workspace
 
 
 class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
-    """A client's session: `reset`, `step` and `state`.
+    """A client's connection to the server, with `reset`, `step` and `state`.
 
     Use it as `async with WorkspaceClient(base_url=...)`, or as `with WorkspaceClient(base_url=...).sync()`.
     """
@@ -137,7 +137,7 @@ def server_settings(app: Any, *, port: int = PORT) -> Any:
     return uvicorn.Config(app, host=HOST, port=port, ws_max_size=MAX_MESSAGE_BYTES, access_log=False)
 
 
-def main() -> None:
+def _main() -> None:
     """Serve until the process is stopped."""
     options = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else "")
     options.add_argument("--port", type=int, default=PORT, help="port to listen on; 0 picks a free one")
@@ -149,11 +149,11 @@ def main() -> None:
 
 
 def _reward_metadata(reward: Reward) -> dict[str, Any]:
-    # Flat: the fields of `effort` beside those of the reward.
+    # The fields of `effort` are merged into those of the reward.
     metadata = asdict(reward)
     effort = metadata.pop("effort")
     return metadata | effort
 
 
 if __name__ == "__main__":
-    main()
+    _main()

@@ -1,8 +1,8 @@
-"""Provide the workspace as an environment of TRL: its public methods are the tools, `reset` takes a dataset row.
+"""Provide the workspace as an environment of TRL: its public methods are the tools, and `reset` takes a dataset row.
 
-Tools return failures as text, in the harness's words, and do not raise: TRL would show the model its own error message
-instead and would not count the call. `trainer/rollouts/sites.py` recognizes failures by these texts. Invalid arguments
-are passed on, because the workspace answers them.
+A tool that fails returns the harness's message and does not raise. If it raised, TRL would show the model another
+message and would not count the call; `trainer/rollouts/sites.py` recognizes failures by the harness's messages. Invalid
+arguments are passed to the workspace, which answers them.
 
     [train.grpo]
     environment = "composer_replication.envs.trl_environment:WorkspaceEnvironment"
@@ -21,20 +21,20 @@ from composer_replication.errors import InputError, explain
 from composer_replication.optional import require
 
 TRAINING_SEEDS = range(FIRST_TRAINING_SEED, FIRST_TRAINING_SEED + 1000)
-# By the JSON type of a tool's parameter.
+# Python types and default values by the JSON type of a tool's parameter.
 _TYPES: dict[str, type] = {"string": str, "number": float, "boolean": bool}
 _DEFAULTS: dict[str, object] = {"string": "", "number": 0, "boolean": False}
 
 
 class WorkspaceEnvironment:
-    """One workspace at a time, started by `reset`. The tools are added as methods at the end of this module."""
+    """A workspace whose task is set by `reset`. Its tools are methods, which are added at the end of this module."""
 
     def __init__(self, *, runner: TestRunner | None = None, max_calls: int = 40) -> None:
         self._runner, self._max_calls = runner, max_calls
         self._workspace: Workspace | None = None
 
     def reset(self, *, seed: int, difficulty: Difficulty = "easy", prompt: Any = None, **_row: Any) -> str | None:
-        """Start the task of a row. Return its prompt for the model to read, unless the row already has one."""
+        """Start the task of a dataset row, and return its prompt unless the row contains one."""
         task = generate_task(int(seed), difficulty=difficulty)
         self._workspace = Workspace(task, runner=self._runner, max_calls=self._max_calls)
         return None if prompt else task.prompt
@@ -83,7 +83,7 @@ def hard_tasks() -> Any:
     return require("datasets", extra="train").Dataset.from_list(task_rows(TRAINING_SEEDS, difficulty="hard"))
 
 
-def _method(schema: dict[str, Any]) -> Callable[..., str]:
+def _make_tool(schema: dict[str, Any]) -> Callable[..., str]:
     """Return a tool as a method whose signature, types and Google-style docstring give TRL its schema."""
     name, properties = schema["name"], schema["parameters"]["properties"]
     required = schema["parameters"]["required"]
@@ -91,7 +91,7 @@ def _method(schema: dict[str, Any]) -> Callable[..., str]:
     def tool(self: WorkspaceEnvironment, /, **arguments: Any) -> str:
         return self._require_workspace().call(name, arguments).text
 
-    # TRL derives the tool's schema with `inspect` and from the docstring, so both have to look like written code.
+    # TRL derives a tool's schema from its signature and its docstring.
     lines = [f"    {key}: {value['description']}" for key, value in properties.items()]
     tool.__name__, tool.__qualname__ = name, f"{WorkspaceEnvironment.__name__}.{name}"
     tool.__doc__ = "\n".join([schema["description"], *(["", "Args:", *lines] if lines else [])])
@@ -110,6 +110,6 @@ def _method(schema: dict[str, Any]) -> Callable[..., str]:
     return tool
 
 
-# Set here and not written out, so that the schemas in `TOOLS` remain the only definition.
+# Methods are generated, so that `TOOLS` is the only definition of the tools.
 for _tool in TOOLS:
-    setattr(WorkspaceEnvironment, _tool["function"]["name"], _method(_tool["function"]))
+    setattr(WorkspaceEnvironment, _tool["function"]["name"], _make_tool(_tool["function"]))

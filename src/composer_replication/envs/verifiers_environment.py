@@ -24,8 +24,8 @@ try:
     from verifiers.v1.harnesses.utils.compaction import CONTEXT_OVERFLOW_MARKERS
 except ImportError:  # verifiers before 0.4 stops a rollout with a full context itself
     CONTEXT_OVERFLOW_MARKERS = ()
+# The environment's id. verifiers imports only top-level modules, so `composer_workspace` re-exports the classes.
 ID = "composer-workspace"
-"""The environment's id. verifiers imports only top-level modules, so `composer_workspace` re-exports the names."""
 
 
 class _WorkspaceData(vf.TaskData):
@@ -66,7 +66,7 @@ class _WorkspaceTasksetConfig(vf.TasksetConfig):
 
 
 class WorkspaceTaskset(vf.Taskset[_WorkspaceTask, _WorkspaceTasksetConfig]):
-    """Tasks by seed, generated when they are requested."""
+    """An endless sequence of tasks, each generated from its seed when it is requested."""
 
     INFINITE = True
 
@@ -79,14 +79,14 @@ class WorkspaceTaskset(vf.Taskset[_WorkspaceTask, _WorkspaceTasksetConfig]):
 
 
 class _WorkspaceHarnessConfig(vf.HarnessConfig):
-    """The maximum number of calls of an episode."""
+    """The settings of the harness; `max_calls` limits the calls of an episode."""
 
     id: str = ID
     max_calls: int = 40
 
 
 class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
-    """Plays a task: requests turns from the model and executes its calls, until it finishes or makes no call."""
+    """Plays a task: requests turns from the model and runs their calls until the task ends or a turn has no call."""
 
     APPENDS_SYSTEM_PROMPT = True
     EXECUTES_CODE = False  # the workspace runs the model's code in its own sandbox
@@ -102,7 +102,7 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
         mcp_urls: dict[str, str],  # noqa: ARG002
         data: Any,
     ) -> Any:
-        # A trace carries only the seed: the same seed gives the same task on every worker.
+        # A trace contains only the seed, which gives the same task on every worker.
         task = generate_task(data.seed, difficulty=data.difficulty)
         workspace = Workspace(task, max_calls=self.config.max_calls)
         system, prompt = self.resolve_text_prompt(data)
@@ -128,18 +128,18 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
                         break
                     messages += answers
             return vf.ProgramResult(exit_code=0, stdout="", stderr="")
-        finally:  # the files have a reward, however the episode ended
+        finally:  # the files get a reward however the episode ended
             trace.info |= await asyncio.to_thread(_reward_info, workspace)
 
 
-class WorkspaceEnvConfig(vf.SingleAgentEnvConfig):
-    """One agent, in this process: verifiers' default, a remote machine, would have nothing to do."""
+class _WorkspaceEnvConfig(vf.SingleAgentEnvConfig):
+    """The config of a single agent that runs in this process instead of on verifiers' default, a remote machine."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())  # pyright: ignore[reportInvalidTypeForm]
 
 
-class WorkspaceEnv(vf.Env[WorkspaceEnvConfig]):
-    """One task, one agent, one trace."""
+class WorkspaceEnv(vf.Env[_WorkspaceEnvConfig]):
+    """An environment in which one agent plays a task and writes one trace."""
 
     async def run(self, task: Any, agents: Any) -> None:
         await agents.agent.run(task)
@@ -179,7 +179,7 @@ def _parse_arguments(text: str) -> object:
     try:
         return json.loads(text)
     except (ValueError, RecursionError):
-        return text  # the workspace answers that they are not valid JSON
+        return text  # the workspace answers invalid JSON with an error
 
 
 def _reward_info(workspace: Workspace) -> dict[str, Any]:

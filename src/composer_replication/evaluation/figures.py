@@ -1,28 +1,29 @@
-"""Turn rows into metrics: means over sites or states with intervals over sessions.
+"""Compute metrics: means over sites or states, with intervals over sessions.
 
     forced_gap        change of good calls - change of the erring decision      (difference in differences)
     forced_correction change of the right call - change of the erring decision
     sampled_*         of actions sampled at held-out states, after - before
 
-A change is after - before, in nats/token. The control's metrics are those of its weights; the `difference` is the
-trained model's minus the control's, site by site. With several shuffles of the control, both are means over these.
+A change is after - before, in nats/token. The control has the same metrics with its own weights as `after`. The
+`difference` is the trained model's change minus the control's, site by site. If the control has several shuffles, both
+are means over these.
 
-Sites of one session are alike, so the interval is over sessions. The estimate m is the mean of all values; with S_g and
-n_g the sum and number of values of session g, e_g = S_g - m n_g, N = sum n_g and G sessions,
+Values from the same session are correlated, so intervals are computed over sessions. The estimate m is the mean of all
+values. With S_g and n_g the sum and number of values of session g, e_g = S_g - m n_g, N = sum n_g and G sessions,
 
-    se^2   = sum e_g^2 / (1 - n_g / N) / N^2                        a large session pulls m towards itself
+    se^2   = sum e_g^2 / (1 - n_g / N) / N^2                        the division corrects for sessions with a large
+                                                                    share of the values, which pull m towards themselves
     radius = half of t(0.975, df) se + half of the bootstrap's      df: Bell and McCaffrey's, from the unequal sizes
                                                                     bootstrap: 95% quantile of |m* - m| / se*,
                                                                     times se
-    times 1 + 4 skew^2, at most 1.15                                skew: that of m, from the skewness of single
-                                                                    values
+    times 1 + 4 skew^2, at most 1.15                                skew: that of m, from the skewness of the values
 
-Each half alone errs on one side: the first covers too seldom when values are skewed, the second when sessions are few
-and unequal. A percentile bootstrap covers 75 to 88% with up to 12 sessions. A few sessions seldom show the long tail of
-their distribution; their values do.
+The two halves fail in different cases: the t interval covers too rarely when values are skewed, and the bootstrap when
+sessions are few and unequal. A percentile bootstrap covers only 75 to 88% with up to 12 sessions. The last factor is
+needed because a few sessions seldom show the long tail of their distribution, while their single values do.
 
-If the same sites were measured several times (a control with several shuffles, a training with several seeds), the
-variation between these repeats counts too:
+If the same sites were measured several times (a control with several shuffles, or trainings with several seeds), the
+interval also covers the variation between these repeats:
 
     se^2 = se_sessions^2 + se_repeats^2      df: Satterthwaite's; with two repeats the two radii add in quadrature
 
@@ -50,8 +51,8 @@ Over = Literal["session", "project"]
 Better = Literal["higher", "lower"]
 
 
-class Sort(NamedTuple):
-    """How a metric is shown: its label, its unit, and which direction is better."""
+class _MetricInfo(NamedTuple):
+    """The label and unit of a metric, and which direction is better."""
 
     label: str
     unit: str
@@ -59,27 +60,31 @@ class Sort(NamedTuple):
 
 
 NATS = "nats a token"
-SORTS: dict[str, Sort] = {
-    "forced_gap": Sort("Good calls against errors, change of log-prob", NATS, "higher"),
-    "forced_correction": Sort("Right calls against errors, change of log-prob", NATS, "higher"),
-    "forced_erring": Sort("Errors, change of log-prob", NATS, "lower"),
-    "forced_good": Sort("Good calls, change of log-prob", NATS, "higher"),
-    "sampled_failures": Sort("Drawn actions that would fail or cannot be read", "per 1,000", "lower"),
-    "sampled_unparsed": Sort("Drawn calls that cannot be read or do not end", "per 1,000", "lower"),
-    "sampled_no_call": Sort("Drawn actions without a call", "per 1,000", "lower"),
-    "sampled_unknown_tool": Sort("Drawn calls of tools that are not there", "per 1,000", "lower"),
-    "sampled_agreement": Sort("Drawn actions that do what the session did at good states", "per 1,000", "higher"),
-    "sampled_corrected": Sort("Drawn actions that do what was right where the session erred", "per 1,000", "higher"),
-    "sampled_looks": Sort("Drawn actions that only look", "per 1,000", "lower"),
-    "sampled_length": Sort("Length of drawn actions", "tokens", "lower"),
-    "loss_good_turns": Sort("Loss on good turns", NATS, "lower"),
+METRICS: dict[str, _MetricInfo] = {
+    "forced_gap": _MetricInfo("Good calls against errors, change of log-prob", NATS, "higher"),
+    "forced_correction": _MetricInfo("Right calls against errors, change of log-prob", NATS, "higher"),
+    "forced_erring": _MetricInfo("Errors, change of log-prob", NATS, "lower"),
+    "forced_good": _MetricInfo("Good calls, change of log-prob", NATS, "higher"),
+    "sampled_failures": _MetricInfo("Drawn actions that would fail or cannot be read", "per 1,000", "lower"),
+    "sampled_unparsed": _MetricInfo("Drawn calls that cannot be read or do not end", "per 1,000", "lower"),
+    "sampled_no_call": _MetricInfo("Drawn actions without a call", "per 1,000", "lower"),
+    "sampled_unknown_tool": _MetricInfo("Drawn calls of tools that are not there", "per 1,000", "lower"),
+    "sampled_agreement": _MetricInfo(
+        "Drawn actions that do what the session did at good states", "per 1,000", "higher"
+    ),
+    "sampled_corrected": _MetricInfo(
+        "Drawn actions that do what was right where the session erred", "per 1,000", "higher"
+    ),
+    "sampled_looks": _MetricInfo("Drawn actions that only look", "per 1,000", "lower"),
+    "sampled_length": _MetricInfo("Length of drawn actions", "tokens", "lower"),
+    "loss_good_turns": _MetricInfo("Loss on good turns", NATS, "lower"),
 }
 # Metrics that are shown by kind of error as well.
 BY_KIND = ("forced_gap", "forced_correction", "sampled_failures")
 
 
 class Value(NamedTuple):
-    """The contribution of one site or state to a metric: its change in every arm."""
+    """The contribution of one site or state to a metric: by arm, its change from before training."""
 
     session: str
     kind: str | None
@@ -87,81 +92,84 @@ class Value(NamedTuple):
 
 
 def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
-    """Return the values of the metrics on scored decisions, by metric, with one value per site."""
+    """Return by metric the values of the scored decisions, one per site."""
     by_site: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_site[row["site_id"]][row["role"]].append(row)
-    values: dict[str, list[Value]] = {name: [] for name in SORTS if name.startswith("forced_")}
+    values: dict[str, list[Value]] = {name: [] for name in METRICS if name.startswith("forced_")}
     for roles in by_site.values():
         erring = roles["erring"][0]
         # By role, then by arm.
-        moved = {role: _moved(several) for role, several in roles.items()}
+        changes = {role: _mean_changes(role_rows) for role, role_rows in roles.items()}
 
-        def add(name: str, change: Callable[[str], float], first: Row = erring, arms: Iterable[str] = moved["erring"]):
+        def add(
+            name: str, change: Callable[[str], float], first: Row = erring, arms: Iterable[str] = changes["erring"]
+        ):
             values[name].append(Value(first["session"], first["kind"], {arm: change(arm) for arm in arms}))
 
-        add("forced_erring", lambda arm, by=moved: by["erring"][arm])
-        if "good" in moved:
-            add("forced_good", lambda arm, by=moved: by["good"][arm])
-            add("forced_gap", lambda arm, by=moved: by["good"][arm] - by["erring"][arm])
-        if "correction" in moved:
-            add("forced_correction", lambda arm, by=moved: by["correction"][arm] - by["erring"][arm])
+        add("forced_erring", lambda arm, by=changes: by["erring"][arm])
+        if "good" in changes:
+            add("forced_good", lambda arm, by=changes: by["good"][arm])
+            add("forced_gap", lambda arm, by=changes: by["good"][arm] - by["erring"][arm])
+        if "correction" in changes:
+            add("forced_correction", lambda arm, by=changes: by["correction"][arm] - by["erring"][arm])
     return values
 
 
-def _moved(rows: Sequence[Row]) -> dict[str, float]:
-    """Return the mean change of these decisions in each arm and each shuffle of the control."""
-    moved = {"after": fmean(row["after"] - row["before"] for row in rows)}
+def _mean_changes(rows: Sequence[Row]) -> dict[str, float]:
+    """Return by arm the mean change of these decisions; each shuffle of the control is an arm."""
+    changes = {"after": fmean(row["after"] - row["before"] for row in rows)}
     for shuffle in range(len(rows[0]["controls"] or ())):
-        moved[control_name(shuffle + 1)] = fmean(row["controls"][shuffle] - row["before"] for row in rows)
-    return moved
+        changes[control_name(shuffle + 1)] = fmean(row["controls"][shuffle] - row["before"] for row in rows)
+    return changes
 
 
 def figures_of(
     values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm], over: Over = "session"
 ) -> list[dict[str, Any]]:
-    """Return every metric over all sites, then some of them by kind of error.
+    """Return the record's `figures`: every metric over all sites, then those in `BY_KIND` for each kind of error.
 
-    `is_primary` marks the one that the verdict is about; `over` says what a session of `values` is.
+    `is_primary` marks the metric that the verdict is about. `over` says whether `Value.session` names sessions or
+    projects.
     """
     figures: list[dict[str, Any]] = []
-    for name, several in values.items():
+    for name, metric_values in values.items():
         for arm in arms:
-            if several and (arm == "after" or controls_among(several[0].change)):
+            if metric_values and (arm == "after" or controls_among(metric_values[0].change)):
                 figures.append(
-                    _figure(name, arm, several, None, seed) | {"is_primary": name == primary and arm == "after"}
+                    _figure(name, arm, metric_values, None, seed) | {"is_primary": name == primary and arm == "after"}
                 )
     for name in BY_KIND:
-        several = values.get(name, ())
-        for kind in sorted({value.kind for value in several if value.kind is not None}):
-            kind_values = [value for value in several if value.kind == kind]
+        metric_values = values.get(name, ())
+        for kind in sorted({value.kind for value in metric_values if value.kind is not None}):
+            kind_values = [value for value in metric_values if value.kind == kind]
             figures += [_figure(name, arm, kind_values, kind, seed) | {"is_primary": False} for arm in arms]
     return [figure | {"over": over} for figure in figures]
 
 
 def _figure(name: str, arm: FigureArm, values: Sequence[Value], kind: str | None, seed: int) -> dict[str, Any]:
-    sort = SORTS[name]
+    metric = METRICS[name]
     interval = interval_of(values, arm, seed)
     return {
         "name": name,
         "arm": arm,
-        "label": sort.label,
-        "unit": sort.unit,
+        "label": metric.label,
+        "unit": metric.unit,
         "estimate": interval.estimate,
         "low": interval.low,
         "high": interval.high,
         "n": interval.num_values,
         "sessions": interval.num_sessions,
-        "better": sort.better,
+        "better": metric.better,
         "kind": kind,
         "shuffles": None if arm == "after" else interval.num_repeats,
     }
 
 
 def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
-    """Return the interval of one arm, or of the difference between the trained model and the control.
+    """Return the interval of a metric for one arm, or for the difference between the trained model and the control.
 
-    The control and the difference have one value per site and shuffle, so their interval is over shuffles as well.
+    For the control and the difference, the interval also covers the variation between shuffles of the control.
     """
     names = ["after"] if arm == "after" else controls_among(values[0].change)
     changes = [
@@ -173,25 +181,24 @@ def interval_of(values: Sequence[Value], arm: FigureArm, seed: int) -> Interval:
 
 # ---- intervals
 
-Word = Literal["better", "worse", "no_difference", "too_thin"]
-# 999 + 1 is divisible by 20, so the 95% quantile of the resamples is one of them.
+# 999 + 1 is divisible by 20, so the 95% quantile of the resamples is one of them, without interpolation.
 _RESAMPLES = 999
-# Coverage of the intervals; share of repeats that detect the smallest effect.
+# The coverage of the intervals, and the share of repeats that detect the smallest effect.
 _LEVEL, _POWER = 0.95, 0.8
+# With very few sessions a resample may have almost no spread, so the bootstrap's radius has to be limited.
 _MAX_BOOTSTRAP_RATIO = 1.4
-"""With very few sessions a resample may have almost no spread, so the bootstrap's radius would be unbounded."""
 _SKEW_FACTOR, _MAX_SKEW_WIDENING = 4.0, 0.15
+# The rounding error, relative to the mean, of values that are all equal.
 _NO_SPREAD = 1e-9
-"""Relative to the mean: the rounding error of values that are all equal."""
 Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean and its 95% interval; an effect of size `smallest` is detected in 80% of repeats.
+    """A mean with its 95% interval, and the smallest effect that 80% of repeats would detect.
 
-    With fewer than two sessions there is no interval, nor if all values are equal, except when all are 0: then it is 0
-    to 0. `num_repeats` is how often the same sites were measured; the variation of a single measurement is not in the
-    interval.
+    `low` and `high` are None with fewer than two sessions, and if all values are equal but not 0; if all are 0, they
+    are 0. `num_repeats` is the number of times that the same sites were measured. With one repeat the interval does not
+    cover the variation between repeats.
     """
 
     estimate: float
@@ -215,76 +222,65 @@ class _Spread(NamedTuple):
     radius: float
 
 
-def session_interval(values: Sequence[float], sessions: Sequence[str], *, seed: int = 0) -> Interval:
-    """Return the mean of `values`, one per site, with its interval over their sessions."""
-    return repeated_interval([values], sessions, seed=seed)
-
-
 def repeated_interval(repeats: Sequence[Sequence[float]], sessions: Sequence[str], *, seed: int = 0) -> Interval:
-    """Return the mean over repeats of the same sites, with an interval over both sessions and repeats.
+    """Return the mean over repeated measurements of the same sites, with an interval over sessions and repeats.
 
-    Each repeat has one value per site, in the order of `sessions`. A single repeat says nothing about their variation.
+    Each repeat has one value per site. `sessions` names the session of each site.
     """
     table = np.asarray(repeats, dtype=np.float64)
     values: list[float] = table.mean(axis=0).tolist()
-    mean, times = math.fsum(values) / len(values), len(table)
-    number = {"num_values": len(values), "num_sessions": len(set(sessions)), "num_repeats": times}
-    if number["num_sessions"] < 2:
-        return Interval(mean, None, None, **number)
+    mean, num_repeats = math.fsum(values) / len(values), len(table)
+    counts = {"num_values": len(values), "num_sessions": len(set(sessions)), "num_repeats": num_repeats}
+    if counts["num_sessions"] < 2:
+        return Interval(mean, None, None, **counts)
     spread = _session_spread(values, sessions, mean, seed)
-    if times > 1:
-        spread = _add_repeats(spread, float(table.mean(axis=1).std(ddof=1)) / math.sqrt(times), times)
-    # Equal values other than 0 would get an interval of width 0, which claims too much.
+    if num_repeats > 1:
+        repeats_error = float(table.mean(axis=1).std(ddof=1)) / math.sqrt(num_repeats)
+        spread = _add_repeats(spread, repeats_error, num_repeats)
+    # Equal values other than 0 would give an interval of width 0, which claims too much.
     if mean and spread.error <= _NO_SPREAD * abs(mean):
-        return Interval(mean, None, None, **number)
-    # The usual power formula: the interval excludes 0 with probability 0.8 at this distance.
-    smallest = spread.radius + t_quantile(_POWER, spread.freedom) * spread.error
-    return Interval(mean, mean - spread.radius, mean + spread.radius, smallest=smallest, **number)
+        return Interval(mean, None, None, **counts)
+    # At this distance from 0 the interval excludes 0 with probability 0.8.
+    smallest = spread.radius + _t_quantile(_POWER, spread.freedom) * spread.error
+    return Interval(mean, mean - spread.radius, mean + spread.radius, smallest=smallest, **counts)
 
 
 def _session_spread(values: Sequence[float], sessions: Sequence[str], mean: float, seed: int) -> _Spread:
-    sums, sizes = _by_session(values, sessions)
+    sums, sizes = _sums_and_sizes(values, sessions)
     residuals, shares = sums - mean * sizes, sizes / sizes.sum()
     error = math.sqrt(float((residuals**2 / (1 - shares)).sum())) / float(sizes.sum())
-    alike = _intraclass_correlation(values, sums, sizes)
-    freedom = _degrees_of_freedom(sizes, alike)
-    by_t = t_quantile(0.5 + _LEVEL / 2, freedom) * error
-    by_bootstrap = min(_bootstrap_radius(sums, sizes, mean, seed), _MAX_BOOTSTRAP_RATIO * by_t)
-    wider = 1 + min(_SKEW_FACTOR * _squared_skew(values, sizes, alike), _MAX_SKEW_WIDENING)
-    return _Spread(error, freedom, wider * (by_t + by_bootstrap) / 2)
+    correlation = _intraclass_correlation(values, sums, sizes)
+    freedom = _degrees_of_freedom(sizes, correlation)
+    t_radius = _t_quantile(0.5 + _LEVEL / 2, freedom) * error
+    bootstrap_radius = min(_bootstrap_radius(sums, sizes, mean, seed), _MAX_BOOTSTRAP_RATIO * t_radius)
+    widening = 1 + min(_SKEW_FACTOR * _squared_skew(values, sizes, correlation), _MAX_SKEW_WIDENING)
+    return _Spread(error, freedom, widening * (t_radius + bootstrap_radius) / 2)
 
 
-def _add_repeats(sessions: _Spread, error: float, times: int) -> _Spread:
-    """Return the spread over sessions and repeats together.
+def _add_repeats(sessions: _Spread, error: float, num_repeats: int) -> _Spread:
+    """Return the spread over sessions and repeats together; `error` is the standard error over repeats.
 
-    The noise of one site in one repeat is counted in both, which errs on the safe side.
+    The noise of a single measurement is counted in both parts, so the interval is rather too wide than too narrow.
     """
-    both = math.hypot(sessions.error, error)
-    if not both:
+    total_error = math.hypot(sessions.error, error)
+    if not total_error:
         return sessions
-    freedom = both**4 / (sessions.error**4 / sessions.freedom + error**4 / (times - 1))
-    of_repeats = _Spread(error, times - 1, t_quantile(0.5 + _LEVEL / 2, times - 1) * error)
-    if times == 2:  # one degree of freedom: Satterthwaite's interval covers 88% if repeats dominate
-        return _Spread(both, freedom, math.hypot(sessions.radius, of_repeats.radius))
-    usual = t_quantile(0.5 + _LEVEL / 2, sessions.freedom) * sessions.error
-    # The bootstrap and skewness widened the radius of sessions; their error is widened alike before both are added.
-    stretched = sessions.error * (sessions.radius / usual if usual else 1.0)
-    return _Spread(both, freedom, t_quantile(0.5 + _LEVEL / 2, freedom) * math.hypot(stretched, error))
+    freedom = total_error**4 / (sessions.error**4 / sessions.freedom + error**4 / (num_repeats - 1))
+    if num_repeats == 2:  # one degree of freedom: Satterthwaite's interval covers 88% if repeats dominate
+        repeats_radius = _t_quantile(0.5 + _LEVEL / 2, 1) * error
+        return _Spread(total_error, freedom, math.hypot(sessions.radius, repeats_radius))
+    t_radius = _t_quantile(0.5 + _LEVEL / 2, sessions.freedom) * sessions.error
+    # The bootstrap and the skewness widened the radius over sessions; their error is widened by the same factor.
+    widened_error = sessions.error * (sessions.radius / t_radius if t_radius else 1.0)
+    radius = _t_quantile(0.5 + _LEVEL / 2, freedom) * math.hypot(widened_error, error)
+    return _Spread(total_error, freedom, radius)
 
 
-def verdict_word(interval: Interval, *, higher_is_better: bool, fewest_sessions: int) -> Word:
-    """Return what an interval says: `too_thin` with too few sessions or no interval,
-    `no_difference` if it contains 0.
+def _sums_and_sizes(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array, Array]:
+    """Return the sum and the number of values of each session.
+
+    Sessions are sorted by name, so that the bootstrap does not depend on their order.
     """
-    if interval.num_sessions < fewest_sessions or interval.low is None:
-        return "too_thin"
-    if not interval.excludes_zero:
-        return "no_difference"
-    return "better" if (interval.estimate > 0) == higher_is_better else "worse"
-
-
-def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array, Array]:
-    """Return the sum and number of values per session, sorted by name so that the bootstrap depends on nothing else."""
     names = sorted(set(sessions))
     positions = {name: at for at, name in enumerate(names)}
     sums, sizes = np.zeros(len(names)), np.zeros(len(names))
@@ -295,90 +291,88 @@ def _by_session(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array
 
 
 def _intraclass_correlation(values: Sequence[float], sums: Array, sizes: Array) -> float:
-    """Return the intraclass correlation of a session's values, from 0 to 1, moved a third of the way to 1.
+    """Return the intraclass correlation of the values in a session, from 0 to 1, moved a third of the way to 1.
 
-    The shift is a safety margin: few sessions estimate it badly.
+    The shift is a safety margin, because the estimate from few sessions is poor.
     """
-    number, groups = float(sizes.sum()), len(sizes)
-    if number <= groups:
+    num_values, num_groups = float(sizes.sum()), len(sizes)
+    if num_values <= num_groups:
         return 1.0
     # Analysis of variance with unequal group sizes: mean squares within and between sessions.
     inner = float(np.square(np.asarray(values)).sum()) - float((sums**2 / sizes).sum())
-    within = max(0.0, inner) / (number - groups)
-    between = float((sizes * (sums / sizes - sums.sum() / number) ** 2).sum()) / (groups - 1)
-    # What takes the place of the group size when groups differ in size.
-    usual = (number - float((sizes**2).sum()) / number) / (groups - 1)
-    session_variance = max(0.0, (between - within) / usual)
+    within = max(0.0, inner) / (num_values - num_groups)
+    between = float((sizes * (sums / sizes - sums.sum() / num_values) ** 2).sum()) / (num_groups - 1)
+    # The effective group size where groups differ in size.
+    group_size = (num_values - float((sizes**2).sum()) / num_values) / (num_groups - 1)
+    session_variance = max(0.0, (between - within) / group_size)
     share = session_variance / (session_variance + within) if session_variance + within > 0 else 1.0
     return (2 * share + 1) / 3
 
 
-def _squared_skew(values: Sequence[float], sizes: Array, alike: float) -> float:
-    """Return the squared skewness of the mean, as if the session's part of a value were as skewed as single values.
+def _squared_skew(values: Sequence[float], sizes: Array, correlation: float) -> float:
+    """Return the squared skewness of the mean, assuming that the part common to a session is as skewed as the values.
 
-    What normal values show by chance is subtracted: 6 / n for n independent values.
+    The expected squared skewness of normal values is subtracted; it is 6 / n for n independent values.
     """
-    number, centred = len(values), np.asarray(values) - np.mean(values)
-    variance = float((centred**2).mean())
+    num_values, centered = len(values), np.asarray(values) - np.mean(values)
+    variance = float((centered**2).mean())
     if not variance:
         return 0.0
-    of_values = float((centred**3).mean()) / variance**1.5
-    shares = sizes / number
-    third = alike**1.5 * float((shares**3).sum()) + (1 - alike) ** 1.5 / number**2
-    second = alike * float((shares**2).sum()) + (1 - alike) / number
-    return max(0.0, of_values**2 - 6 * second) * third**2 / second**3
+    value_skew = float((centered**3).mean()) / variance**1.5
+    shares = sizes / num_values
+    third = correlation**1.5 * float((shares**3).sum()) + (1 - correlation) ** 1.5 / num_values**2
+    second = correlation * float((shares**2).sum()) + (1 - correlation) / num_values
+    return max(0.0, value_skew**2 - 6 * second) * third**2 / second**3
 
 
-def _degrees_of_freedom(sizes: Array, alike: float) -> float:
-    """Return Bell and McCaffrey's degrees of freedom: the number of equally large sessions the residuals are worth,
-    less 1.
-    """
-    number = float(sizes.sum())
-    variance = alike * sizes**2 + (1 - alike) * sizes
-    scale = 1 / (1 - sizes / number)
-    # K = A (D - n v' - v n' + n n' sum v) A with n, v as shares: its trace and that of its square, without the matrix.
-    share, total = sizes / number, float(variance.sum())
+def _degrees_of_freedom(sizes: Array, correlation: float) -> float:
+    """Return Bell and McCaffrey's degrees of freedom; for G sessions of equal size these are G - 1."""
+    num_values = float(sizes.sum())
+    variance = correlation * sizes**2 + (1 - correlation) * sizes
+    scale = 1 / (1 - sizes / num_values)
+    # K = A (D - n v' - v n' + n n' sum v) A with n, v as shares: traces of K and K^2 without building the matrix.
+    share, total = sizes / num_values, float(variance.sum())
     diagonal = scale * (variance - 2 * share * variance + share**2 * total)
-    cross = _square_of(share * np.sqrt(scale), variance * np.sqrt(scale), total)
-    off = cross - float((scale**2 * (-2 * share * variance + share**2 * total) ** 2).sum())
-    return max(1.0, float(diagonal.sum()) ** 2 / (float((diagonal**2).sum()) + off))
+    cross = _sum_of_squares(share * np.sqrt(scale), variance * np.sqrt(scale), total)
+    off_diagonal = cross - float((scale**2 * (-2 * share * variance + share**2 * total) ** 2).sum())
+    return max(1.0, float(diagonal.sum()) ** 2 / (float((diagonal**2).sum()) + off_diagonal))
 
 
-def _square_of(share: Array, variance: Array, total: float) -> float:
-    """Return the sum of squares of all entries -s_i v_j - v_i s_j + s_i s_j total."""
+def _sum_of_squares(share: Array, variance: Array, total: float) -> float:
+    """Return the sum of squares of the matrix entries -s_i v_j - v_i s_j + s_i s_j total."""
     ss, vv, sv = (float((a * b).sum()) for a, b in ((share, share), (variance, variance), (share, variance)))
     return 2 * ss * vv + 2 * sv**2 + total**2 * ss**2 - 4 * total * ss * sv
 
 
 def _bootstrap_radius(sums: Array, sizes: Array, mean: float, seed: int) -> float:
-    """Return the radius by a studentized bootstrap over sessions.
+    """Return the interval's radius from a studentized bootstrap over sessions.
 
-    Each resample's distance from `mean` is divided by its own standard error.
+    The distance of each resample's mean from `mean` is divided by the resample's own standard error.
     """
-    groups, number = len(sizes), float(sizes.sum())
-    draws = np.random.default_rng(seed).multinomial(groups, np.full(groups, 1 / groups), size=_RESAMPLES)
+    num_groups, num_values = len(sizes), float(sizes.sum())
+    draws = np.random.default_rng(seed).multinomial(num_groups, np.full(num_groups, 1 / num_groups), size=_RESAMPLES)
     resampled_sizes = draws @ sizes
     means = (draws @ sums) / resampled_sizes
     squares = draws @ sums**2 - 2 * means * (draws @ (sums * sizes)) + means**2 * (draws @ sizes**2)
-    usual = groups / (groups - 1)
-    # A resample that draws one session only has no spread; the floor keeps the division finite.
+    bias_correction = num_groups / (num_groups - 1)
+    # A resample of one session only has no spread; the floor keeps the division finite.
     floor = 1e-12 * float((sums**2).sum() + 1e-300)
-    spreads = np.sqrt(np.maximum(squares, floor) * usual) / resampled_sizes
+    spreads = np.sqrt(np.maximum(squares, floor) * bias_correction) / resampled_sizes
     distances = np.sort(np.abs(means - mean) / spreads)
-    spread = math.sqrt(usual * float(((sums - mean * sizes) ** 2).sum())) / number
+    spread = math.sqrt(bias_correction * float(((sums - mean * sizes) ** 2).sum())) / num_values
     return float(distances[math.ceil(_LEVEL * (_RESAMPLES + 1)) - 1]) * spread
 
 
 @lru_cache(maxsize=512)
-def t_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t, by bisection.
+def _t_quantile(probability: float, freedom: float) -> float:
+    """Return a quantile of Student's t by bisection. SciPy has it too, but is not a dependency.
 
     With x = sqrt(df) tan(angle), the density of the angle is cos(angle)^(df - 1) over half a circle, so Simpson's rule
     integrates a bounded function over a bounded interval.
     """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)
 
-    def below(angle: float) -> float:
+    def cumulative(angle: float) -> float:
         angles = np.linspace(0.0, angle, 201)
         heights = np.cos(angles) ** (freedom - 1)
         weights = np.ones(201)
@@ -390,5 +384,5 @@ def t_quantile(probability: float, freedom: float) -> float:
     # 45 halvings of pi / 2 leave less than 1e-13.
     for _ in range(45):
         middle = (low + high) / 2
-        low, high = (middle, high) if below(middle) < probability else (low, middle)
+        low, high = (middle, high) if cumulative(middle) < probability else (low, middle)
     return math.sqrt(freedom) * math.tan(low)

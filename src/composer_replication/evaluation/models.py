@@ -1,4 +1,4 @@
-"""Which models an evaluation compares, and with which settings; loads no torch, so that wrong input fails at once."""
+"""Choose the models that an evaluation compares, and its settings. Does not import torch, so wrong input fails fast."""
 
 from __future__ import annotations
 
@@ -15,8 +15,8 @@ from composer_replication.runs.artefacts import control_folders
 from composer_replication.runs.lineage import RECORD, describe_unfinished, read_training
 
 
-class Models(NamedTuple):
-    """Names of the models to compare: folders, hub names or adapters."""
+class _Models(NamedTuple):
+    """The models to compare; each is a folder, a hub name or an adapter."""
 
     before: str
     after: str
@@ -26,21 +26,22 @@ class Models(NamedTuple):
 def with_settings_of_training(
     settings: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
 ) -> CrfConfig:
-    """Return the settings that the weights were trained with, below the overrides, or `settings` if they are unknown.
+    """Return the settings that the weights were trained with, changed by the overrides.
 
-    A model is evaluated with the template, windows and contexts that it was trained on.
+    A model has to be evaluated with the template, windows and contexts that it was trained on. If the settings of the
+    training are unknown, `settings` is returned.
     """
     root = Path(settings.train.output) if settings.train.output is not None else run.root
-    weights = after or _trained(root)
-    path = None if weights is None else trained_with(weights)
+    weights = after or _trained_weights(root)
+    path = None if weights is None else training_settings(weights)
     if path is None:
         return settings
     config = load(CrfConfig, path, overrides)
     return replace(config, train=replace(config.train, output=settings.train.output))
 
 
-def trained_with(weights: str) -> Path | None:
-    """Return the file of settings beside trained weights, or None if there is none or it has changed since."""
+def training_settings(weights: str) -> Path | None:
+    """Return the settings file of the training that wrote `weights`, or None if there is none or it was edited."""
     folder = Path(weights)
     path = folder.parent / RESOLVED_NAME
     try:
@@ -56,38 +57,38 @@ def models_of(
     before: str | None = None,
     after: str | None = None,
     control: str | Sequence[str] = (),
-) -> Models:
-    """Return the models to compare: those given by name, otherwise the weights, start and controls of the run's
-    training.
+) -> _Models:
+    """Return the models to compare.
 
-    Raises InputError if there is no trained model or nothing to compare it with.
+    A model without a name is that of the run's own training: its initial model, its result, or its controls. Raises
+    InputError if there is no trained model, or no initial model to compare it with.
     """
     controls = [control] if isinstance(control, str) else list(control)
     root = Path(config.train.output) if config.train.output is not None else run.root
     if after is None:
-        after = _trained(root)
-        # All shuffles that the training left, unless the user named controls.
-        controls = controls or [weights for folder in control_folders(root) if (weights := _trained(folder))]
+        after = _trained_weights(root)
+        # The controls of all shuffles in the run, unless the user named controls.
+        controls = controls or [weights for folder in control_folders(root) if (weights := _trained_weights(folder))]
         if after is None:
             partial_training = describe_unfinished(root)
             got = partial_training or "no trained weights in the run"
             fix = "" if partial_training else "Run `crf train`, or name a model."
             raise InputError(explain("--after", got=got, expected="a trained model", fix=fix))
     if before is None:
-        before = _start_of(Path(after)) or config.train.model
+        before = _initial_model(Path(after)) or config.train.model
         if before is None:
             got = f"no {RECORD} in {after} that names the initial model"
             raise InputError(
-                explain("--before", got=got, expected="the model to compare with", fix="Pass --before MODEL.")
+                explain("--before", got=got, expected="the initial model to compare with", fix="Pass --before MODEL.")
             )
-    return Models(before, after, tuple(controls))
+    return _Models(before, after, tuple(controls))
 
 
-def _trained(root: Path) -> str | None:
+def _trained_weights(root: Path) -> str | None:
     paths = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
     return next((str(path) for path in paths if path.is_dir()), None)
 
 
-def _start_of(folder: Path) -> str | None:
+def _initial_model(folder: Path) -> str | None:
     start_weights = read_training(folder).get("start_weights")  # weights from elsewhere have no training record
     return start_weights if isinstance(start_weights, str) else None

@@ -16,51 +16,55 @@ import torch
 
 from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError, explain
-from composer_replication.evaluation.arms import Arm, adapter_facts, device_and_dtype
+from composer_replication.evaluation.arms import Arm, device_and_dtype
 from composer_replication.optional import available
+from composer_replication.runs.files import ADAPTER_SETTINGS
+from composer_replication.runs.lineage import read_json_object
 
-NAME = "vllm"
+_VLLM = "vllm"
+# The values that vLLM accepts as `max_lora_rank`.
 _RANKS = (8, 16, 32, 64, 128, 256, 320, 512)
-"""The values that vLLM accepts as `max_lora_rank`."""
-_SHARE_OF_MEMORY = 0.4
-"""The model that scores log-probs is on the same GPU, so the engine may not take all of its memory."""
-# Adapter settings that change more than low-rank matrices; a LoRA request would ignore them.
-_MORE_THAN_LORA = ("modules_to_save", "trainable_token_indices", "use_dora", "rank_pattern", "layer_replication")
+# The model that scores log-probs is on the same GPU, so the engine must not take all of its memory.
+_GPU_MEMORY_SHARE = 0.4
+# Adapter settings that a LoRA request ignores, because they change more than low-rank matrices.
+_UNSUPPORTED_SETTINGS = ("modules_to_save", "trainable_token_indices", "use_dora", "rank_pattern", "layer_replication")
 
 
-Draw = Callable[[Sequence[list[int]], int], list[list[tuple[list[int], bool]]]]
-"""Maps prompts and a seed to the samples of each prompt: token ids, and whether the turn ended by itself."""
+_Sampler = Callable[[Sequence[list[int]], int], list[list[tuple[list[int], bool]]]]
+"""Takes prompts and a seed, and returns for each prompt its samples: token ids, and whether the turn has ended."""
 
 
 class _VllmEngine:
-    """Samples for one arm at a time; arms on the same base model share an engine.
+    """Loads vLLM for one base model at a time, and samples with the adapters on it.
 
-    `longest` is the maximum number of tokens of a prompt with its answer.
+    `max_tokens` is the length of the longest prompt with its answer.
     """
 
-    name = NAME
+    name = _VLLM
 
-    def __init__(self, arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> None:
-        self._section, self._longest = section, longest
+    def __init__(self, arms: Sequence[Arm], section: EvaluationConfig, max_tokens: int) -> None:
+        self._section, self._max_tokens = section, max_tokens
         self._adapters = {arm.adapter: at for at, arm in enumerate(arms, start=1) if arm.adapter is not None}
-        ranks = [int(adapter_facts(Path(adapter)).get("r") or 0) for adapter in self._adapters]
+        ranks = [int(read_json_object(Path(adapter) / ADAPTER_SETTINGS).get("r") or 0) for adapter in self._adapters]
         # vLLM needs the largest rank when it starts.
         self._rank = next(rank for rank in _RANKS if rank >= max(ranks, default=0))
         self._base, self._llm = "", None
 
-    def of(self, arm: Arm) -> ArmEngine:
+    def for_arm(self, arm: Arm) -> ArmEngine:
         return ArmEngine(self, arm)
 
-    def drawer(self, arm: Arm, stops: Sequence[int], number: int, new_tokens: int, temperature: float) -> Draw:
+    def make_sampler(
+        self, arm: Arm, stops: Sequence[int], num_samples: int, new_tokens: int, temperature: float
+    ) -> _Sampler:
         # Imported by name: vLLM is optional, and type checkers need not find it.
-        vllm = importlib.import_module(NAME)
-        lora = importlib.import_module(f"{NAME}.lora.request").LoRARequest
-        llm = self._engine(vllm, arm)
+        vllm = importlib.import_module(_VLLM)
+        lora = importlib.import_module(f"{_VLLM}.lora.request").LoRARequest
+        llm = self._load(vllm, arm)
         lora_request = None if arm.adapter is None else lora(arm.name, self._adapters[arm.adapter], arm.adapter)
 
-        def draw(prompts: Sequence[list[int]], seed: int) -> list[list[tuple[list[int], bool]]]:
+        def sample(prompts: Sequence[list[int]], seed: int) -> list[list[tuple[list[int], bool]]]:
             settings = vllm.SamplingParams(
-                n=number,
+                n=num_samples,
                 temperature=temperature,
                 # Plain sampling: a model's generation config must not change what is compared.
                 top_p=1.0,
@@ -73,12 +77,13 @@ class _VllmEngine:
             token_prompts = [{"prompt_token_ids": list(prompt)} for prompt in prompts]
             answers = llm.generate(token_prompts, settings, use_tqdm=False, lora_request=lora_request)
             return [
-                [(list(output.token_ids), output.finish_reason == "stop") for output in one.outputs] for one in answers
+                [(list(output.token_ids), output.finish_reason == "stop") for output in answer.outputs]
+                for answer in answers
             ]
 
-        return draw
+        return sample
 
-    def _engine(self, vllm: Any, arm: Arm) -> Any:
+    def _load(self, vllm: Any, arm: Arm) -> Any:
         if self._llm is None or self._base != arm.base:
             self._llm = None  # free the memory of the previous engine first
             gc.collect()
@@ -88,8 +93,8 @@ class _VllmEngine:
             self._llm = vllm.LLM(
                 model=arm.base,
                 dtype=dtype,
-                max_model_len=self._longest,
-                gpu_memory_utilization=_SHARE_OF_MEMORY,
+                max_model_len=self._max_tokens,
+                gpu_memory_utilization=_GPU_MEMORY_SHARE,
                 seed=self._section.seed,
                 trust_remote_code=False,
                 **with_adapters,
@@ -99,39 +104,42 @@ class _VllmEngine:
 
 
 class ArmEngine(NamedTuple):
-    """The engine as one arm uses it."""
+    """An engine bound to one arm."""
 
     engine: _VllmEngine
     arm: Arm
-    most_at_once: int = 64
+    max_batch_states: int = 64
 
-    def drawer(self, stops: Sequence[int], number: int, new_tokens: int, temperature: float) -> Draw:
-        return self.engine.drawer(self.arm, stops, number, new_tokens, temperature)
+    def make_sampler(self, stops: Sequence[int], num_samples: int, new_tokens: int, temperature: float) -> _Sampler:
+        return self.engine.make_sampler(self.arm, stops, num_samples, new_tokens, temperature)
 
 
-def engine_of(arms: Sequence[Arm], section: EvaluationConfig, longest: int) -> _VllmEngine | None:
-    """Return the engine for all arms, or None for transformers.
+def make_engine(arms: Sequence[Arm], section: EvaluationConfig, max_tokens: int) -> _VllmEngine | None:
+    """Return a vLLM engine for all arms, or None if transformers is to be used.
 
-    It is one for all, because two engines would not sample alike from the same weights. Raises InputError if the config
-    demands vLLM where it cannot be used.
+    All arms use the same library, because vLLM and transformers do not sample alike from the same weights. Raises
+    InputError if the config demands vLLM where it cannot be used.
     """
-    why = "" if section.sampler == "transformers" else _why_not(arms)
-    if why and section.sampler == NAME:
+    why_not = "" if section.sampler == "transformers" else _why_not_vllm(arms)
+    if why_not and section.sampler == _VLLM:
         fix = "Set it to auto."
         raise InputError(
-            explain("evaluation.sampler = vllm", got=why, expected="vLLM, a GPU and plain LoRA adapters", fix=fix)
+            explain("evaluation.sampler = vllm", got=why_not, expected="vLLM, a GPU and plain LoRA adapters", fix=fix)
         )
-    return None if why or section.sampler == "transformers" else _VllmEngine(arms, section, longest)
+    return None if why_not or section.sampler == "transformers" else _VllmEngine(arms, section, max_tokens)
 
 
-def _why_not(arms: Sequence[Arm]) -> str:
-    if not available(NAME):
+def _why_not_vllm(arms: Sequence[Arm]) -> str:
+    """Return the reason why vLLM cannot be used, or an empty string if it can."""
+    if not available(_VLLM):
         return "no vllm package"
     if not torch.cuda.is_available():
         return "no GPU"
     for adapter in (arm.adapter for arm in arms if arm.adapter is not None):
-        facts = adapter_facts(Path(adapter))
-        is_more = any(facts.get(key) for key in _MORE_THAN_LORA) or facts.get("bias", "none") != "none"
-        if is_more or facts.get("peft_type") != "LORA" or int(facts.get("r") or 0) > _RANKS[-1]:
-            return f"{adapter}, which is more than a LoRA adapter of rank {_RANKS[-1]}"
+        settings = read_json_object(Path(adapter) / ADAPTER_SETTINGS)
+        is_unsupported = (
+            any(settings.get(key) for key in _UNSUPPORTED_SETTINGS) or settings.get("bias", "none") != "none"
+        )
+        if is_unsupported or settings.get("peft_type") != "LORA" or int(settings.get("r") or 0) > _RANKS[-1]:
+            return f"{adapter}, which is not a plain LoRA adapter of rank {_RANKS[-1]} or less"
     return ""

@@ -20,11 +20,11 @@ from composer_replication.errors import InputError, RunError, StaleArtefactError
 from composer_replication.evaluation.ablation.job import pack, packed_path, read_stored
 from composer_replication.evaluation.ablation.jobs import (
     JobKey,
-    breaches_of,
     check_ready,
-    job_keys_of,
+    find_breaches,
     read_results,
     run_jobs,
+    select_jobs,
 )
 from composer_replication.evaluation.ablation.plan import read_plan
 from refusals import refusal
@@ -40,7 +40,7 @@ def toy_on_the_path(monkeypatch):
 
 def run_toy(folder: Path, *changes: tuple[str, str], **options):
     plan = read_plan(write_arms(folder, *changes, text=TOY))
-    return run_jobs(plan, folder, job_keys_of(plan, **options), workers=2)
+    return run_jobs(plan, folder, select_jobs(plan, **options), workers=2)
 
 
 @pytest.fixture(scope="module")
@@ -68,7 +68,7 @@ def test_every_arm_has_a_result_with_every_seed(toy_results):
     ]
     assert not found.missing
     assert not found.failed
-    assert not breaches_of(found)
+    assert not find_breaches(found)
 
 
 def test_predictions_are_older_than_the_first_job(toy_results):
@@ -189,7 +189,7 @@ def test_a_clone_s_results_are_not_emptied(toy_results, tmp_path):
     before = {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"}
     plan = read_plan(write_arms(tmp_path, ('predict = "As plain."', 'predict = "Better."'), text=TOY))
     with refusal(RunError, what="results.json", got="plain 1, plain 2, helped 1, ...", fix="-o FOLDER") as caught:
-        run_jobs(plan, folder, job_keys_of(plan, seeds=[1]))
+        run_jobs(plan, folder, select_jobs(plan, seeds=[1]))
     assert "6 jobs" in caught.value.got
     assert {path.name: path.read_bytes() for path in folder.iterdir() if path.suffix == ".json"} == before
 
@@ -203,10 +203,10 @@ def test_packed_results_are_neither_emptied_in_a_clone_nor_left_beside_newer_one
     (folder / "jobs").rename(tmp_path / "elsewhere")
     plan = read_plan(write_arms(tmp_path, text=TOY))
     with refusal(RunError, what=str(packed), got="6 jobs"):
-        run_jobs(plan, folder, job_keys_of(plan))
+        run_jobs(plan, folder, select_jobs(plan))
     assert packed.read_bytes() == before
     (tmp_path / "elsewhere").rename(folder / "jobs")
-    run_jobs(plan, folder, job_keys_of(plan))
+    run_jobs(plan, folder, select_jobs(plan))
     assert plain.read_bytes() == (toy_results / "results.json").read_bytes()
     assert not packed.exists()
 
@@ -276,8 +276,8 @@ def test_other_options_beside_a_table_and_words_for_numbers_are_refused(toy_resu
 
 def test_what_is_asked_for_has_to_be_in_the_plan(tmp_path):
     plan = read_plan(write_arms(tmp_path, text=TOY))
-    assert job_keys_of(plan, only=["placebo"], seeds=[2]) == [JobKey("placebo", 2)]
+    assert select_jobs(plan, only=["placebo"], seeds=[2]) == [JobKey("placebo", 2)]
     with refusal(InputError, what="--only", got="'x'", expected="plain, helped, placebo"):
-        job_keys_of(plan, only=["x"])
+        select_jobs(plan, only=["x"])
     with refusal(InputError, what="--seeds", got="3", expected="1, 2"):
-        job_keys_of(plan, seeds=[3])
+        select_jobs(plan, seeds=[3])

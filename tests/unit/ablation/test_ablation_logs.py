@@ -13,7 +13,7 @@ from ablation_plans import write_arms
 from composer_replication.config import CrfConfig, loads
 from composer_replication.errors import ConfigError, RunError
 from composer_replication.evaluation.ablation.job import Job, Unit, read_result, run_in, write_job
-from composer_replication.evaluation.ablation.logs import check_plan, session_units
+from composer_replication.evaluation.ablation.logs import _session_units, check_plan
 from composer_replication.evaluation.ablation.plan import Budget, read_plan
 from composer_replication.runs.split import read_test_ids
 from refusals import refusal
@@ -94,7 +94,7 @@ def test_jobs_share_a_warm_up_leave_the_shared_run_as_it_was_and_need_no_trl(tmp
 def test_a_job_s_own_process_needs_no_trl(tmp_path, folder, shared_run):
     job = job_of(tmp_path, folder, shared_run, "plain")
     write_job(job)
-    start = "from composer_replication.evaluation.ablation.job import main; sys.exit(main(sys.argv[1:]))"
+    start = "from composer_replication.evaluation.ablation.job import _main; sys.exit(_main(sys.argv[1:]))"
     code = f"import sys; sys.modules['trl'] = None; {start}"
     done = subprocess.run([sys.executable, "-c", code, str(job.folder)], capture_output=True, text=True, check=False)
     assert done.returncode == 0, done.stderr
@@ -137,7 +137,7 @@ def test_a_unit_is_a_session_with_sums_over_its_sites(run):
     others |= {"forced_good": 0.0, "sites": 1.0}
     # The first 16 digits of sha256; in their order, which is not that of the names.
     expected = [Unit("043a718774c572bd", _with_kind(sums)), Unit("ca978112ca1bbdca", _with_kind(others))]
-    assert session_units(run) == expected  # no id of a session
+    assert _session_units(run) == expected  # no id of a session
 
 
 def _with_kind(sums):

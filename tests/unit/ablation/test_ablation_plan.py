@@ -6,8 +6,8 @@ import pytest
 from ablation_plans import write_arms
 
 from composer_replication.errors import ConfigError
-from composer_replication.evaluation.ablation.job import Job, Result, Spent, Unit, read_job, write_job
-from composer_replication.evaluation.ablation.jobs import freeze
+from composer_replication.evaluation.ablation.job import Job, Result, Spent, Unit, _read_job, write_job
+from composer_replication.evaluation.ablation.jobs import _freeze
 from composer_replication.evaluation.ablation.plan import read_plan
 from refusals import refusal
 
@@ -34,7 +34,7 @@ def test_a_preset_lies_below_the_file_and_overrides_above_it(tmp_path):
 
 
 def test_an_arm_is_compared_with_the_baseline_and_with_its_control(tmp_path):
-    frozen = freeze(read_plan(write_arms(tmp_path)), tmp_path, has_begun=False)
+    frozen = _freeze(read_plan(write_arms(tmp_path)), tmp_path, has_begun=False)
     assert {name: frozen.compared_with(name) for name in frozen.arms} == {
         "plain": [],
         "hints": ["plain", "shuffled"],
@@ -109,7 +109,7 @@ def test_a_job_comes_back_from_its_folder_as_it_was(tmp_path):
         run=tmp_path,
     )
     write_job(job)
-    assert read_job(folder) == job
+    assert _read_job(folder) == job
     assert job.shared == tmp_path / "jobs" / ".shared"
 
 

@@ -16,8 +16,14 @@ import pytest
 from ablation_plans import TOY, write_arms
 
 from composer_replication.evaluation.ablation.job import Result, Spent, Unit
-from composer_replication.evaluation.ablation.jobs import AblationResults, breaches_of, freeze, write_results
-from composer_replication.evaluation.ablation.page import as_json, figures_of, metrics_by_kind, page_of, write_page
+from composer_replication.evaluation.ablation.jobs import AblationResults, _freeze, _write_results, find_breaches
+from composer_replication.evaluation.ablation.page import (
+    _make_page,
+    _metrics_by_kind,
+    as_json,
+    compute_figures,
+    write_page,
+)
 from composer_replication.evaluation.ablation.plan import Metric, read_plan
 
 HERE = Path(__file__).parent
@@ -28,7 +34,7 @@ FAILING = {"failing": Metric(of="failing_calls", per="calls", times=100.0, bette
 @pytest.fixture
 def frozen(tmp_path, monkeypatch):
     monkeypatch.syspath_prepend(str(HERE))
-    return freeze(read_plan(write_arms(tmp_path, text=TOY)), tmp_path, has_begun=False)
+    return _freeze(read_plan(write_arms(tmp_path, text=TOY)), tmp_path, has_begun=False)
 
 
 def result(arm: str, seed: int, units: dict[str, tuple[float, float]], **spent: float) -> Result:
@@ -51,7 +57,7 @@ def two_arms(frozen, plain, helped) -> AblationResults:
 
 
 def figure(found: AblationResults, arm: str, against: str | None = None):
-    return next(each for each in figures_of(found, FAILING) if (each.arm, each.against) == (arm, against))
+    return next(each for each in compute_figures(found, FAILING) if (each.arm, each.against) == (arm, against))
 
 
 def test_a_figure_is_the_ratio_of_sums_and_a_comparison_is_paired(frozen):
@@ -82,9 +88,9 @@ def test_kinds_are_figures_of_their_own(frozen):
     rows = [Unit("a", {"failing_calls": 3, "failing_calls:edit": 2, "calls": 10})]
     own = replace(result("plain", 1, {}), units=rows)
     found = AblationResults(frozen=frozen, results=[own])
-    kinds = metrics_by_kind(found)
+    kinds = _metrics_by_kind(found)
     assert list(kinds) == ["failing:edit"]
-    assert [each.value.estimate for each in figures_of(found, kinds)] == [pytest.approx(20.0)]
+    assert [each.value.estimate for each in compute_figures(found, kinds)] == [pytest.approx(20.0)]
 
 
 @pytest.mark.parametrize(
@@ -100,7 +106,7 @@ def test_a_breach_of_the_budget_is_named_with_its_arm(frozen, spent, facts):
     units = {"a": (1.0, 2.0)}
     rows = [result("plain", 1, units), result("helped", 1, units, **spent), result("placebo", 1, units)]
     found = AblationResults(frozen=frozen, results=rows)
-    breaches = breaches_of(found)
+    breaches = find_breaches(found)
     if facts is None:
         assert breaches == {}
     else:
@@ -108,14 +114,14 @@ def test_a_breach_of_the_budget_is_named_with_its_arm(frozen, spent, facts):
         (breach,) = breaches["helped"]
         assert all(re.search(rf"(?<!\w){re.escape(fact)}(?!\w)", breach) for fact in facts), breach
     exempt = replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], exempt="start weights")})
-    assert breaches_of(replace(found, frozen=exempt)) == {}
+    assert find_breaches(replace(found, frozen=exempt)) == {}
 
 
 def test_other_units_and_other_start_weights_are_breaches(frozen):
     units = {"a": (1.0, 2.0), "b": (1.0, 2.0)}
     others = [result(arm, seed, units) for arm in ("plain", "placebo") for seed in (1, 2)]
     odd = replace(result("helped", 1, {"a": (1.0, 2.0), "c": (1.0, 2.0)}), digests={"start": "1"})
-    breaches = breaches_of(AblationResults(frozen=frozen, results=[*others, odd]))
+    breaches = find_breaches(AblationResults(frozen=frozen, results=[*others, odd]))
     assert list(breaches) == ["helped"]
     other_units, other_weights = breaches["helped"]
     assert re.search(r"\bseed 1\b.*\bunits\b.*\b2\b", other_units)
@@ -167,7 +173,7 @@ def test_results_json_alone_rebuilds_the_page_and_plots_to_the_byte_without_torc
         place = folder / "jobs" / each.arm / str(each.seed)
         place.mkdir(parents=True)
         (place / "result.json").write_text(json.dumps(each.as_json()))
-    write_page(write_results(folder, frozen, {}), folder)
+    write_page(_write_results(folder, frozen, {}), folder)
     written = {path.relative_to(folder): path.read_bytes() for path in folder.rglob("*.*") if "jobs" not in path.parts}
     assert {str(path) for path in written} == {
         "results.json",
@@ -200,17 +206,17 @@ def test_the_page_says_what_was_predicted_and_whether_it_came(frozen):
     calls = np.full((4, 30), 20)
     plain, helped = draw.poisson(8, (4, 30)), draw.poisson(2, (4, 30))
     found = two_arms(frozen, (plain, calls), (helped, calls))
-    page = page_of(found)
+    page = _make_page(found)
     verdict, expected, came_true = comparison_of(page)
     assert (verdict, expected) == ("better", "better")
 
     def expecting(expect):
         return replace(frozen, arms=frozen.arms | {"helped": replace(frozen.arms["helped"], expect=expect)})
 
-    alike = page_of(two_arms(expecting("same"), (plain, calls), (draw.permuted(plain, axis=1), calls)))
+    alike = _make_page(two_arms(expecting("same"), (plain, calls), (draw.permuted(plain, axis=1), calls)))
     verdict, expected, not_excluded = comparison_of(alike)
     assert (verdict, expected) == ("no difference", "same")
-    verdict, expected, refuted = comparison_of(page_of(replace(found, frozen=expecting("worse"))))
+    verdict, expected, refuted = comparison_of(_make_page(replace(found, frozen=expecting("worse"))))
     assert (verdict, expected) == ("better", "worse")
     assert len({came_true, not_excluded, refuted}) == 3
     assert ["**" in outcome for outcome in (came_true, not_excluded, refuted)] == [False, False, True]

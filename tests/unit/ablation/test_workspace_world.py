@@ -24,8 +24,8 @@ from composer_replication.evaluation.ablation.workspace import (  # noqa: E402
     METRICS,
     SCHEMAS,
     TaskEpisode,
-    after_a_turn,
-    distances,
+    _sum_entropy_and_kl,
+    _text_between_turns,
     play_all,
 )
 from composer_replication.trainer.rollouts.effort import ErrorPenalty, _errors_in  # noqa: E402
@@ -119,7 +119,7 @@ def student():
 def episodes(student):
     model, tokenizer = student
     played = [TaskEpisode(tokenizer, seed, f"test:{seed}") for seed in (0, 1, 2, 3, 5, 8, 13, 21)]
-    play_all(model, tokenizer, played, most=300)
+    play_all(model, tokenizer, played, max_tokens=300)
     assert sum(each.failures.total() for each in played) >= 4, "the student errs"
     return played
 
@@ -129,7 +129,7 @@ def test_a_short_prompt_has_no_more_room_than_a_long_one(student):
     model, tokenizer = student
     played = [TaskEpisode(tokenizer, seed, f"room:{seed}") for seed in (0, 1, 2, 3)]
     played[0].prompt_ids = played[0].prompt_ids + played[0].prompt_ids
-    play_all(model, tokenizer, played, most=120)
+    play_all(model, tokenizer, played, max_tokens=120)
     assert max(len(each.ids) for each in played) > 120, "no episode was cut off"
     assert not any(any(each.sampled[120:]) for each in played)
 
@@ -222,7 +222,7 @@ def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, stude
     moved = load_student()[0].float().eval()
     with torch.no_grad():
         moved.model.layers[2].mlp.down_proj.weight.mul_(1.2)
-    sums = distances(model, moved, episodes[:3])
+    sums = _sum_entropy_and_kl(model, moved, episodes[:3])
     assert all(kl > 0 for _, kl in sums)
     episode = episodes[1]
     ids = torch.tensor([episode.prompt_ids + episode.ids])
@@ -232,7 +232,7 @@ def test_entropy_and_divergence_are_sums_over_the_sampled_tokens(episodes, stude
     entropy = -(now[places].exp() * now[places]).sum()
     kl = (now[places].exp() * (now[places] - then[places])).sum()
     torch.testing.assert_close(torch.tensor(sums[1]).double(), torch.stack([entropy, kl]), rtol=1e-3, atol=1e-4)
-    assert distances(model, model, episodes[:1])[0][1] == 0.0
+    assert _sum_entropy_and_kl(model, model, episodes[:1])[0][1] == 0.0
 
 
 def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monkeypatch):
@@ -299,8 +299,8 @@ def test_a_rollout_function_beside_an_environment_is_refused():
 
 def test_between_two_turns_stands_what_the_models_own_template_has_there():
     tokenizer = load_student()[1]
-    between = after_a_turn(tokenizer, "LS", "a\nb")
+    between = _text_between_turns(tokenizer, "LS", "a\nb")
     assert between == "\n<|im_start|>tool\na\nb<|im_end|>\n<|im_start|>assistant\n"
     tokenizer.chat_template = "{% for m in messages %}[{{ m.role }}: {{ m.content }}]{{ eos_token }}{% endfor %}"
     with refusal(UnsupportedModelError, what="template", expected="token"):  # a bracket stands before the end
-        after_a_turn(tokenizer, "LS", "a")
+        _text_between_turns(tokenizer, "LS", "a")

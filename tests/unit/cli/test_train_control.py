@@ -8,7 +8,8 @@ from collections import Counter, defaultdict
 from train_runs import GRPO, adapter_of, same
 
 from composer_replication.config.presets import load_with_preset
-from composer_replication.evaluation.arms import Arm, control_lacks
+from composer_replication.evaluation.arms import Arm
+from composer_replication.evaluation.record import _control_lacks
 from composer_replication.runs.artefacts import control_folders
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data
@@ -72,15 +73,15 @@ def test_what_a_control_was_not_taught_is_said(tmp_path):
         return Arm(name, str(folder), "base", str(folder))
 
     after = arm("after", 3, 3)
-    assert control_lacks([after]) == []
-    assert control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2})]) == []
-    (said,) = control_lacks([after, arm("control", 0, 3, counts={"turned_pairs": 2})])
+    assert _control_lacks([after]) == []
+    assert _control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2})]) == []
+    (said,) = _control_lacks([after, arm("control", 0, 3, counts={"turned_pairs": 2})])
     assert lines_with(said, "channel 2")
-    (said,) = control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 0})])
+    (said,) = _control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 0})])
     assert lines_with(said, "channel 3")
-    assert len(control_lacks([after, arm("control", 0, 0)])) == 2
+    assert len(_control_lacks([after, arm("control", 0, 0)])) == 2
     some = {"sdpo_kl: no_hint_of_another_kind": 4}
-    (said,) = control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2}, drops=some)])
+    (said,) = _control_lacks([after, arm("control", 3, 3, counts={"turned_pairs": 2}, drops=some)])
     assert lines_with(said, 4, "sites")
     assert "channel" not in said
 

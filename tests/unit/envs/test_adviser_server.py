@@ -9,7 +9,7 @@ import urllib.request
 import pytest
 
 from composer_replication.cli.main import main
-from composer_replication.envs.adviser_server import Advisers, AdviserServer, HttpRefusal
+from composer_replication.envs.adviser_server import AdviserServer, _HttpRefusal, _ScriptedTeachers
 from composer_replication.envs.logs import to_conversation
 from composer_replication.envs.policies import CARELESS, EXPERT, RememberingRunner, play
 from composer_replication.envs.workspace import Workspace, generate_task
@@ -24,7 +24,7 @@ SEEDS = range(12)
 
 @pytest.fixture(scope="module")
 def advisers():
-    return Advisers(SEEDS)
+    return _ScriptedTeachers(SEEDS)
 
 
 def asked(model, messages):
@@ -87,7 +87,7 @@ def test_an_adviser_errs_as_often_as_its_name_says(advisers):
     ],
 )
 def test_what_has_no_answer_is_refused_with_a_reason(advisers, body, said):
-    with pytest.raises(HttpRefusal, match=said) as refused:
+    with pytest.raises(_HttpRefusal, match=said) as refused:
         advisers.answer(body)
     assert refused.value.status == 400
 

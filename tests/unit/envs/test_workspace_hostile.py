@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.envs.workspace import Outcome, TestRunner, Workspace, generate_task
-from composer_replication.envs.workspace.files import MAX_TEXT
+from composer_replication.envs.workspace.workspace import MAX_TEXT
 from hostile_calls import hostile_calls
 
 NUM_CALLS = 10_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 600

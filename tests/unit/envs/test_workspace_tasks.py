@@ -12,8 +12,7 @@ from functools import cache
 import pytest
 
 from composer_replication.envs.workspace import Edit, TestRunner, Workspace, generate_task
-from composer_replication.envs.workspace.generate import FAMILIES
-from composer_replication.envs.workspace.task import edits_between
+from composer_replication.envs.workspace.generate import FAMILIES, _edits_between
 from composer_replication.errors import InputError
 from refusals import refusal
 
@@ -135,7 +134,7 @@ def test_edits_between_texts_are_clear_and_lead_there():
     before = {"a.py": "x = 1\nx = 1\ny = 2\n", "same.py": "z\n"}
     after = {"a.py": "top\nx = 1\nx = 3\ny = 2\nend\n", "same.py": "z\n", "new.py": "n\n"}
     files = dict(before)
-    edits = edits_between(before, after)
+    edits = _edits_between(before, after)
     for edit in edits:
         text = files.get(edit.path, "")
         assert not edit.old or text.count(edit.old) == 1

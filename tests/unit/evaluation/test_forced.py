@@ -13,7 +13,7 @@ from evaluation_runs import TIMES, config, hold_out, write_sites
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
 from composer_replication.evaluation import decisions as forced
-from composer_replication.evaluation.arms import arms_of, digest_of_arm, load_each_model, tokenizers_of
+from composer_replication.evaluation.arms import digest_of_arm, load_each_model, load_tokenizers, resolve_arms
 from composer_replication.evaluation.evaluate import PARTIAL, evaluate
 from composer_replication.evaluation.record import CONTROL
 from composer_replication.runs import RunDir
@@ -53,7 +53,7 @@ def test_rows_are_means_of_a_plain_pass_and_figures_are_made_of_them(run, folder
     before, after = str(folder / "model"), str(other)
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(
-            "composer_replication.evaluation.record.score_groups",
+            "composer_replication.evaluation.questions.score_groups",
             lambda model, weights, groups, *rest, **named: (
                 asked.append(groups) or real(model, weights, groups, *rest, **named)
             ),
@@ -261,7 +261,7 @@ def test_an_adapter_on_another_base_than_before_is_refused_by_name(tmp_path):
 
     def base(own, before="org/model"):
         (place / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": own}))
-        return arms_of(before, str(place))[1].base
+        return resolve_arms(before, str(place))[1].base
 
     with pytest.raises(InputError, match=r"--after.*'org/other'.*'org/model'"):
         base("org/other")
@@ -282,7 +282,7 @@ def test_what_an_adapter_keeps_whole_does_not_stay_in_the_base(folder, tmp_path)
             if "modules_to_save" in name:
                 each.add_(1.0)
     adapted.save_pretrained(tmp_path / "adapter")
-    arms = arms_of(str(folder / "model"), str(tmp_path / "adapter"), [str(folder / "model")])
+    arms = resolve_arms(str(folder / "model"), str(tmp_path / "adapter"), [str(folder / "model")])
     ids = torch.tensor([[3, 4, 5]])
     logits = {arm.name: model(input_ids=ids).logits.detach() for arm, model in load_each_model(arms, "float32")}
     assert torch.equal(logits["control"], logits["before"])
@@ -300,7 +300,7 @@ def test_one_adapter_with_two_scales_is_two_sets_of_weights(folder, adapter, tmp
     digests = [
         digest_of_arm(arm, model)
         for place in (adapter, other, moved)
-        for arm, model in load_each_model(arms_of(str(folder / "model"), str(place))[1:], "float32")
+        for arm, model in load_each_model(resolve_arms(str(folder / "model"), str(place))[1:], "float32")
     ]
     assert digests[0] == digests[2] != digests[1]
 
@@ -308,6 +308,6 @@ def test_one_adapter_with_two_scales_is_two_sets_of_weights(folder, adapter, tmp
 def test_the_student_is_weights_to_compare_and_the_base_of_an_adapter_by_its_name(tmp_path):
     (tmp_path / "adapter_config.json").write_text(json.dumps({"base_model_name_or_path": "student"}))
     (tmp_path / "adapter_model.safetensors").touch()
-    before, after = arms_of("student", str(tmp_path))
+    before, after = resolve_arms("student", str(tmp_path))
     assert before.base == after.base == str(student_folder())
-    assert tokenizers_of([before, after])[1]
+    assert load_tokenizers([before, after])[1]

@@ -10,10 +10,10 @@ from evaluation_runs import TIMES, config
 
 from composer_replication.errors import ConfigError
 from composer_replication.evaluation import sampling
-from composer_replication.evaluation.damage import is_right
 from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.figures import NATS
+from composer_replication.evaluation.questions import _is_right
 from composer_replication.evaluation.sampling import SampledText, State, sampled_rows, sampled_values
 from composer_replication.runs.files import read_rows, tool_table
 from composer_replication.sites.judge.walk import earlier_sessions
@@ -143,7 +143,7 @@ def test_the_same_weights_draw_the_same_and_an_interrupt_loses_one_batch(run, fo
     assert len(rows) == 2 * 2 * whole["sampled"]["n_states"]
     assert {row["state"] for row in rows} == {"erring", "good"}
     assert max(row["tokens"] for row in rows) <= 6
-    monkeypatch.setattr(sampling, "_MOST_AT_ONCE", 1)
+    monkeypatch.setattr(sampling, "_MAX_BATCH_STATES", 1)
     calls, real = [], sampling._TransformersSampler.__call__
 
     def cut(self, prompts):
@@ -193,10 +193,10 @@ def test_a_file_that_is_no_set_of_questions_is_a_sentence(run, folder, tmp_path,
 
 
 def test_a_sum_is_right_by_its_number():
-    assert is_right("so 1,000 it is\n#### 1,000", "7 * 10 = 70\n#### 1000")
-    assert is_right("The answer is 42.", "#### 42")
-    assert not is_right("#### 41", "#### 42")
-    assert not is_right("no idea", "#### 42")
+    assert _is_right("so 1,000 it is\n#### 1,000", "7 * 10 = 70\n#### 1000")
+    assert _is_right("The answer is 42.", "#### 42")
+    assert not _is_right("#### 41", "#### 42")
+    assert not _is_right("no idea", "#### 42")
 
 
 def test_rows_have_the_fields_that_the_reference_names(run, folder, other):

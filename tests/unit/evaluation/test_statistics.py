@@ -8,11 +8,15 @@ from planted_effects import planted, planted_repeats
 
 from composer_replication.evaluation.figures import (
     Interval,
+    _t_quantile,
     repeated_interval,
-    session_interval,
-    t_quantile,
-    verdict_word,
 )
+from composer_replication.evaluation.record import _verdict_word
+
+
+def session_interval(values, sessions, *, seed=0):
+    return repeated_interval([values], sessions, seed=seed)
+
 
 # (sessions, sizes, shape): few and many, equal and very unequal, skewed.
 CASES = [
@@ -35,7 +39,7 @@ def said_of(case, effect, number):
         values, names = planted(rng, sessions=sessions, sizes=sizes, shape=shape, effect=effect)
         found = session_interval(values, names, seed=seed)
         held += found.low <= effect <= found.high
-        words[verdict_word(found, higher_is_better=True, fewest_sessions=5)] += 1
+        words[_verdict_word(found, higher_is_better=True, fewest_sessions=5)] += 1
     return held / number, {word: each / number for word, each in words.items()}
 
 
@@ -73,9 +77,9 @@ def test_a_large_effect_is_called_by_its_sign_and_the_direction_that_is_better()
     values, names = planted(np.random.default_rng(1), sessions=20, sizes="unequal", shape="normal", effect=2.0)
     up = session_interval(values, names)
     down = session_interval([-each for each in values], names)
-    assert verdict_word(up, higher_is_better=True, fewest_sessions=5) == "better"
-    assert verdict_word(up, higher_is_better=False, fewest_sessions=5) == "worse"
-    assert verdict_word(down, higher_is_better=True, fewest_sessions=5) == "worse"
+    assert _verdict_word(up, higher_is_better=True, fewest_sessions=5) == "better"
+    assert _verdict_word(up, higher_is_better=False, fewest_sessions=5) == "worse"
+    assert _verdict_word(down, higher_is_better=True, fewest_sessions=5) == "worse"
     assert (down.low, down.high) == pytest.approx((-up.high, -up.low))
 
 
@@ -159,13 +163,13 @@ def test_luck_that_all_sites_share_widens_the_interval_by_student_s_t():
 def test_one_session_has_a_mean_and_no_interval_and_is_too_thin():
     found = session_interval([1.0, 2.0], ["a", "a"])
     assert found == Interval(1.5, None, None, 2, 1)
-    assert verdict_word(found, higher_is_better=True, fewest_sessions=2) == "too_thin"
+    assert _verdict_word(found, higher_is_better=True, fewest_sessions=2) == "too_thin"
 
 
 def test_values_that_are_all_zero_have_an_interval_of_zero_and_no_difference():
     found = session_interval([0.0] * 12, list("aabbccddeeff"))
     assert (found.low, found.high, found.smallest) == (0.0, 0.0, 0.0)
-    assert verdict_word(found, higher_is_better=True, fewest_sessions=5) == "no_difference"
+    assert _verdict_word(found, higher_is_better=True, fewest_sessions=5) == "no_difference"
 
 
 def test_the_smallest_effect_is_seen_in_about_four_of_five_repeats():
@@ -191,4 +195,4 @@ def test_the_smallest_effect_is_seen_in_about_four_of_five_repeats():
     [(0.975, 1, 12.7062), (0.975, 2, 4.30265), (0.975, 9, 2.26216), (0.8, 9, 0.883404), (0.975, 3000, 1.960755)],
 )
 def test_student_s_t_as_tables_have_it(probability, freedom, expected):
-    assert t_quantile(probability, freedom) == pytest.approx(expected, rel=1e-5)
+    assert _t_quantile(probability, freedom) == pytest.approx(expected, rel=1e-5)

@@ -6,8 +6,8 @@ import re
 
 import pytest
 
-from composer_replication.evaluation.figures import SORTS, Value
-from composer_replication.evaluation.record import verdict_of
+from composer_replication.evaluation.figures import METRICS, Value
+from composer_replication.evaluation.record import _verdict_and_power
 
 SPREAD = (-0.1, 0.05, 0.0, 0.1, -0.05, 0.02)
 
@@ -19,7 +19,7 @@ def values(after, control=0.0):
 
 
 def of(every, primary="forced_gap", **settings):
-    return verdict_of(primary, every, **{"has_control": True, "fewest_sessions": 5, "seed": 0, **settings})
+    return _verdict_and_power(primary, every, **{"has_control": True, "fewest_sessions": 5, "seed": 0, **settings})
 
 
 def said(every, primary="forced_gap", **settings):
@@ -85,7 +85,7 @@ def test_what_got_worse_besides_is_named_and_what_did_not_is_not():
     assert said(every, has_control=False)[0] == "better"
     (besides,) = remarks(every, has_control=False)
     assert re.search(r"-0\.997\b.*\bhigher\b.*\+1\b.*\blower\b", besides)
-    named = [name for name in every if SORTS[name].label[1:] in besides]
+    named = [name for name in every if METRICS[name].label[1:] in besides]
     assert named == ["forced_good", "loss_good_turns"]
     assert remarks({"forced_gap": values(1.0)}, has_control=False) == []
 

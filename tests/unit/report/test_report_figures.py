@@ -11,14 +11,14 @@ from composer_replication.evaluation.report.figures import (
     _SAMPLED,
     UNCHANGED,
     ReportVerdict,
-    call_mix,
-    figures,
-    got_worse,
-    of_shuffles,
-    sampled_table,
+    _call_mix,
+    _make_figures,
+    _role_changes,
+    _sampled_table,
+    _shuffles_sentence,
+    _worse_metrics,
     signed,
 )
-from composer_replication.evaluation.report.records import changes
 from output_facts import lines_with
 
 
@@ -32,7 +32,7 @@ def row(
 
 
 def drawn(*rows):
-    return figures({"figures": list(rows)})
+    return _make_figures({"figures": list(rows)})
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_the_primary_figure_is_first_and_arms_are_in_order():
 def test_what_got_worse_besides_is_named_and_the_primary_and_the_control_are_not():
     wrong = {"low": -0.4, "high": -0.1, "estimate": -0.2}
     shown = drawn(row(**wrong), row("forced_good", **wrong), row("other"), row("third", arm="control", **wrong))
-    assert got_worse(shown) == ["forced_good (\N{MINUS SIGN}0.200 nats a token)"]
+    assert _worse_metrics(shown) == ["forced_good (\N{MINUS SIGN}0.200 nats a token)"]
 
 
 def test_a_figure_without_an_interval_is_not_known():
@@ -116,10 +116,10 @@ def test_digits_and_signs(value, unit, text):
 
 
 def test_what_intervals_of_a_control_are_over_is_said():
-    assert of_shuffles(None) == of_shuffles({"figures": [{"shuffles": None}, {}]}) == ""
-    of_one = of_shuffles({"figures": [{"shuffles": None}, {"shuffles": 1}]})
+    assert _shuffles_sentence(None) == _shuffles_sentence({"figures": [{"shuffles": None}, {}]}) == ""
+    of_one = _shuffles_sentence({"figures": [{"shuffles": None}, {"shuffles": 1}]})
     assert lines_with(of_one, "control", "shuffle")
-    of_four = of_shuffles({"figures": [{"shuffles": 4}, {"shuffles": 1}]})
+    of_four = _shuffles_sentence({"figures": [{"shuffles": 4}, {"shuffles": 1}]})
     assert lines_with(of_four, "control", 4, "shuffles")
     assert "4" not in of_one
 
@@ -127,7 +127,7 @@ def test_what_intervals_of_a_control_are_over_is_said():
 def test_changes_are_after_less_before_and_the_control_s_beside_them():
     rows = [{"role": "erring", "before": -1.0, "after": -1.5, "control": None}]
     rows += [{"role": "erring", "before": -1.0, "after": -0.5, "control": -0.75}]
-    moved = changes([rows])
+    moved = _role_changes([rows])
     assert (moved.after["erring"], moved.control["erring"]) == ([-0.5, 0.5], [0.25])
 
 
@@ -135,7 +135,7 @@ def test_the_mix_of_calls_is_in_shares_and_arms_that_were_not_sampled_are_left_o
     before = {"unparsed": 2, "calls": {"Read": 3, "Edit": 1}, "verdicts": {"fails": 1}}
     by_arm = {"before": before, "after": {"unparsed": 0, "calls": {"Read": 4}, "verdicts": {}}}
     evaluation = {"sampled": {"by_arm": {**by_arm, "control": None}}}
-    assert call_mix(evaluation) == (["before", "after"], [("Read", [0.75, 1.0]), ("Edit", [0.25, 0.0])])
-    arms, ((unparsed, shares), (judged, counts)) = sampled_table(evaluation)
+    assert _call_mix(evaluation) == (["before", "after"], [("Read", [0.75, 1.0]), ("Edit", [0.25, 0.0])])
+    arms, ((unparsed, shares), (judged, counts)) = _sampled_table(evaluation)
     assert (arms, unparsed, shares, counts) == (["before", "after"], _SAMPLED["unparsed"], [2, 0], [1, None])
     assert lines_with(judged, "fails")

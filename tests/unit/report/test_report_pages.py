@@ -158,12 +158,12 @@ def test_remarks_of_the_verdict_stand_below_it_and_what_got_worse_is_told_once(r
 
 
 def test_what_the_proof_dropped_is_left_out_once_and_by_what_it_was_for(run):
-    from composer_replication.evaluation.report.build import drops
+    from composer_replication.evaluation.report.build import _list_drops
     from composer_replication.evaluation.report.records import RunRecords
 
     records = RunRecords(run, run.root)
     records.__dict__["training_record"] = {"drops": {"lm_ce: failed_call": 4, "sdpo_kl: hint_does_nothing": 8}}
-    told = [(each.stage, each.reason) for each in drops(records, {})]
+    told = [(each.stage, each.reason) for each in _list_drops(records)]
     assert ("train", f"{_CHANNELS['lm_ce']}: failed call") in told
     ((stage, reason),) = [each for each in told if "hint does nothing" in each[1]]
     assert (stage == "train", reason) == (False, "hint does nothing")
@@ -233,11 +233,11 @@ def test_all_that_took_time_is_in_the_cost(run, tmp_path):
 
 
 def test_only_what_is_worth_a_look_is_listed_first(run):
-    from composer_replication.evaluation.report.findings import worst_misfires
+    from composer_replication.evaluation.report.findings import _sites_to_review
     from composer_replication.evaluation.report.records import RunRecords
 
     records = RunRecords(run, run.root)
-    listed = worst_misfires(records)
+    listed = _sites_to_review(records)
     sizes = [float(found[1]) for each in listed if (found := re.search("\N{MINUS SIGN}?\\+?([\\d.]+) nats", each.why))]
     assert sizes
     assert min(sizes) >= 0.05
@@ -376,9 +376,9 @@ def test_a_report_elsewhere_is_remembered_by_the_run(tmp_path, run):
 
 
 def test_unseen_characters_are_shown(tmp_path):
-    from composer_replication.evaluation.report.build import _visible
+    from composer_replication.evaluation.report.build import _replace_invisible
 
-    assert _visible("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
+    assert _replace_invisible("a\u202eb\x1b[31m\ud800c\n") == "a\ufffdb\ufffd[31m\ufffdc\n"
 
 
 def test_a_training_elsewhere_is_read_from_there(tmp_path):
@@ -393,7 +393,7 @@ def test_a_training_elsewhere_is_read_from_there(tmp_path):
 
 
 def test_a_sub_agent_belongs_to_the_session_that_called_it(tmp_path):
-    from composer_replication.evaluation.report.build import conversations_by_session, list_sessions
+    from composer_replication.evaluation.report.build import _conversations_by_session, _list_sessions
     from composer_replication.evaluation.report.records import RunRecords
     from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION, conversation_to_row
     from composer_replication.types import Link
@@ -409,12 +409,12 @@ def test_a_sub_agent_belongs_to_the_session_that_called_it(tmp_path):
         "conversations", map(conversation_to_row, parts), schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION
     )
     records = RunRecords(run, run.root)
-    listed = list_sessions(records)
+    listed = _list_sessions(records)
     assert [(each.name, each.conversations) for each in listed.sessions] == [
         ("first", ["one", "one/agent"]),
         ("second", ["two"]),
     ]
     read = [
-        (session.id, [each.id for each in several]) for session, several in conversations_by_session(records, listed)
+        (session.id, [each.id for each in several]) for session, several in _conversations_by_session(records, listed)
     ]
     assert read == [("two", ["two"]), ("one", ["one", "one/agent"])]

@@ -71,12 +71,12 @@ def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_on
 ):
     from composer_replication.config import CrfConfig, loads
     from composer_replication.evaluation import evaluate as step
-    from composer_replication.evaluation.models import Models
+    from composer_replication.evaluation.models import _Models
     from composer_replication.runs import RunDir
     from composer_replication.trainer.from_config.training import TrainingCallbacks
 
-    monkeypatch.setattr(step, "evaluate_run", lambda *_a, **_k: EVALUATION)
-    monkeypatch.setattr(step, "models_of", lambda *_a, **_k: Models("a", "b"))
+    monkeypatch.setattr(step, "_evaluate_run", lambda *_a, **_k: EVALUATION)
+    monkeypatch.setattr(step, "models_of", lambda *_a, **_k: _Models("a", "b"))
     monkeypatch.setattr(step, "require_split_rows", lambda _run: [])
     tracker, said = Tracker(), []
     monkeypatch.setitem(sys.modules, "trackio", tracker)

@@ -1,7 +1,7 @@
-"""Play one task with one policy, and say what error sites and pairs have to find in the episode.
+"""Play a task with a policy, and derive the error sites and pairs that must be found in the episode.
 
-Mistakes are scripted, so the right answer is known: `expected_findings` derives it from the script alone, without the
-rules and heuristics of the code that is measured against it.
+Mistakes are scripted, so the correct findings are known. `expected_findings` derives them from the script alone,
+without the rules and heuristics of the code that is tested against them.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from composer_replication.envs.policies.flawed import REPEAT, Policy
-from composer_replication.envs.policies.situation import Move, PlayedTurn, Situation, is_named
+from composer_replication.envs.policies.situation import Move, PlayedTurn, Situation, is_mentioned
 from composer_replication.envs.workspace.sandbox import Isolation, TestReport, TestRunner, shared_runner
 from composer_replication.envs.workspace.task import Task
 from composer_replication.envs.workspace.workspace import Reward, Workspace
@@ -19,7 +19,7 @@ from composer_replication.envs.workspace.workspace import Reward, Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """A mistake that was made: its turn, its name, the kind of its failure, and the turn that corrected it, if any."""
+    """A mistake in an episode: its turn, its name, the kind of its failure, and the turn that corrected it, if any."""
 
     turn: int
     mistake: str
@@ -54,7 +54,7 @@ class Episode:
 
     @property
     def opportunities(self) -> Mapping[str, tuple[int, ...]]:
-        """The turns at which each mistake could have been made, whether or not it was."""
+        """By mistake: the turns at which it was or could have been made."""
         turns: dict[str, tuple[int, ...]] = {}
         for number, turn in enumerate(self.turns):
             for name in turn.could:
@@ -63,7 +63,7 @@ class Episode:
 
 
 class RememberingRunner(TestRunner):
-    """A runner that caches results: a test run depends only on the files, and episodes of a task share most of them."""
+    """A test runner that caches results, because episodes of a task often test the same files."""
 
     __test__ = False
 
@@ -90,7 +90,7 @@ class RememberingRunner(TestRunner):
             if len(self._results) >= self._max_results:
                 self._results.clear()
             answer = run()
-            # No answer: the process was stopped or lost. Another run may succeed, so this is not cached.
+            # A missing answer is not cached: the process was stopped or lost, and another run may succeed.
             if answer == [] or (isinstance(answer, TestReport) and not answer.ended):
                 return answer
             self._results[key] = answer
@@ -137,7 +137,7 @@ def retrace(task: Task, calls: Iterable[tuple[str, Any]], *, runner: TestRunner 
     workspace = Workspace(task, runner=runner)
     situation = Situation(workspace)
     for tool, arguments in calls:
-        # A `Move` needs a mapping; the workspace gets malformed arguments as they are, because it answers them itself.
+        # A `Move` needs a mapping. The workspace gets malformed arguments unchanged, because it answers them.
         call_arguments = arguments if isinstance(arguments, Mapping) else {}
         move = Move(text="", tool=tool, arguments=call_arguments)
         situation.take(PlayedTurn(move=move, outcome=workspace.call(tool, arguments)))
@@ -149,9 +149,9 @@ How = Literal["corrected", "look_first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A failure that is the agent's error. `chosen` is the better call, or None where the episode shows none.
+    """A failed call that is the agent's error. `chosen` is a better call, or None if the episode shows none.
 
-    `repeats` counts the earlier failures of the same call, and `how` says where `chosen` comes from.
+    `repeats` counts the earlier failures of the same call, and `how` says how `chosen` was found.
     """
 
     turn: int
@@ -162,9 +162,9 @@ class Finding:
 
 
 def expected_findings(episode: Episode) -> list[Finding]:
-    """Return what has to be found: one finding per mistake, in the order of turns. All are the model's errors."""
+    """Return the errors that must be found in an episode: one per scripted mistake, in the order of turns."""
     findings: list[Finding] = []
-    first: Scripted | None = None  # the mistake that a `repeat` repeats
+    first: Scripted | None = None  # the mistake that a repetition repeats
     for scripted in episode.script:
         first = first if scripted.mistake == REPEAT and first is not None else scripted
         how, chosen = _better_call(episode, scripted, first.mistake) or (None, None)
@@ -173,7 +173,7 @@ def expected_findings(episode: Episode) -> list[Finding]:
 
 
 def _num_repeats(episode: Episode, finding: Finding) -> int:
-    """Return how often the same call has failed with the same kind since it last succeeded."""
+    """Return the number of times that the same call has failed with the same kind since it last succeeded."""
     number = 0
     for turn in episode.turns[: finding.turn]:
         move, failed = turn.move, episode.turns[finding.turn].move
@@ -184,30 +184,30 @@ def _num_repeats(episode: Episode, finding: Finding) -> int:
 
 
 def _better_call(episode: Episode, scripted: Scripted, mistake: str) -> tuple[How, Move] | None:
-    """Return the call that should have been made instead, or None where the episode does not show one.
+    """Return the call that should have been made instead, or None if the episode does not show one.
 
-    This is the rule of self-corrections: the corrected call, if what it names had been shown before the mistake; else
-    the look that would have shown it; else nothing.
+    It is the corrected call if the transcript had shown the path in it before the mistake. Otherwise it is the call
+    that would have shown the path, if the episode has such a call.
     """
     failed = episode.turns[scripted.turn].move
     right = None if scripted.corrected_at is None else episode.turns[scripted.corrected_at].move
     if mistake == "edit_unread":
-        # The refusal itself asks for a read, so an agent that has read files before knows how, even if it gave up.
+        # The error message asks for a read, so an agent that has read files before knows how, even if it gave up.
         has_read = any(_is_read(episode, number) for number in range(scripted.turn))
         look = right or Move(text="", tool="Read", arguments={"file_path": failed.arguments["file_path"]})
         return ("look_first", look) if right is not None or has_read else None
     if right is None or mistake in ("made_before", "unknown_tool"):
-        # Nothing was corrected; or no call was needed; or the tool was changed, which does not correct its name.
+        # Nothing was corrected, no call was needed, or another tool was used instead of the unknown one.
         return None
     if mistake == "read_folder":
         return "look_first", right
     if mistake == "guessed_path" and right.tool == "Glob":
         return "look_first", right
-    # A wrong path: the corrected call if the path was known, else perhaps a search by name.
+    # A wrong path: the corrected call is better if the path was known, and otherwise perhaps a search by name.
     if mistake in ("guessed_path", "near_name", "wrong_folder"):
         if _was_shown(episode, right.path, scripted.turn):
             return "corrected", right
-        # A search is better only if the name was right, the failure is new and the agent uses searches.
+        # A search is better only if the file name was right, the failure is new, and the agent uses searches.
         has_searched = any(
             turn.move.tool == "Glob" and not turn.outcome.failed for turn in episode.turns[: scripted.turn]
         )
@@ -215,19 +215,19 @@ def _better_call(episode: Episode, scripted: Scripted, mistake: str) -> tuple[Ho
         search = Move(text="", tool="Glob", arguments={"pattern": pattern})
         return ("look_first", search) if mistake == scripted.mistake == "wrong_folder" and has_searched else None
     if not failed.arguments or (right.tool == "Write" and not _was_shown(episode, right.path, scripted.turn)):
-        return None  # the calls have no argument in common, or the right one writes a file that was never shown
+        return None  # the calls have no common argument, or the right call writes a file that was never shown
     return "corrected", right
 
 
 def _was_shown(episode: Episode, path: str, turn: int) -> bool:
-    """Return whether the path was named, or the file read, before the turn."""
+    """Return whether the path was mentioned, or the file was read, before the turn."""
     before = episode.turns[:turn]
     shown_texts = [
         episode.task.prompt,
         *(played_turn.outcome.text for played_turn in before if not played_turn.outcome.failed),
     ]
     was_read = any(_is_read(episode, number) and before[number].move.path == path for number in range(turn))
-    return was_read or is_named(path, shown_texts)
+    return was_read or is_mentioned(path, shown_texts)
 
 
 def _is_read(episode: Episode, number: int) -> bool:

@@ -1,7 +1,8 @@
 """Play the workspace with scripted agents: an expert, and agents that make mistakes at set rates.
 
-`expert_move` returns the right next call for any transcript. A `FlawedAgent` follows it, except where it draws one of
-the `MISTAKES`; it then corrects the mistake or gives up, again at a set rate. What it draws is deterministic.
+`expert_move` returns the right next call for any transcript. A `FlawedAgent` follows it, except where it randomly makes
+one of the `MISTAKES`. It then corrects the mistake or gives up, again at a set rate. Its random choices depend only on
+the seed.
 """
 
 from __future__ import annotations
@@ -12,12 +13,12 @@ from dataclasses import dataclass, field, replace
 from random import Random
 from typing import Any, NamedTuple, Protocol
 
-from composer_replication.envs.policies.situation import LOOKS, Move, Situation
+from composer_replication.envs.policies.situation import LOOK_TOOLS, Move, Situation
 from composer_replication.envs.workspace.files import ROOT, absolute
 from composer_replication.envs.workspace.task import Edit
 from composer_replication.errors import InputError, explain
 
-# The sentences that agents say. They are data: they appear in logs, and the embedded student was trained on them.
+# The sentences of agents are data: they appear in logs, and the embedded student was trained on them.
 _LOOK_TEXTS = ("I look at what is there.", "First I list the files.")
 _READ_TEXTS = ("I read {name}.", "I read {name} before I change it.")
 _READ_TEST_TEXTS = ("I read the test.", "I read {name} to see what is expected.")
@@ -26,7 +27,7 @@ _TEST_FIRST_TEXTS = ("I run the tests to see what fails.",)
 _TEST_TEXTS = ("I run the tests.", "Now I run the tests.")
 _FINISH_TEXTS = ("It is done.", "The tests pass.")
 _GIVE_UP_TEXT = "I stop here."
-# In front of the sentence of a correction, by the kind of the failure.
+# Put before the sentence of a correction, by the kind of the failure.
 _CORRECTION_TEXTS = {
     "file_not_found": "That path is not there.",
     "is_directory": "That is a folder.",
@@ -41,7 +42,7 @@ _RATE_TOLERANCE = 1e-9  # rates such as 0.1 + 0.2 + 0.7 add up to slightly more 
 
 
 class _ScriptedMove(NamedTuple):
-    """A move with what is known about it from the script; the fields are those of `PlayedTurn`."""
+    """A move with its role in the script, as in `PlayedTurn`."""
 
     move: Move
     mistake: str | None = None
@@ -50,13 +51,13 @@ class _ScriptedMove(NamedTuple):
 
 
 class _Player(Protocol):
-    """A policy that plays one episode."""
+    """Plays one episode for a policy."""
 
     def choose(self, situation: Situation) -> _ScriptedMove: ...
 
 
 class Policy(Protocol):
-    """An agent that can play episodes. `force` maps turns to the mistakes that it has to make there."""
+    """An agent that can play episodes. `force` maps turns to the mistakes that must be made there."""
 
     @property
     def name(self) -> str: ...
@@ -66,7 +67,7 @@ class Policy(Protocol):
 
 @dataclass(frozen=True, kw_only=True)
 class FlawedAgent:
-    """An agent that makes mistakes at set rates and otherwise plays as the expert.
+    """An agent that makes mistakes at set rates and otherwise plays like the expert.
 
     Args:
         name: The policy's name in episodes and logs.
@@ -101,7 +102,7 @@ class FlawedAgent:
 
 
 class _FlawedPlayer:
-    """One episode of an agent. What it draws at a turn depends only on the seed and the turn's number."""
+    """Plays one episode for an agent. Random choices at a turn depend only on the seed and the number of the turn."""
 
     def __init__(self, agent: FlawedAgent, seed: str, force: Mapping[int, str]) -> None:
         self._agent, self._seed, self._force = agent, seed, force
@@ -111,24 +112,24 @@ class _FlawedPlayer:
 
     def choose(self, situation: Situation) -> _ScriptedMove:
         number = len(situation.turns)
-        # A generator per turn: a forced mistake does not shift the draws of later turns.
+        # Each turn has a generator of its own, so that a forced mistake does not change later random choices.
         random = Random(f"{self._seed}/{number}")  # noqa: S311 (an episode, not a secret)
         if self._uncorrected:
             return self._after_mistake(situation, random)
-        right = expert_move(situation, self._style)
-        moves = opportunities(situation, right, random)
+        right_move = expert_move(situation, self._style)
+        moves = opportunities(situation, right_move, random)
         mistake = self._draw_mistake(number, moves, random)
         if mistake is None:
-            return _ScriptedMove(right, could=tuple(moves))
+            return _ScriptedMove(right_move, could=tuple(moves))
         self._uncorrected = [number]
         self._will_correct = random.random() < self._agent.corrects
         return _ScriptedMove(moves[mistake], mistake, could=tuple(moves))
 
     def _draw_mistake(self, number: int, moves: Mapping[str, Move], random: Random) -> str | None:
-        """Return the mistake to make at this turn, if any."""
+        """Return the mistake to make at this turn, or None."""
         if number in self._force:
             return self._forced_mistake(number, moves)
-        # A single draw against cumulative rates: each mistake has its own rate, whatever else is possible here.
+        # One random number is compared with cumulative rates, so that each mistake has exactly its own rate.
         remaining = random.random()
         for name in moves:
             remaining -= self._agent.rates.get(name, 0.0)
@@ -144,7 +145,7 @@ class _FlawedPlayer:
 
     def _after_mistake(self, situation: Situation, random: Random) -> _ScriptedMove:
         number, last = len(situation.turns), situation.turns[-1]
-        # A mistake can be repeated once; then it is corrected or the agent gives up.
+        # A mistake can be repeated once. After that the agent corrects it or gives up.
         could = (REPEAT,) if len(self._uncorrected) == 1 else ()
         if could and self._draw_mistake(number, {REPEAT: last.move}, random) == REPEAT:
             self._uncorrected.append(number)
@@ -155,11 +156,13 @@ class _FlawedPlayer:
         return _ScriptedMove(self._correction(situation, corrected_turns[0]), corrects=corrected_turns, could=could)
 
     def _correction(self, situation: Situation, turn: int) -> Move:
-        """Return the move that corrects a mistake: the expert's, or after a guessed path exactly the missing look."""
+        """Return the move that corrects a mistake: the expert's, or after a guessed path the search
+        that was left out.
+        """
         failed = situation.turns[turn]
-        right = expert_move(situation, self._style)
+        right_move = expert_move(situation, self._style)
         edit = situation.next_edit()
-        text = f"{_CORRECTION_TEXTS[failed.outcome.kind or '']} {right.text}"
+        text = f"{_CORRECTION_TEXTS[failed.outcome.kind or '']} {right_move.text}"
         if failed.mistake == "read_folder":
             return Move(text=text, tool="LS", arguments={"path": ROOT})
         if failed.mistake == "guessed_path" and edit is not None:
@@ -168,11 +171,11 @@ class _FlawedPlayer:
                 return Move(text=text, tool="Read", arguments={"file_path": absolute(edit.path)})
             name = edit.path.rpartition("/")[2]
             return Move(text=text, tool="Glob", arguments={"pattern": f"**/{name}", "path": ROOT})
-        return replace(right, text=text)
+        return replace(right_move, text=text)
 
 
-# Returns the wrong call, or None where the mistake cannot be made, for instance because the call would be right.
-Instead = Callable[[Situation, Move, Random], Move | None]
+# Returns the wrong call, or None if the mistake cannot be made here, for example because the call would be right.
+_MakeWrongCall = Callable[[Situation, Move, Random], Move | None]
 _FOLDERS = ("src", "lib", "app", "core", "code")
 # The right and a wrong name of one argument of each tool.
 _ARGUMENT_NAMES = {
@@ -182,14 +185,14 @@ _ARGUMENT_NAMES = {
     "LS": ("path", "directory"),
     "Glob": ("pattern", "glob"),
 }
-# An argument and a value of the wrong type for it.
+# An argument of each tool, and a value of the wrong type for it.
 _WRONG_TYPES: dict[str, tuple[str, Any]] = {"Read": ("limit", "all"), "Edit": ("replace_all", "no")}
 # Plausible names of tools that the workspace does not have.
 _UNKNOWN_TOOLS = {"Read": "Open", "Edit": "Replace", "RunTests": "Pytest", "LS": "ListFiles", "Glob": "FindFiles"}
 # "return price + TAX" -> "return", "price", "TAX"; not "x" or "12", which are too short or no name
 _WORD = re.compile(r"[A-Za-z_]\w{2,}")
 _GUESSES = ("value", "result", "number", "data")
-_MIN_DISTINCT_CHARS = 8  # a shorter text may be in a file by chance
+_MIN_DISTINCT_CHARS = 8  # a shorter text may occur in a file by chance
 
 
 @dataclass(frozen=True, slots=True)
@@ -198,35 +201,35 @@ class Mistake:
 
     A turn is an opportunity for it if the agent is about to make the right move, the move's tool is in `at`, and
     `instead` returns a call that the workspace refuses with a failure of `kind` (as in sites/rule.py). A turn that
-    corrects a mistake is no opportunity, so a mistake is corrected before the next one is made; until then it can only
-    be repeated (`repeat`, whose kind is that of the first mistake). `meaning` describes the mistake for people.
+    corrects a mistake is no opportunity, so a mistake is corrected before the next one is made. Until then it can only
+    be repeated (`repeat`, which has the kind of the first mistake). `meaning` describes the mistake for people.
     """
 
     name: str
     kind: str
     at: frozenset[str]
     meaning: str
-    instead: Instead
+    instead: _MakeWrongCall
 
 
-def opportunities(situation: Situation, right: Move, random: Random) -> dict[str, Move]:
+def opportunities(situation: Situation, right_move: Move, random: Random) -> dict[str, Move]:
     """Return the calls of all mistakes that can be made here instead of the right move, by the mistake's name."""
-    possible = (mistake for mistake in _MISTAKE_TABLE if right.tool in mistake.at)
-    moves = ((mistake.name, mistake.instead(situation, right, random)) for mistake in possible)
+    possible = (mistake for mistake in _MISTAKE_TABLE if right_move.tool in mistake.at)
+    moves = ((mistake.name, mistake.instead(situation, right_move, random)) for mistake in possible)
     return {name: move for name, move in moves if move is not None}
 
 
 def _plain_text(sentences: Sequence[str], path: str) -> str:
-    """Return what an agent says that takes its mistake for the right move: the first sentence, whatever its style."""
+    """Return the sentence of an agent that believes its mistake is right: the first one, whatever its style."""
     return sentences[0].format(name=path.rpartition("/")[2])
 
 
-def _with(move: Move, tool: str | None = None, without: str = "", **arguments: Any) -> Move:
+def _modify_call(move: Move, tool: str | None = None, without: str = "", **arguments: Any) -> Move:
     remaining = {key: value for key, value in move.arguments.items() if key != without}
     return Move(text=move.text, tool=tool or move.tool, arguments=remaining | arguments)
 
 
-def _guessed_path(situation: Situation, right: Move, random: Random) -> Move | None:
+def _guessed_path(situation: Situation, right_move: Move, random: Random) -> Move | None:
     edit = situation.next_edit()
     if edit is None:
         return None
@@ -235,39 +238,39 @@ def _guessed_path(situation: Situation, right: Move, random: Random) -> Move | N
     )
 
 
-def _wrong_folder(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _in_wrong_folder(situation, right.path, right, random)
+def _wrong_folder(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    return _in_wrong_folder(situation, right_move.path, right_move, random)
 
 
 def _in_wrong_folder(situation: Situation, path: str, move: Move, random: Random) -> Move | None:
-    """Return the move with the file's name in a folder that does not have it, or None if every folder might."""
+    """Return the move with the file in a folder that does not contain it, or None if no such folder is known."""
     name = path.rpartition("/")[2]
     paths = [f"{folder}/{name}" for folder in _FOLDERS]
     paths = [candidate for candidate in paths if candidate != path and situation.is_unheard_of(candidate)]
-    return _with(move, file_path=absolute(random.choice(paths))) if paths else None
+    return _modify_call(move, file_path=absolute(random.choice(paths))) if paths else None
 
 
-def _near_name(situation: Situation, right: Move, random: Random) -> Move | None:
+def _near_name(situation: Situation, right_move: Move, random: Random) -> Move | None:
     # "shop/prices.py" -> "shop/price.py", and "shop/price.py" -> "shop/prices.py"
-    stem, dot, ending = right.path.rpartition(".")
+    stem, dot, ending = right_move.path.rpartition(".")
     near = f"{stem.removesuffix('s') if stem.endswith('s') else stem + 's'}{dot}{ending}"
-    return _with(right, file_path=absolute(near)) if situation.is_unheard_of(near) else None
+    return _modify_call(right_move, file_path=absolute(near)) if situation.is_unheard_of(near) else None
 
 
-def _read_folder(situation: Situation, right: Move, random: Random) -> Move | None:
-    return Move(text=right.text, tool="Read", arguments={"file_path": ROOT})
+def _read_folder(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    return Move(text=right_move.text, tool="Read", arguments={"file_path": ROOT})
 
 
-def _edit_unread(situation: Situation, right: Move, random: Random) -> Move | None:
+def _edit_unread(situation: Situation, right_move: Move, random: Random) -> Move | None:
     edit = situation.next_edit()
-    if edit is None or edit.path != right.path or not edit.old:
+    if edit is None or edit.path != right_move.path or not edit.old:
         return None
-    arguments = {**right.arguments, "old_string": edit.old, "new_string": edit.new}
+    arguments = {**right_move.arguments, "old_string": edit.old, "new_string": edit.new}
     return Move(text=_plain_text(_EDIT_TEXTS, edit.path), tool="Edit", arguments=arguments)
 
 
-def _whitespace(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _with_unmatched_text(situation, right, _spacing_variants)
+def _whitespace(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    return _with_unmatched_text(situation, right_move, _spacing_variants)
 
 
 def _spacing_variants(old: str) -> Iterator[str]:
@@ -280,7 +283,7 @@ def _spacing_variants(old: str) -> Iterator[str]:
     yield re.sub(r"(\S) (\S)", r"\1  \2", old, count=1)
 
 
-def _guessed_text(situation: Situation, right: Move, random: Random) -> Move | None:
+def _guessed_text(situation: Situation, right_move: Move, random: Random) -> Move | None:
     def guesses(old: str) -> Iterator[str]:
         words = _WORD.findall(old)
         for guess in random.sample(_GUESSES, len(_GUESSES)) if words else ():
@@ -289,18 +292,18 @@ def _guessed_text(situation: Situation, right: Move, random: Random) -> Move | N
         # "TAX = 7" -> "TAX = 107"; digits beyond the ninth are cut, so that no number takes long to convert
         yield re.sub(r"\d+", lambda match: str(int(match[0][:9]) + 100), old, count=1)
 
-    return _with_unmatched_text(situation, right, guesses)
+    return _with_unmatched_text(situation, right_move, guesses)
 
 
-def _with_unmatched_text(situation: Situation, right: Move, texts: Callable[[str], Iterator[str]]) -> Move | None:
-    """Return the edit with the first of these texts that is neither in the file nor the new text; None without one."""
-    old, new = right.arguments["old_string"], right.arguments["new_string"]
-    file_text = situation.files[right.path]
+def _with_unmatched_text(situation: Situation, right_move: Move, texts: Callable[[str], Iterator[str]]) -> Move | None:
+    """Return the edit with the first text that is neither in the file nor the new text, or None if there is none."""
+    old, new = right_move.arguments["old_string"], right_move.arguments["new_string"]
+    file_text = situation.files[right_move.path]
     wrong = next((text for text in texts(old) if text not in file_text and text != new), None)
-    return None if wrong is None or not new.strip() else _with(right, old_string=wrong)
+    return None if wrong is None or not new.strip() else _modify_call(right_move, old_string=wrong)
 
 
-def _made_before(situation: Situation, right: Move, random: Random) -> Move | None:
+def _made_before(situation: Situation, right_move: Move, random: Random) -> Move | None:
     for edit in situation.done_edits():
         is_distinct = len(edit.new.strip()) >= _MIN_DISTINCT_CHARS and edit.new not in edit.old
         file_text = situation.files[edit.path]
@@ -310,40 +313,44 @@ def _made_before(situation: Situation, right: Move, random: Random) -> Move | No
     return None
 
 
-def _ambiguous(situation: Situation, right: Move, random: Random) -> Move | None:
-    """Cut the old text to its longest prefix of whole words that occurs more than once in the file."""
-    if not right.arguments["new_string"].strip():
+def _ambiguous(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    """Return the edit with its old text cut to the longest prefix of words that occurs more than once in the file."""
+    if not right_move.arguments["new_string"].strip():
         return None
-    old, file_text = right.arguments["old_string"], situation.files[right.path]
+    old, file_text = right_move.arguments["old_string"], situation.files[right_move.path]
     prefixes = (old[: word.end()] for word in reversed(list(re.finditer(r"\w+", old))))
     short = next((text for text in prefixes if file_text.count(text) > 1), None)
-    return None if short is None or short == right.arguments["new_string"] else _with(right, old_string=short)
+    return (
+        None
+        if short is None or short == right_move.arguments["new_string"]
+        else _modify_call(right_move, old_string=short)
+    )
 
 
-def _noop(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _with(right, new_string=right.arguments["old_string"])
+def _noop(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    return _modify_call(right_move, new_string=right_move.arguments["old_string"])
 
 
-def _argument_name(situation: Situation, right: Move, random: Random) -> Move | None:
-    right_name, wrong_name = _ARGUMENT_NAMES[right.tool]
-    arguments = {wrong_name if key == right_name else key: value for key, value in right.arguments.items()}
-    return Move(text=right.text, tool=right.tool, arguments=arguments)
+def _argument_name(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    right_name, wrong_name = _ARGUMENT_NAMES[right_move.tool]
+    arguments = {wrong_name if key == right_name else key: value for key, value in right_move.arguments.items()}
+    return Move(text=right_move.text, tool=right_move.tool, arguments=arguments)
 
 
-def _argument_missing(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _with(right, without="file_path")
+def _argument_missing(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    return _modify_call(right_move, without="file_path")
 
 
-def _argument_type(situation: Situation, right: Move, random: Random) -> Move | None:
-    name, value = _WRONG_TYPES[right.tool]
-    return _with(right, **{name: value})
+def _argument_type(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    name, value = _WRONG_TYPES[right_move.tool]
+    return _modify_call(right_move, **{name: value})
 
 
-def _unknown_tool(situation: Situation, right: Move, random: Random) -> Move | None:
-    return _with(right, _UNKNOWN_TOOLS[right.tool])
+def _unknown_tool(situation: Situation, right_move: Move, random: Random) -> Move | None:
+    return _modify_call(right_move, _UNKNOWN_TOOLS[right_move.tool])
 
 
-def _no_call(situation: Situation, right: Move, random: Random) -> Move | None:
+def _no_call(situation: Situation, right_move: Move, random: Random) -> Move | None:
     return None
 
 
@@ -352,8 +359,10 @@ _READ, _EDIT = frozenset({"Read"}), frozenset({"Edit"})
 
 
 _MISTAKE_TABLE: tuple[Mistake, ...] = (
-    Mistake("guessed_path", "file_not_found", LOOKS, "reads a guessed path instead of looking first", _guessed_path),
-    Mistake("read_folder", "is_directory", LOOKS, "reads a folder instead of listing it", _read_folder),
+    Mistake(
+        "guessed_path", "file_not_found", LOOK_TOOLS, "reads a guessed path instead of looking first", _guessed_path
+    ),
+    Mistake("read_folder", "is_directory", LOOK_TOOLS, "reads a folder instead of listing it", _read_folder),
     Mistake("near_name", "file_not_found", _READ | _EDIT, "a path that is nearly the right one", _near_name),
     Mistake("wrong_folder", "file_not_found", _READ, "the right name in a wrong folder", _wrong_folder),
     Mistake("edit_unread", "edit_not_read", _READ, "changes a file without reading it", _edit_unread),
@@ -366,7 +375,7 @@ _MISTAKE_TABLE: tuple[Mistake, ...] = (
     Mistake("argument_missing", "input_validation", _READ | _EDIT, "leaves out the path", _argument_missing),
     Mistake("argument_type", "input_validation", frozenset(_WRONG_TYPES), "a value of the wrong type", _argument_type),
     Mistake("unknown_tool", "tool_not_found", frozenset(_UNKNOWN_TOOLS), "a tool that does not exist", _unknown_tool),
-    # `_after_mistake` offers it: at the turn after a mistake that was not itself a repetition.
+    # Made by `_after_mistake`, at the turn after a mistake that was not itself a repetition.
     Mistake(REPEAT, "", frozenset(), "repeats the call that has just failed", _no_call),
 )
 MISTAKES: Mapping[str, Mistake] = {mistake.name: mistake for mistake in _MISTAKE_TABLE}
@@ -374,7 +383,7 @@ MISTAKES: Mapping[str, Mistake] = {mistake.name: mistake for mistake in _MISTAKE
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Choices that do not matter for the task: the tool for the first look, and which of several sentences to say."""
+    """Choices that do not affect the result: the tool for the first look, and which sentences to say."""
 
     look: str = "Glob"
     words: int = 0
@@ -397,17 +406,17 @@ def expert_move(situation: Situation, style: Style) -> Move:
         call_arguments = {"file_path": absolute(path), **arguments} if path else arguments
         return Move(text=text, tool=tool, arguments=call_arguments)
 
-    # Order: look, then (hard tasks) run and read the tests, then read and edit file by file, then test and finish.
+    # Look; in hard tasks, run and read the tests; read and edit file by file; run the tests; finish.
     if edit is not None and not situation.has_looked and edit.path not in situation.read:
-        return _look(situation, style)
+        return _look_move(situation, style)
     if edit is not None and situation.task.difficulty == "hard":
         if not situation.has_run_tests:
             return move(_TEST_FIRST_TEXTS, "RunTests")
-        test = _test_of(situation, edit)
+        test = _find_test(situation, edit)
         if test is not None and test not in situation.read:
             return move(_READ_TEST_TEXTS, "Read", test)
     if edit is not None:
-        # The harness refuses to change an existing file that was not read.
+        # The harness refuses edits of existing files that were not read.
         if edit.path in situation.files and edit.path not in situation.read:
             return move(_READ_TEXTS, "Read", edit.path)
         if not edit.old:
@@ -418,15 +427,15 @@ def expert_move(situation: Situation, style: Style) -> Move:
     return move(_FINISH_TEXTS, "Finish")
 
 
-def _look(situation: Situation, style: Style) -> Move:
-    """Return the call that lists the workspace."""
+def _look_move(situation: Situation, style: Style) -> Move:
+    """Return the move that lists the files of the workspace."""
     text = style.say(_LOOK_TEXTS, len(situation.turns))
     arguments = {"path": ROOT} if style.look == "LS" else {"pattern": "**/*", "path": ROOT}
     return Move(text=text, tool=style.look, arguments=arguments)
 
 
-def _test_of(situation: Situation, edit: Edit) -> str | None:
-    """Return the path of the test of the edited file, or of any test; None if the workspace has no test."""
+def _find_test(situation: Situation, edit: Edit) -> str | None:
+    """Return the path of the edited file's test, or else of any test; None if there is no test."""
     tests = sorted(path for path in situation.files if path.rpartition("/")[2].startswith("test_"))
     stem = edit.path.rpartition("/")[2].removesuffix(".py")
     return next((path for path in tests if stem in path), tests[0] if tests else None)

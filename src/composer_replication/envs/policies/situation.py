@@ -1,4 +1,4 @@
-"""Track what a transcript has shown so far: which files were read or edited, and which edit comes next."""
+"""Track what an agent knows from the transcript so far: the files it has read or edited, and the next edit to make."""
 
 from __future__ import annotations
 
@@ -7,19 +7,19 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from composer_replication.envs.workspace.files import Outcome, below_root
+from composer_replication.envs.workspace.files import below_root
 from composer_replication.envs.workspace.task import Edit, Task
-from composer_replication.envs.workspace.workspace import Workspace
+from composer_replication.envs.workspace.workspace import Outcome, Workspace
 
-LOOKS = frozenset({"LS", "Glob"})
-CHANGES = frozenset({"Edit", "Write"})
+LOOK_TOOLS = frozenset({"LS", "Glob"})
+_EDIT_TOOLS = frozenset({"Edit", "Write"})
 # One line of a result of RunTests: "reformatted shop/prices.py" -> "shop/prices.py"
 _REFORMATTED = re.compile(r"^reformatted (.+)$", re.MULTILINE)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Move:
-    """What an agent does in one turn: a short text, then one call."""
+    """An agent's turn: a short text and one call."""
 
     text: str
     tool: str
@@ -34,10 +34,10 @@ class Move:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PlayedTurn:
-    """A move with its outcome and with what the script says about it.
+    """A move with its outcome and its role in the script.
 
-    `mistake` is the mistake that the move makes, `corrects` the turns whose mistakes it corrects, and `could` the
-    mistakes that could have been made here: the turn was an opportunity for each of them.
+    `mistake` is the mistake that the move makes, `corrects` are the turns whose mistakes it corrects, and `could` are
+    the mistakes that could have been made instead.
     """
 
     move: Move
@@ -48,10 +48,7 @@ class PlayedTurn:
 
 
 class Situation:
-    """What is known after the turns so far.
-
-    `files` are the workspace's current files, whether or not the agent has read them.
-    """
+    """The state of an episode after the turns so far, as far as a scripted agent may use it."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.task: Task = workspace.task
@@ -64,6 +61,7 @@ class Situation:
 
     @property
     def files(self) -> Mapping[str, str]:
+        """The current files, whether or not the agent has read them."""
         return self._workspace.files
 
     @property
@@ -71,30 +69,30 @@ class Situation:
         return self._workspace.finished
 
     def take(self, turn: PlayedTurn) -> None:
-        """Add the next turn of the transcript."""
+        """Add a turn to the transcript."""
         self.turns.append(turn)
-        # Results of failed calls, such as an error message with a wrong path, do not count as shown.
+        # The results of failed calls may contain wrong paths, so they do not count as shown.
         if turn.outcome.failed:
             return
         move = turn.move
         self._shown.append(turn.outcome.text)
-        self.has_looked |= move.tool in LOOKS
-        # The harness counts a file that was written as read.
-        if move.path and (move.tool == "Read" or move.tool in CHANGES):
+        self.has_looked |= move.tool in LOOK_TOOLS
+        # To the harness, a file that was written counts as read.
+        if move.path and (move.tool == "Read" or move.tool in _EDIT_TOOLS):
             self.read.add(move.path)
         if move.tool == "RunTests":
             self.has_run_tests = self.is_tested = True
             # The workspace refuses an edit of a file that changed after it was read.
             self.read.difference_update(_REFORMATTED.findall(turn.outcome.text))
-        elif move.tool in CHANGES:
+        elif move.tool in _EDIT_TOOLS:
             self.is_tested = False
 
     def has_shown(self, path: str) -> bool:
-        """Return whether the file was read, or the prompt or a result has named its path below the root."""
-        return path in self.read or is_named(path, self._shown)
+        """Return whether the file was read, or its path below the root was mentioned in the prompt or a result."""
+        return path in self.read or is_mentioned(path, self._shown)
 
     def is_unheard_of(self, path: str) -> bool:
-        """Return whether the file does not exist and no prompt or result contains the path."""
+        """Return whether the path is not that of a file and occurs neither in the prompt nor in a result."""
         return path not in self.files and not any(path in text for text in self._shown)
 
     def next_edit(self) -> Edit | None:
@@ -106,7 +104,7 @@ class Situation:
             text = self.files.get(path)
             if text == stages[-1].text:
                 continue
-            # A file at a stage of the solution only needs the edits after it.
+            # A file at a stage of the solution needs only the later edits.
             current_stage = next((stage for stage in stages if stage.text == text), None)
             if current_stage is None or current_stage.edit is None or not current_stage.edit.old:
                 return Edit(path=path, old="", new=stages[-1].text or "")
@@ -120,10 +118,10 @@ class Situation:
         return [edit for edit in self.task.solution if (edit.path, edit.old, edit.new) in done]
 
 
-def is_named(path: str, texts: Sequence[str]) -> bool:
-    """Return whether one of the texts names a path below the root.
+def is_mentioned(path: str, texts: Sequence[str]) -> bool:
+    """Return whether one of the texts mentions a path below the root.
 
-    A path without a folder counts only in the first text, the prompt: in a result it may be a file of any folder.
+    A path without a folder counts only in the first text, the prompt. In a result it may mean a file in any folder.
     """
     # "shop/prices.py" -> "In shop/prices.py, TAX must be 7"; not "my-shop/prices.py" or "shop/prices.pyc"
     pattern = re.compile(rf"(?<![\w-]){re.escape(path)}(?![\w-])")
@@ -132,14 +130,14 @@ def is_named(path: str, texts: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """A file's text after some edits of the solution, and the next edit; None after the last one."""
+    """The text of a file after some edits of the solution, and the next edit, or None after the last one."""
 
     text: str | None
     edit: Edit | None
 
 
 def _stages(task: Task) -> dict[str, list[_Stage]]:
-    """Return the stages of every file: first the files of the solution in its order, then those that stay unchanged."""
+    """Return the stages of every file: first the files that the solution edits, in its order, then the others."""
     stages: dict[str, list[_Stage]] = {}
     for path in dict.fromkeys([*(edit.path for edit in task.solution), *task.files]):
         text = task.files.get(path)

@@ -4,33 +4,25 @@ easy    one fault; the prompt says what to change and where
 medium  two modules or more, one or two faults; the prompt names the wrong functions, and their tests say what is right
 hard    four modules or more, two or three faults; the prompt only says that tests fail
 
-A module consists of functions. Each function is a `Kernel` (a template) with its names and numbers filled in. The
+A module consists of functions. Each function is a `_Kernel` (a template) with its names and numbers filled in. The
 texts of tasks and the order of random draws are data: results refer to tasks by seed.
 """
 
 from __future__ import annotations
 
+import difflib
 import random
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from string import Template
 from typing import Any, NamedTuple
 
 from composer_replication.envs.workspace.in_sandbox import canonical
-from composer_replication.envs.workspace.task import (
-    COLORS,
-    EXTRAS,
-    PLACES,
-    THINGS,
-    Check,
-    Difficulty,
-    Task,
-    edits_between,
-)
+from composer_replication.envs.workspace.task import COLORS, EXTRAS, PLACES, THINGS, Check, Difficulty, Edit, Task
 from composer_replication.errors import InputError, explain
 
+# The default first seed of training tasks. Seeds 0 to 999 are for model cards and evaluations.
 FIRST_TRAINING_SEED = 10_000
-"""The default first seed of training tasks. Seeds 0 to 999 are for model cards and evaluation."""
 
 Arguments = tuple[Any, ...]
 
@@ -46,9 +38,9 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
     families = rng.sample(size.families, rng.randint(*size.faults))
     for family in families:
         _BREAKERS.get(family, _break_one_function)(draft, family)
-    # Every breaker adds the modules it needs; the rest have no fault.
+    # Each breaker adds the modules that it needs; further modules have no fault.
     for _ in range(rng.randint(*size.other_modules)):
-        draft.module()
+        draft.add_module()
     rng.shuffle(draft.modules)
     tests = {module.test_path: module.tests() for module in draft.modules}
     wrong = {module.path: module.text(right=False) for module in draft.modules} | tests
@@ -63,17 +55,17 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
         family="+".join(families),
         prompt=_prompt(draft, difficulty),
         files=dict(sorted(wrong.items())),
-        solution=edits_between(wrong, right),
+        solution=_edits_between(wrong, right),
         checks=tuple(check for module in draft.modules for check in module.checks()),
     )
 
 
 @dataclass(frozen=True)
-class Fault:
-    """A way to break a function: replace `right`, which occurs in it once, by `wrong`.
+class _Fault:
+    """A way to break a function: replace `right`, which occurs once in it, by `wrong`.
 
-    `complaint` describes the fault in an easy task's prompt. A fault may have a twin: a function for which the wrong
-    line is right. In a file with both functions, an edit of that line alone is ambiguous.
+    `complaint` describes the fault in the prompt of an easy task. A fault may have a twin: a function in which the
+    wrong line is correct. In a file with both functions, an edit that names only this line is ambiguous.
     """
 
     family: str
@@ -85,8 +77,8 @@ class Fault:
 
 
 @dataclass(frozen=True)
-class Kernel:
-    """A function as a template, with a reference implementation and the faults that it can have.
+class _Kernel:
+    """The template of a function, with a reference implementation and possible faults.
 
     Placeholders: `$f` is the function, `$a` and `$b` its parameters, `$K` a constant of the module and `$k` its value,
     `$x` a wrong value, `$y` a wrong name, `$w`, `$v` and `$u` words, `$p` and `$q` numbers, `$t` and `$e` the nouns
@@ -97,9 +89,9 @@ class Kernel:
     source: str
     reference: Callable[..., Any]
     arguments: Callable[[random.Random, int], list[Arguments]]
-    faults: tuple[Fault, ...]
+    faults: tuple[_Fault, ...]
     constant: str = ""
-    num_shown: int = 2  # the first cases are in the test file, the rest are hidden
+    num_shown: int = 2  # so many cases are in the test file; the others are hidden
 
 
 def _number(rng: random.Random, _value: int) -> list[Arguments]:
@@ -111,7 +103,7 @@ def _two_numbers(rng: random.Random, _value: int) -> list[Arguments]:
 
 
 def _around(rng: random.Random, value: int) -> list[Arguments]:
-    """Return numbers around a limit. The first three are below, above and at it, so the test shows every case."""
+    """Return numbers around a limit. The first three are below, above and at the limit, so the test shows all cases."""
     near = [value - 1, value + 1, value, value - rng.randrange(2, 9), value + rng.randrange(2, 20)]
     return [(number,) for number in near]
 
@@ -125,7 +117,7 @@ def _long_lists(rng: random.Random, value: int) -> list[Arguments]:
 
 
 def _signed(rng: random.Random, value: int) -> list[Arguments]:
-    """Return numbers below and above 0, but not `-value`, for which `safe_$t` returns 0 with or without its fault."""
+    """Return numbers below and above 0, but not `-value`, for which `safe_$t` returns 0 even with its fault."""
     low = -rng.randrange(2, 40)
     more_numbers = [rng.randrange(2, 40), -rng.randrange(41, 90), rng.randrange(41, 90)]
     return [(number,) for number in (low - (low == -value), *more_numbers)]
@@ -144,10 +136,10 @@ def _flags(rng: random.Random, _value: int) -> list[Arguments]:
 
 
 # Faults that several kernels share.
-_CONSTANT = Fault("wrong_constant", "$K = $k", "$K = $x", "$K must be $k")
-_NAME = Fault("wrong_name", "return $a", "return $y", "$f uses the name $y, it must be $a")
-KERNELS: tuple[Kernel, ...] = (
-    Kernel(
+_CONSTANT = _Fault("wrong_constant", "$K = $k", "$K = $x", "$K must be $k")
+_NAME = _Fault("wrong_name", "return $a", "return $y", "$f uses the name $y, it must be $a")
+KERNELS: tuple[_Kernel, ...] = (
+    _Kernel(
         "$t_with_$e",
         "def $f($a):\n    return $a + $K\n",
         lambda k, a: a + k,
@@ -155,13 +147,13 @@ KERNELS: tuple[Kernel, ...] = (
         (
             _CONSTANT,
             _NAME,
-            Fault(
+            _Fault(
                 "wrong_operator", "$a + $K", "$a - $K", "$f must return $a + $K", "$t_without_$e", lambda k, a: a - k
             ),
         ),
         "$K = $k\n",
     ),
-    Kernel(
+    _Kernel(
         "$t_without_$e",
         "def $f($a):\n    return $a - $K\n",
         lambda k, a: a - k,
@@ -169,11 +161,11 @@ KERNELS: tuple[Kernel, ...] = (
         (
             _CONSTANT,
             _NAME,
-            Fault("wrong_operator", "$a - $K", "$a + $K", "$f must return $a - $K", "$t_with_$e", lambda k, a: a + k),
+            _Fault("wrong_operator", "$a - $K", "$a + $K", "$f must return $a - $K", "$t_with_$e", lambda k, a: a + k),
         ),
         "$K = $k\n",
     ),
-    Kernel(
+    _Kernel(
         "$t_times_$e",
         "def $f($a):\n    return $a * $K\n",
         lambda k, a: a * k,
@@ -181,120 +173,120 @@ KERNELS: tuple[Kernel, ...] = (
         (
             _CONSTANT,
             _NAME,
-            Fault("wrong_operator", "$a * $K", "$a + $K", "$f must return $a * $K", "$t_with_$e", lambda k, a: a + k),
+            _Fault("wrong_operator", "$a * $K", "$a + $K", "$f must return $a * $K", "$t_with_$e", lambda k, a: a + k),
         ),
         "$K = $k\n",
     ),
-    Kernel(
+    _Kernel(
         "cap_$t",
         "def $f($a):\n    return min($a, $K)\n",
         lambda k, a: min(a, k),
         _around,
         (
             _CONSTANT,
-            Fault("wrong_operator", "min(", "max(", "$f must return min($a, $K)", "raise_$t", lambda k, a: max(a, k)),
+            _Fault("wrong_operator", "min(", "max(", "$f must return min($a, $K)", "raise_$t", lambda k, a: max(a, k)),
         ),
         "$K = $k\n",
         num_shown=3,
     ),
-    Kernel(
+    _Kernel(
         "is_high_$t",
         "def $f($a):\n    return $a >= $K\n",
         lambda k, a: a >= k,
         _around,
         (
             _CONSTANT,
-            Fault("off_by_one", ">=", ">", "$f must be true when $a equals $K", "is_above_$t", lambda k, a: a > k),
+            _Fault("off_by_one", ">=", ">", "$f must be true when $a equals $K", "is_above_$t", lambda k, a: a > k),
         ),
         "$K = $k\n",
         num_shown=3,
     ),
-    Kernel(
+    _Kernel(
         "count_high_$ts",
         "def $f($as):\n    high = [$a for $a in $as if $a > $K]\n    return len(high)\n",
         lambda k, items: sum(number > k for number in items),
         _lists_around,
-        (_CONSTANT, Fault("off_by_one", "> $K", ">= $K", "$f must count only what is above $K")),
+        (_CONSTANT, _Fault("off_by_one", "> $K", ">= $K", "$f must count only what is above $K")),
         "$K = $k\n",
     ),
-    Kernel(
+    _Kernel(
         "first_$ts",
         "def $f($as):\n    return $as[:$k]\n",
         lambda k, items: items[:k],
         _long_lists,
         (
-            Fault("off_by_one", "[:$k]", "[1:$k]", "$f must begin with the first of $as"),
-            Fault("wrong_name", "return $as", "return $a_list", "$f uses the name $a_list, it must be $as"),
+            _Fault("off_by_one", "[:$k]", "[1:$k]", "$f must begin with the first of $as"),
+            _Fault("wrong_name", "return $as", "return $a_list", "$f uses the name $a_list, it must be $as"),
         ),
     ),
-    Kernel(
+    _Kernel(
         "sum_to_$t",
         "def $f($a):\n    return sum(range($a + 1))\n",
         lambda _k, a: a * (a + 1) // 2,
         _number,
-        (Fault("off_by_one", "range($a + 1)", "range($a)", "$f must count $a too"),),
+        (_Fault("off_by_one", "range($a + 1)", "range($a)", "$f must count $a too"),),
     ),
-    Kernel(
+    _Kernel(
         "$t_area",
         "def $f($a, $b):\n    return $a * $b\n",
         lambda _k, a, b: a * b,
         _two_numbers,
         (
-            Fault("wrong_operator", "$a * $b", "$a + $b", "$f must return $a * $b"),
-            Fault("wrong_name", "* $b", "* $y", "$f uses the name $y, it must be $b"),
+            _Fault("wrong_operator", "$a * $b", "$a + $b", "$f must return $a * $b"),
+            _Fault("wrong_name", "* $b", "* $y", "$f uses the name $y, it must be $b"),
         ),
     ),
-    Kernel(
+    _Kernel(
         "scale_$t",
         "def $f($a, $b=$k):\n    return $a * $b\n",
         lambda k, a, b=None: a * (k if b is None else b),
         _flags,
-        (Fault("wrong_default", "$b=$k", "$b=$x", "the default of $b in $f must be $k"),),
+        (_Fault("wrong_default", "$b=$k", "$b=$x", "the default of $b in $f must be $k"),),
     ),
-    Kernel(
+    _Kernel(
         "safe_$t",
         "def $f($a):\n    if $a < 0:\n        return 0\n    return $a + $k\n",
         lambda k, a: 0 if a < 0 else a + k,
         _signed,
         (
-            Fault("missing_branch", "    if $a < 0:\n        return 0\n", "", "$f must return 0 when $a is below 0"),
-            Fault("wrong_operator", "$a < 0", "$a > 0", "$f must return 0 only when $a is below 0"),
+            _Fault("missing_branch", "    if $a < 0:\n        return 0\n", "", "$f must return 0 when $a is below 0"),
+            _Fault("wrong_operator", "$a < 0", "$a > 0", "$f must return 0 only when $a is below 0"),
         ),
     ),
-    Kernel(
+    _Kernel(
         "label_$t",
         'def $f($a):\n    return "$w " + $a\n',
         lambda words, a: f"{words[0]} {a}",
         _words,
-        (Fault("wrong_text", '"$w "', '"$v "', "$f must put $w before $a"),),
+        (_Fault("wrong_text", '"$w "', '"$v "', "$f must put $w before $a"),),
     ),
-    Kernel(
+    _Kernel(
         "join_$ts",
         'def $f($as):\n    return "-".join($as)\n',
         lambda _k, items: "-".join(items),
         _word_lists,
-        (Fault("wrong_text", '"-"', '"+"', "$f must put - between the $as"),),
+        (_Fault("wrong_text", '"-"', '"+"', "$f must put - between the $as"),),
     ),
-    Kernel(
+    _Kernel(
         "$t_code",
         "def $f($a):\n    return $K[$a]\n",
         lambda words, a: {words[0]: words[2], words[1]: words[3]}[a],
         lambda _draw, _value: [],
         (
-            Fault("wrong_key", '"$w":', '"$u":', "the key of $p in $K must be $w"),
-            Fault("wrong_constant", '"$w": $p', '"$w": $x', "$w in $K must be $p"),
+            _Fault("wrong_key", '"$w":', '"$u":', "the key of $p in $K must be $w"),
+            _Fault("wrong_constant", '"$w": $p', '"$w": $x', "$w in $K must be $p"),
         ),
         '$K = {"$w": $p, "$v": $q}\n',
     ),
 )
 
 
-# Faults within a function come from the kernels. The others need a whole function or several modules (`_BREAKERS`).
+# Faults in a line come from the kernels. The others concern a whole function or several modules (`_BREAKERS`).
 _KERNEL_FAMILIES = tuple(dict.fromkeys(fault.family for kernel in KERNELS for fault in kernel.faults))
 _MODULE_FAMILIES = ("missing_function", "moved_import", "renamed_function", "files_disagree")
 FAMILIES: tuple[str, ...] = (*_KERNEL_FAMILIES, *_MODULE_FAMILIES)
+# The probability that a module also gets the twin of its faulty function, if the fault has one.
 _TWIN_RATE = 0.7
-"""The probability that a module gets the twin of its faulty function, if there is one."""
 # The wording of prompts is data: the embedded student was trained on it.
 _ENDINGS = ("", " Make the tests pass.", " Run the tests when it is fixed.", " Fix it, run the tests and finish.")
 _MEDIUM_PROMPTS = (
@@ -309,7 +301,7 @@ _HARD_PROMPTS = (
 
 
 class _Size(NamedTuple):
-    """The size of a difficulty's tasks; each pair is the minimum and the maximum."""
+    """The size of the tasks of one difficulty; each pair is a minimum and a maximum."""
 
     functions: tuple[int, int]
     other_modules: tuple[int, int]
@@ -326,35 +318,35 @@ _SIZES: dict[str, _Size] = {
 
 
 class _Complaint(NamedTuple):
-    """What a prompt can say about a fault: the module, the function and a sentence."""
+    """The description of a fault for the prompt: the module, the function and a sentence."""
 
-    module: Module
+    module: _Module
     function: str
     text: str
 
 
 @dataclass(frozen=True, kw_only=True)
-class Function:
-    """A kernel with its names and numbers filled in. The test file has the first `num_shown` cases, the reward all."""
+class _Function:
+    """A kernel with its names and numbers filled in. The reward uses all cases, the test file the first `num_shown`."""
 
     name: str
     constant: str
     source: str
-    faults: tuple[Fault, ...]
+    faults: tuple[_Fault, ...]
     cases: tuple[tuple[str, Any], ...]
     num_shown: int
-    twins: dict[str, Function] = field(default_factory=dict[str, "Function"])
+    twins: dict[str, _Function] = field(default_factory=dict[str, "_Function"])
 
 
 @dataclass(kw_only=True)
-class Module:
-    """A module of a task: its imports and functions, and the faults in them."""
+class _Module:
+    """A module of a task with its imports, its functions, and the faults in them."""
 
     path: str
-    functions: list[Function]
+    functions: list[_Function]
     imports: tuple[str, ...] = ()
     wrong_imports: tuple[str, ...] = ()
-    faults: dict[str, Fault] = field(default_factory=dict[str, Fault])
+    faults: dict[str, _Fault] = field(default_factory=dict[str, _Fault])
 
     @property
     def name(self) -> str:
@@ -365,7 +357,9 @@ class Module:
         return f"tests/test_{self.path.rpartition('/')[2]}"
 
     def text(self, *, right: bool) -> str:
-        """Return the file's text, correct or with its faults. A constant that several functions share appears once."""
+        """Return the text of the file, correct or with its faults. Functions may share a constant,
+        which appears once.
+        """
         constants: dict[str, None] = {}
         sources: list[str] = []
         for function in self.functions:
@@ -389,7 +383,7 @@ class Module:
         return "\n\n".join(blocks)
 
     def checks(self) -> list[Check]:
-        """Return the checks that the reward uses: all cases of all functions, shown or hidden."""
+        """Return the checks of the reward: all cases of all functions, including the hidden ones."""
         return [
             Check(test=f"test_{function.name}", module=self.name, expression=call, expected=canonical(value))
             for function in self.functions
@@ -406,27 +400,27 @@ def _comparison(value: object) -> str:
 
 @dataclass(kw_only=True)
 class _Draft:
-    """A task that is being generated: its modules so far, and the complaints about them."""
+    """A task that is being generated: its modules and the descriptions of their faults so far."""
 
     rng: random.Random
     size: _Size
     package: str
     things: list[str]
     extras: list[str]
-    modules: list[Module] = field(default_factory=list[Module])
+    modules: list[_Module] = field(default_factory=list[_Module])
     complaints: list[_Complaint] = field(default_factory=list[_Complaint])
 
-    def module(self, first: Sequence[Kernel] = (), *, exactly: bool = False) -> Module:
-        """Add a module about one noun: the `first` kernels, then (unless `exactly`) randomly chosen ones."""
+    def add_module(self, first: Sequence[_Kernel] = (), *, exactly: bool = False) -> _Module:
+        """Add a module with the kernels in `first`, and, unless `exactly` is true, with randomly chosen ones."""
         thing = self.things.pop()
         unused_kernels = [kernel for kernel in KERNELS if kernel not in first]
         count = len(first) if exactly else max(self.rng.randint(*self.size.functions), len(first))
         kernels = [*first, *self.rng.sample(unused_kernels, count - len(first))]
         functions = [_fill_kernel(kernel, self.rng, thing, self.extras.pop()) for kernel in kernels]
-        self.modules.append(Module(path=f"{self.package}/{thing}s.py", functions=functions))
+        self.modules.append(_Module(path=f"{self.package}/{thing}s.py", functions=functions))
         return self.modules[-1]
 
-    def break_function(self, module: Module, function: Function, fault: Fault) -> None:
+    def break_function(self, module: _Module, function: _Function, fault: _Fault) -> None:
         module.faults[function.name] = fault
         self.complaints.append(_Complaint(module, function.name, fault.complaint))
 
@@ -449,7 +443,7 @@ def _prompt(draft: _Draft, difficulty: Difficulty) -> str:
 
 def _break_one_function(draft: _Draft, family: str) -> None:
     kernels = [kernel for kernel in KERNELS if any(fault.family == family for fault in kernel.faults)]
-    module = draft.module([draft.rng.choice(kernels)])
+    module = draft.add_module([draft.rng.choice(kernels)])
     function = module.functions[0]
     fault = draft.rng.choice([fault for fault in function.faults if fault.family == family])
     twin = function.twins.get(fault.twin)
@@ -460,21 +454,21 @@ def _break_one_function(draft: _Draft, family: str) -> None:
 
 
 def _remove_function(draft: _Draft, family: str) -> None:
-    # The complaint states the body in one line, so only functions of a single `return` qualify.
+    # The complaint states the body in one line, so only functions that consist of a `return` qualify.
     plain = [kernel for kernel in KERNELS if kernel.source.count("\n") == 2]
-    module = draft.module(draft.rng.sample(plain, 2))
+    module = draft.add_module(draft.rng.sample(plain, 2))
     function = module.functions[0]
     signature = function.source.partition("def ")[2].partition(":")[0]
     returned = function.source.partition("return ")[2].strip()
     text = f"{signature} is missing, it must return {returned}"
-    draft.break_function(module, function, Fault(family, function.source, "", text))
+    draft.break_function(module, function, _Fault(family, function.source, "", text))
 
 
 def _break_import(draft: _Draft, family: str) -> None:
-    """Let one module use a function of another, imported from a wrong module or by an old name."""
-    home = draft.module([draft.rng.choice(KERNELS[:3])])
+    """Add two modules, one of which imports a function of the other from a wrong module or by an old name."""
+    home = draft.add_module([draft.rng.choice(KERNELS[:3])])
     function = home.functions[0]
-    user = draft.module([draft.rng.choice(KERNELS[3:])])
+    user = draft.add_module([draft.rng.choice(KERNELS[3:])])
     parameter = function.source.partition("(")[2].partition(")")[0]
     name = f"twice_{function.name}"
     twice = replace(
@@ -494,29 +488,29 @@ def _break_import(draft: _Draft, family: str) -> None:
             _Complaint(user, name, f"{function.name} must be imported from {home.name}, not {wrong}")
         )
     else:
-        # The kernels of `home` are named `_with_`, `_without_` and `_times_`. `_without_` becomes the odd `_andout_`,
-        # which stays because it is part of published tasks.
+        # The kernels of `home` have `_with_`, `_without_` or `_times_` in their names. `_without_` becomes the odd
+        # `_andout_`, which has to stay because published tasks contain it.
         old = function.name.replace("_with", "_and").replace("_times", "_by")
         user.wrong_imports = (f"from {home.name} import {old}",)
         text = f"{old} is now called {function.name}"
-        draft.break_function(user, twice, Fault(family, f"* {function.name}(", f"* {old}(", text))
+        draft.break_function(user, twice, _Fault(family, f"* {function.name}(", f"* {old}(", text))
 
 
 def _break_shared_constant(draft: _Draft, family: str) -> None:
-    """Define one constant in two modules, with a different wrong value in each."""
+    """Add two modules that define the same constant, each with a different wrong value."""
     to, back = KERNELS[0], KERNELS[1]  # `$t_with_$e` and `$t_without_$e`, which use the constant in opposite ways
-    # Same random state and same noun `extra`: the constant has the same name and value in both modules.
+    # With the same random state and noun, the constant gets the same name and value in both modules.
     state, extra = draft.rng.getstate(), draft.extras[-1]
-    first = draft.module([to], exactly=True)
+    first = draft.add_module([to], exactly=True)
     draft.rng.setstate(state)
     draft.extras.append(extra)
-    second = draft.module([back], exactly=True)
+    second = draft.add_module([back], exactly=True)
     for module, step in ((first, 3), (second, -3)):
         function = module.functions[0]
         constant, value = function.constant.strip().split(" = ")
         wrong = f"{constant} = {int(value) + step}"
         text = f"{constant} must be {value}, as in the other file that has it"
-        draft.break_function(module, function, Fault(family, function.constant.strip(), wrong, text))
+        draft.break_function(module, function, _Fault(family, function.constant.strip(), wrong, text))
 
 
 _BREAKERS = {
@@ -527,9 +521,9 @@ _BREAKERS = {
 }
 
 
-def _fill_kernel(kernel: Kernel, rng: random.Random, thing: str, extra: str) -> Function:
-    """Return a function made from the template, with random words and numbers."""
-    # The order of the draws is fixed: another order would change the tasks of all seeds.
+def _fill_kernel(kernel: _Kernel, rng: random.Random, thing: str, extra: str) -> _Function:
+    """Return a function made from a template with random words and numbers."""
+    # Do not change the order of random calls: that would change the tasks of all seeds.
     value = rng.randrange(3, 6) if "first" in kernel.name else rng.randrange(5, 40)
     wrong = value + rng.choice((-2, -1, 1, 2, 10))
     words = rng.sample(COLORS, 3)
@@ -545,7 +539,7 @@ def _fill_kernel(kernel: Kernel, rng: random.Random, thing: str, extra: str) -> 
     names["f"] = _fill(kernel.name, names)
     reference_value: Any = (*words[:2], *prices) if is_lookup else words if "label" in kernel.name else value
     argument_sets = [(words[0],), (words[1],)] if is_lookup else kernel.arguments(rng, value)
-    function = Function(
+    function = _Function(
         name=names["f"],
         constant=_fill(kernel.constant, names),
         source=_fill(kernel.source, names),
@@ -553,7 +547,7 @@ def _fill_kernel(kernel: Kernel, rng: random.Random, thing: str, extra: str) -> 
         cases=_cases(names["f"], kernel.reference, reference_value, argument_sets),
         num_shown=kernel.num_shown,
     )
-    # A twin is the function with the fault, under its own name: for it, the faulty line is correct.
+    # A twin is a copy of the function with the fault and under another name, for which the fault is correct.
     for fault in function.faults:
         if fault.twin_reference is not None:
             source = function.source.replace(function.name, fault.twin).replace(fault.right, fault.wrong)
@@ -562,7 +556,7 @@ def _fill_kernel(kernel: Kernel, rng: random.Random, thing: str, extra: str) -> 
     return function
 
 
-def _fill_fault(fault: Fault, names: dict[str, str]) -> Fault:
+def _fill_fault(fault: _Fault, names: dict[str, str]) -> _Fault:
     right, wrong, message, twin = (
         _fill(text, names) for text in (fault.right, fault.wrong, fault.complaint, fault.twin)
     )
@@ -579,14 +573,60 @@ def _cases(
 
 
 def _fill(text: str, names: dict[str, str]) -> str:
-    # In "$t_with_$e" the template's name would be `t_with_`, as "_" is part of a name: braces end it.
+    # Braces are needed because "_" may be part of a placeholder: "$t_with_" would be read as `t_with_`.
     return Template(text.replace("$t_", "${t}_")).substitute(names)
 
 
 def _literal(value: object) -> str:
-    """Return the value as source code, like `repr` but with the double quotes that the files use."""
+    """Return a value as source code, like `repr` but with double quotes, as in the files."""
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, list):
         return "[" + ", ".join(map(_literal, value)) + "]"
     return repr(value)
+
+
+def _edits_of(path: str, before: str, after: str) -> list[Edit]:
+    old_lines, new_lines = before.split("\n"), after.split("\n")
+    # autojunk would ignore frequent lines in files of 200 lines or more, and give larger edits.
+    blocks = difflib.SequenceMatcher(a=old_lines, b=new_lines, autojunk=False).get_opcodes()
+    lines, shift, edits = old_lines, 0, list[Edit]()
+    for tag, start, end, new_start, new_end in blocks:
+        if tag == "equal":
+            continue
+        # `shift` converts line numbers of the old text to those of the text after the previous edits.
+        first, last = start + shift, end + shift
+        replacement = new_lines[new_start:new_end]
+        edits.append(_unique_edit(path, lines, first, last, replacement))
+        lines = [*lines[:first], *replacement, *lines[last:]]
+        shift += len(replacement) - (end - start)
+    return edits
+
+
+def _unique_edit(path: str, lines: list[str], first: int, last: int, replacement: list[str]) -> Edit:
+    """Return an edit of lines [first, last), with enough context to make the old text unique."""
+    text = "\n".join(lines)
+    # A pure insertion or deletion gets a line of context, so that neither its old nor its new text is empty.
+    is_pure = first == last or not replacement
+    begin, end = first, last
+    while (is_pure and end - begin == last - first) or text.count("\n".join(lines[begin:end])) != 1:
+        begin, end = (begin - 1, end) if begin > 0 else (begin, end + 1)
+    return Edit(
+        path=path,
+        old="\n".join(lines[begin:end]),
+        new="\n".join([*lines[begin:first], *replacement, *lines[last:end]]),
+    )
+
+
+def _edits_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Edit, ...]:
+    """Return edits that turn the files `before` into `after` when applied in order.
+
+    The text that an edit replaces occurs once in its file at that point. New files are written whole.
+    """
+    edits: list[Edit] = []
+    for path in sorted(after):
+        if path not in before:
+            edits.append(Edit(path=path, old="", new=after[path]))
+        elif before[path] != after[path]:
+            edits += _edits_of(path, before[path], after[path])
+    return tuple(edits)

@@ -1,7 +1,7 @@
-"""Run tests, or evaluate expressions, inside the sandbox.
+"""Run tests or evaluate expressions inside the sandbox.
 
-Only the standard library is imported. The answer is not to be trusted: the code under test runs in the same process and
-can write whatever it likes. `Workspace.reward` therefore compares values outside.
+Only the standard library is imported. Answers must not be trusted, because the code under test runs in the same process
+and can write anything. `Workspace.reward` therefore compares values outside the sandbox.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class _ShowBothSides(ast.NodeTransformer):
 
 
 def canonical(value: Any, depth: int = 0) -> str:
-    """Return the value as text that is equal for equal values of equal types: 1, 1.0, True, "1", [1] and (1,) differ.
+    """Return a value as text. Equal values of the same type give equal texts; 1, 1.0, True, "1", [1] and (1,) differ.
 
     Values of other types become `<TypeName>`: their `__repr__` could be the agent's own code.
     """
@@ -78,8 +78,8 @@ def canonical(value: Any, depth: int = 0) -> str:
     return f"<{kind.__name__}>"
 
 
-def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
-    """Run the `test_` functions of the files in their order. A file that cannot be executed counts as one failure."""
+def _run_tests(root: str, paths: list[str]) -> dict[str, Any]:
+    """Run the `test_` functions of the files in order. A file that cannot be executed counts as one failure."""
     lines: list[str] = []
     passed = failed = 0
     for path in paths:
@@ -87,7 +87,7 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
         try:
             with open(full, encoding="utf-8") as file:
                 tree = _ShowBothSides().visit(ast.parse(file.read(), full))
-            # Compiled here and not imported, so that the rewritten asserts are used.
+            # Compiled here instead of imported, so that the rewritten asserts are used.
             module = types.ModuleType(path.removesuffix(".py").replace("/", "."))
             exec(compile(tree, full, "exec"), module.__dict__)
         # BaseException, here and below: code under test may raise SystemExit or KeyboardInterrupt.
@@ -108,8 +108,8 @@ def run_tests(root: str, paths: list[str]) -> dict[str, Any]:
 
 
 def _error_line(error: BaseException, root: str, test_file: str) -> str:
-    """Return an error as one line, with the line of the workspace's code that raised it unless that is in the test."""
-    # `__str__` may be the agent's code, and may raise.
+    """Return an error as one line, with the place that raised it unless this is the test itself."""
+    # `__str__` may be code of the agent, which may raise.
     try:
         text = " ".join(str(error).split())
     except BaseException as worse:
@@ -122,7 +122,7 @@ def _error_line(error: BaseException, root: str, test_file: str) -> str:
     return ADDRESS.sub("0x...", text.replace(root, "/workspace"))[:MAX_LINE] + location
 
 
-def values(expressions: list[list[str]]) -> list[str]:
+def _values(expressions: list[list[str]]) -> list[str]:
     """Return the canonical value of each (module, expression), or "raises" and the exception's type."""
     answers: list[str] = []
     for module, expression in expressions:
@@ -134,7 +134,7 @@ def values(expressions: list[list[str]]) -> list[str]:
     return answers
 
 
-def write_files(root: str, files: dict[str, str]) -> None:
+def _write_files(root: str, files: dict[str, str]) -> None:
     # newline="" writes "\r\n" as it is.
     for name, text in files.items():
         path = os.path.join(root, name)
@@ -145,10 +145,10 @@ def write_files(root: str, files: dict[str, str]) -> None:
 
 def answer(request: dict[str, Any], root: str) -> Any:
     """Write the request's files to `root`, then evaluate its expressions or run its tests there."""
-    write_files(root, request["files"])
+    _write_files(root, request["files"])
     os.chdir(root)
     sys.path.insert(0, root)
     sys.dont_write_bytecode = True
-    # The same values in every run, for code that uses random numbers.
+    # Code that uses random numbers gets the same values in every run.
     random.seed(0)
-    return values(request["expressions"]) if "expressions" in request else run_tests(root, request["paths"])
+    return _values(request["expressions"]) if "expressions" in request else _run_tests(root, request["paths"])

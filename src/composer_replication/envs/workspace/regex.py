@@ -1,4 +1,4 @@
-"""Match regular expressions in bounded time, for a Grep whose patterns come from a model.
+"""Match regular expressions in bounded time, for the Grep tool, whose patterns come from a model.
 
 Python's `re` can take exponential time. Here a pattern is compiled to a program of instructions (a Thompson NFA), and
 the matcher tracks the set of states it may be in: every state is visited at most once per character, and all visits of
@@ -10,19 +10,19 @@ from __future__ import annotations
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
-BUDGET = 2_000_000  # visits of states per search
+_BUDGET = 2_000_000  # visits of states per search
 
 
 class BudgetError(RuntimeError):
-    """A search visited more states than its budget allows."""
+    """Raised if a search visits more states than its budget allows."""
 
 
 class Regex:
-    """A compiled pattern. Its budget covers all lines that it is matched with."""
+    """A compiled pattern. Its budget is for all lines together that it is matched against."""
 
     def __init__(self, pattern: str) -> None:
         self._program = _compile(pattern)
-        self._budget = BUDGET
+        self._budget = _BUDGET
 
     def matches(self, line: str) -> bool:
         """Return whether the pattern matches anywhere in the line. Raises BudgetError if the search takes too long."""
@@ -42,7 +42,7 @@ class Regex:
         return False
 
     def _enter(self, state: int, line: str, position: int, states: set[int]) -> bool:
-        """Add a state and all states reachable from it without a character. Return whether one of them is the end."""
+        """Add a state and all states reachable from it without a character. Return whether a match is among them."""
         waiting = [state]
         while waiting:
             state = waiting.pop()
@@ -72,13 +72,13 @@ def _holds(assertion: str, line: str, position: int) -> bool:
     return (before != after) == (assertion == "edge")
 
 
-# Bounds on everything that can grow while a pattern is compiled: characters, instructions, nested groups.
+# Limits on a pattern: characters, instructions after compilation, nested groups.
 MAX_PATTERN, MAX_PROGRAM, MAX_DEPTH = 1000, 3000, 50
 CharTest = Callable[[str], bool]
 
 
 class PatternError(ValueError):
-    """An invalid pattern. The message is ripgrep's."""
+    """Raised for an invalid pattern, with ripgrep's message."""
 
 
 # Unicode classes, as in ripgrep: "é" is a word character, "٣" a digit.
@@ -136,7 +136,7 @@ class _PatternParser:
         return self.program
 
     def alternation(self) -> None:
-        """Read alternatives: each but the last starts with a split to the next one and ends with a jump to the end."""
+        """Parse alternatives. Each but the last starts with a split to the next one and ends with a jump to the end."""
         # Jumps to the end are written before the end is known, and get their target at the bottom.
         ends: list[int] = []
         start = len(self.program)
@@ -250,7 +250,7 @@ class _PatternParser:
         )
 
     def member(self, tests: list[CharTest]) -> str | None:
-        """Read a member of a bracket and return its character. Add a class (`\\d`) to `tests` and return None."""
+        """Parse a member of a bracket. Return its character, or add a class (`\\d`) to `tests` and return None."""
         char = self.peek()
         if not char:
             raise self.error("unclosed character class")
@@ -267,7 +267,7 @@ class _PatternParser:
         return _CONTROLS.get(char, char)
 
     def repeat(self, start: int) -> bool:
-        """Repeat the instructions from `start`. Return False for a brace that is a literal character."""
+        """Repeat the instructions from `start`. Return False if the operator is a brace that is a literal character."""
         low, high = self.bounds()
         if low is None:
             self.literal("{")
@@ -302,7 +302,10 @@ class _PatternParser:
             self.add(_Instruction(instruction.op, instruction.test, first, second))
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """Read `*`, `+`, `?` or braces. Return the minimum and maximum count (None: no maximum), or None twice."""
+        """Parse `*`, `+`, `?` or braces, and return the minimum and the maximum count.
+
+        The maximum is None if there is none; both are None if the text is not a repetition.
+        """
         simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         if self.peek() in simple:
             self.position += 1

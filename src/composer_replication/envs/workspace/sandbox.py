@@ -32,12 +32,12 @@ from composer_replication.envs.workspace.task import clean
 from composer_replication.errors import InputError, SandboxError, explain
 
 Isolation = Literal["bubblewrap", "namespaces", "rlimits"]
-"""How the server is isolated; `rlimits` only limits its resources and hides nothing."""
+"""The kind of isolation; `rlimits` only limits resources and hides nothing."""
 PROGRAM = Path(__file__).with_name("sandbox_server.py")
 START_SECONDS = 20.0
 MAX_BYTES = 4 * 2**20
 ENV_VARIABLE = "CRF_SANDBOX"
-"""The environment variable with the isolation of runners that are created without a `kind`."""
+"""The environment variable that sets the isolation of runners created without a `kind`."""
 LIMITS_ONLY = "only resource limits apply; code under test can access your files, processes and network"
 ENDED = "The tests did not end: the process was stopped."
 
@@ -139,12 +139,12 @@ class TestRunner:
         self._server = None
 
 
-# All runners of the process, for `_renew_locks`. Weak, so that a runner that is no longer used is closed.
+# All runners of the process, for `_renew_locks`. References are weak, so that unused runners are closed.
 _RUNNERS = weakref.WeakSet[TestRunner]()
 
 
 def _renew_locks() -> None:
-    """Replace all locks in a forked process: a thread that held one does not exist here and cannot release it."""
+    """Replace the locks of all runners in a forked process, where no thread can release a lock that was held."""
     for runner in list(_RUNNERS):
         runner._lock = threading.Lock()
 
@@ -154,12 +154,12 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 @functools.cache
 def shared_runner() -> TestRunner:
-    """Return the runner of workspaces that are created without one."""
+    """Return the runner that workspaces share if they are created without one."""
     return TestRunner()
 
 
 class _SandboxProcess:
-    """A server process and the pipes to it. Messages are JSON after four bytes of length."""
+    """A server process with the pipes to it. A message is JSON, preceded by its length in four bytes."""
 
     def __init__(self, kind: Isolation, seconds: int) -> None:
         self.kind: Isolation = kind
@@ -186,7 +186,7 @@ class _SandboxProcess:
     def receive(self, seconds: float) -> Any:
         deadline = time.monotonic() + seconds
         (length,) = struct.unpack(">I", self._read(4, deadline))
-        # The length comes from a process that runs code of a model.
+        # The length must not be trusted: it comes from a process that runs code of a model.
         if length > MAX_BYTES:
             raise ValueError(length)
         return json.loads(self._read(length, deadline))
@@ -245,7 +245,7 @@ def _start_server(kinds: Sequence[Isolation], seconds: int) -> _SandboxProcess:
 
 
 def _command(kind: Isolation, scratch: str, seconds: int) -> list[str]:
-    # A virtual environment's interpreter is a link, whose folder the sandbox would lack.
+    # The interpreter of a virtual environment is a link, and the sandbox does not contain its folder.
     interpreter = str(Path(sys.executable).resolve())
     python = [interpreter, "-S", "-s", "-P", "-B", str(PROGRAM), kind, scratch, str(seconds)]
     if kind != "bubblewrap":

@@ -34,7 +34,7 @@ NOBODY, RUNS = 65534, "/tmp"
 MEMORY, FILE_SIZE, TMPFS_SIZE = 512 * 2**20, 2**20, 16 * 2**20
 TMPFS = f"size={TMPFS_SIZE},nr_inodes=4000"
 MAX_REPLY = 2**20
-# Modules that tests tend to import. Imported once before the forks, so that runs need not load them.
+# Modules that tests often import. They are imported once before the forks, so that runs need not load them.
 PRELOADED = (
     "abc bisect collections copy dataclasses datetime decimal enum fractions functools heapq io itertools math "
     "operator pathlib random re statistics string textwrap threading time typing"
@@ -53,16 +53,16 @@ PIVOT_ROOT = {"x86_64": 155, "aarch64": 41}
 libc = ctypes.CDLL(None, use_errno=True)
 
 
-def check_call(result: int, operation: str) -> None:
+def _check_call(result: int, operation: str) -> None:
     """Raise OSError if a C function returned an error."""
     if result != 0:
         number = ctypes.get_errno()
         raise OSError(number, f"{operation}: {os.strerror(number)}")
 
 
-def mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
+def _mount(source: str, target: str, kind: str | None, flags: int, data: str | None = None) -> None:
     texts = [None if argument is None else argument.encode() for argument in (source, target, kind)]
-    check_call(libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
+    _check_call(libc.mount(*texts, ctypes.c_ulong(flags), None if data is None else data.encode()), f"mount {target}")
 
 
 def _enter_namespaces(scratch: str, library: list[str]) -> None:
@@ -71,7 +71,7 @@ def _enter_namespaces(scratch: str, library: list[str]) -> None:
     is_root = user == 0
     # Without root, only a user namespace gives the right to create the others.
     namespaces = NEWNS | NEWPID | NEWNET | NEWIPC | NEWUTS
-    check_call(libc.unshare(namespaces if is_root else namespaces | NEWUSER), "unshare")
+    _check_call(libc.unshare(namespaces if is_root else namespaces | NEWUSER), "unshare")
     if not is_root:
         # "deny" first: without it the kernel refuses an unprivileged gid_map.
         for name, text in (
@@ -86,43 +86,43 @@ def _enter_namespaces(scratch: str, library: list[str]) -> None:
         os.close(0)
         os.close(1)
         os._exit(os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) & 0xFF)
-    check_call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
+    _check_call(libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL), "prctl")
     _build_root(scratch, library)
     _drop_rights(NOBODY if is_root else None)
 
 
 def _build_root(root: str, library: list[str]) -> None:
     """Mount a new root with Python's library (read-only), `/dev/null` and an empty `/tmp`, and switch to it."""
-    # Private first, so that no mount below appears outside.
-    mount("none", "/", None, MS_REC | MS_PRIVATE)
-    mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=755")
+    # Made private first, so that the mounts below are not visible outside.
+    _mount("none", "/", None, MS_REC | MS_PRIVATE)
+    _mount("tmpfs", root, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=755")
     for path in library:
         os.makedirs(root + path)
-        mount(path, root + path, None, MS_BIND)
+        _mount(path, root + path, None, MS_BIND)
         # In a user namespace a remount must keep the source's nosuid, nodev, noexec, noatime and nodiratime.
         locked_flags = os.statvfs(path).f_flag & 0xC0E
         flags = MS_BIND | MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV | locked_flags | MS_RELATIME
-        mount("none", root + path, None, flags)
+        _mount("none", root + path, None, flags)
         # Installed packages are hidden: tests may import the standard library only.
         packages = f"{root}{path}/site-packages"
         if os.path.isdir(packages):
-            mount("tmpfs", packages, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV)
+            _mount("tmpfs", packages, "tmpfs", MS_RDONLY | MS_NOSUID | MS_NODEV)
     os.makedirs(f"{root}/dev")
     os.close(os.open(f"{root}/dev/null", os.O_CREAT | os.O_WRONLY))
-    mount("/dev/null", f"{root}/dev/null", None, MS_BIND)
+    _mount("/dev/null", f"{root}/dev/null", None, MS_BIND)
     os.mkdir(root + RUNS)
-    mount("tmpfs", root + RUNS, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=777")
+    _mount("tmpfs", root + RUNS, "tmpfs", MS_NOSUID | MS_NODEV, f"{TMPFS},mode=777")
     os.chdir(root)
     machine = os.uname().machine
     if machine in PIVOT_ROOT:
-        check_call(libc.syscall(PIVOT_ROOT[machine], b".", b"."), "pivot_root")
-        check_call(libc.umount2(b".", MNT_DETACH), "umount")
+        _check_call(libc.syscall(PIVOT_ROOT[machine], b".", b"."), "pivot_root")
+        _check_call(libc.umount2(b".", MNT_DETACH), "umount")
     else:
-        mount(".", "/", None, 8192)  # MS_MOVE
+        _mount(".", "/", None, 8192)  # MS_MOVE
         os.chroot(".")
     os.chdir("/")
     # Without root outside, the tests' user owns this root and could leave files in it, so it is made read-only.
-    mount("none", "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
+    _mount("none", "/", None, MS_REMOUNT | MS_RDONLY | MS_NOSUID | MS_NODEV)
 
 
 def _drop_rights(user: int | None) -> None:
@@ -137,11 +137,11 @@ def _drop_rights(user: int | None) -> None:
         os.setresuid(user, user, user)
     # _LINUX_CAPABILITY_VERSION_3, for this process; all sets empty.
     header = (ctypes.c_uint32 * 2)(0x20080522, 0)
-    check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
+    _check_call(libc.capset(header, (ctypes.c_uint32 * 6)()), "capset")
 
 
 def _drop_to_nobody(scratch: str) -> None:
-    """Become nobody if this is root, so that limits apply and other users' files are closed to the tests."""
+    """Become nobody if this is root, so that limits apply and tests cannot access the files of other users."""
     if os.geteuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
         _drop_rights(NOBODY)
@@ -173,11 +173,11 @@ class _RequestRunner:
         child = os.fork()
         if child == 0:
             os.close(read_end)
-            self.in_child(request, write_end)
+            self._run_in_child(request, write_end)
         os.close(write_end)
         parts: list[bytes] = []
         size, deadline = 0, time.monotonic() + wall_seconds(self.seconds)
-        # The answer ends when the child closes the pipe, becomes too long or runs out of time.
+        # The answer ends when the child closes the pipe, the answer becomes too long or the time is over.
         while size <= MAX_REPLY and select.select([read_end], [], [], max(0.0, deadline - time.monotonic()))[0]:
             part = os.read(read_end, 65536)
             if not part:
@@ -185,15 +185,15 @@ class _RequestRunner:
             parts.append(part)
             size += len(part)
         os.close(read_end)
-        self.stop(child)
+        self._stop(child)
         with contextlib.suppress(ValueError, RecursionError):
             return json.loads(b"".join(parts))
         return None
 
-    def in_child(self, request: dict[str, Any], out: int) -> None:
-        """Execute the request, write the answer to `out` and exit. _RequestRunner in the child and never returns."""
+    def _run_in_child(self, request: dict[str, Any], out: int) -> None:
+        """Execute the request, write the answer to `out` and exit. Called in the child process; never returns."""
         try:
-            os.setsid()  # a process group of its own, which `stop` kills
+            os.setsid()  # a process group of its own, which `_stop` kills
             null = os.open("/dev/null", os.O_RDWR)
             for descriptor in (0, 1, 2):
                 os.dup2(null, descriptor)
@@ -204,7 +204,7 @@ class _RequestRunner:
         finally:
             os._exit(0)
 
-    def stop(self, child: int) -> None:
+    def _stop(self, child: int) -> None:
         """Kill the child and everything that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
@@ -239,7 +239,7 @@ def _read_exactly(source: int, count: int) -> bytes:
     return b"".join(parts)
 
 
-def send(target: int, value: Any) -> None:
+def _send(target: int, value: Any) -> None:
     data = json.dumps(value).encode()
     data = struct.pack(">I", len(data)) + data
     while data:
@@ -247,13 +247,13 @@ def send(target: int, value: Any) -> None:
 
 
 def wall_seconds(seconds: int) -> int:
-    """Return the clock time that a run with this much processor time may take on a busy machine."""
+    """Return the wall-clock limit for a run with this limit of processor time, with room for a busy machine."""
     return 2 * seconds + 2
 
 
-def main(kind: str, scratch: str, seconds: str) -> None:
+def _main(kind: str, scratch: str, seconds: str) -> None:
     """Isolate this process, report how, and answer requests until the runner closes the pipe."""
-    # By path: without site-packages the package cannot be imported.
+    # Loaded by its path, because the package cannot be imported without site-packages.
     spec = importlib.util.spec_from_file_location(
         "in_sandbox", os.path.join(os.path.dirname(__file__), "in_sandbox.py")
     )
@@ -271,25 +271,25 @@ def main(kind: str, scratch: str, seconds: str) -> None:
             _enter_namespaces(scratch, library)
         elif kind == "rlimits":
             _drop_to_nobody(scratch)
-        check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
-        check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
+        _check_call(libc.prctl(PR_SET_NO_NEW_PRIVS, 1, 0, 0, 0), "prctl")
+        _check_call(libc.prctl(PR_SET_DUMPABLE, 0, 0, 0, 0), "prctl")
     except (OSError, AttributeError) as error:  # AttributeError: a libc without these functions, as on macOS
-        send(channel[1], {"failed": str(error)})
+        _send(channel[1], {"failed": str(error)})
         return
-    # A collection in a child would write to all pages, and each would have to be copied.
+    # A garbage collection in a child would write to all memory pages and so cause each to be copied.
     gc.disable()
     gc.freeze()
     folder = scratch if kind == "rlimits" else RUNS
     runs = _RequestRunner(in_sandbox, folder, int(seconds), channel)
-    send(channel[1], {"kind": kind})
+    _send(channel[1], {"kind": kind})
     while True:
         (length,) = struct.unpack(">I", _read_exactly(channel[0], 4))
         request = json.loads(_read_exactly(channel[0], length))
         reply, is_clean = runs.run(request), _empty_folder(folder)
-        send(channel[1], {"reply": reply, "ends": not is_clean})
+        _send(channel[1], {"reply": reply, "ends": not is_clean})
         if not is_clean:
             return  # the next run gets a fresh process in a fresh folder
 
 
 if __name__ == "__main__":
-    main(*sys.argv[1:])
+    _main(*sys.argv[1:])

@@ -1,13 +1,12 @@
 """Define tasks and tools: a task's prompt, files, solution and checks, and the schemas of the tools' arguments.
 
-The tests among the files are for the agent to read and run. The reward does not run them: it evaluates expressions,
-some of which the agent has not seen, and compares their values outside the process in which the agent's code ran. So
-editing a test, replacing the test runner or printing "OK" gains nothing.
+The agent can read and run the tests among the files. The reward does not depend on them: it evaluates expressions, some
+of which the agent has not seen, and compares their values outside the process that runs the agent's code. So an agent
+gains nothing by editing a test, replacing the test runner or printing "OK".
 """
 
 from __future__ import annotations
 
-import difflib
 import json
 import math
 from collections.abc import Mapping
@@ -28,7 +27,7 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """An expression over a module of the workspace, and its value in a solved task as text (`in_sandbox.canonical`).
+    """An expression in a module of the workspace, and its value in a solved task as text (`in_sandbox.canonical`).
 
     `test` is the name of the test that the check belongs to. A test passes if all of its checks hold.
     """
@@ -99,8 +98,8 @@ TOOLS: tuple[dict[str, Any], ...] = (
 SCHEMAS: dict[str, dict[str, Any]] = {tool["function"]["name"]: tool["function"]["parameters"] for tool in TOOLS}
 
 
-def as_mapping(arguments: object) -> dict[str, Any] | None:
-    """Return a call's arguments, parsed if they are JSON text, as a mapping; None if that is impossible."""
+def parse_arguments(arguments: object) -> dict[str, Any] | None:
+    """Return a call's arguments as a mapping, parsed if they are JSON text, or None if they are no JSON object."""
     if isinstance(arguments, str) and len(arguments) <= MAX_ARGUMENTS:
         try:
             arguments = json.loads(arguments)
@@ -117,30 +116,30 @@ def clean(value: Any) -> Any:
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
-def issues(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Return what does not fit the schema, in a harness's words: missing, then unexpected, then wrong arguments."""
+def find_argument_problems(tool: str, arguments: Mapping[str, Any]) -> list[str]:
+    """Return a harness's messages about arguments that are missing, unexpected or of the wrong type, in this order."""
     properties = SCHEMAS[tool]["properties"]
     missing = [
         f"The required parameter `{name}` is missing" for name in SCHEMAS[tool]["required"] if name not in arguments
     ]
     unexpected = [f"An unexpected parameter `{name[:80]}` was provided" for name in arguments if name not in properties]
     wrong = [
-        f"The parameter `{key}` type is expected as `{properties[key]['type']}` but provided as `{_type_of(value)}`"
+        f"The parameter `{key}` type is expected as `{properties[key]['type']}` but provided as `{_json_type(value)}`"
         for key, value in arguments.items()
-        if key in properties and not _fits(value, properties[key]["type"])
+        if key in properties and not _has_type(value, properties[key]["type"])
     ]
-    # A model can send any number of unexpected arguments; the result stays short.
+    # A model can send any number of unexpected arguments, so only a few are listed.
     return [*missing, *unexpected[:5], *wrong]
 
 
-def _fits(value: object, kind: str) -> bool:
+def _has_type(value: object, kind: str) -> bool:
     if kind == "number":  # in Python a bool is an int; in JSON it is no number
         is_whole = isinstance(value, int) and not isinstance(value, bool)
         return is_whole or (isinstance(value, float) and math.isfinite(value))
     return isinstance(value, bool if kind == "boolean" else str)
 
 
-def _type_of(value: object) -> str:
+def _json_type(value: object) -> str:
     if value is None:
         return "null"
     if isinstance(value, float) and not math.isfinite(value):
@@ -176,49 +175,3 @@ COLORS = (
     *("red", "blue", "green", "black", "white", "brown", "grey", "pink", "gold", "silver", "violet", "orange"),
     *("amber", "beige", "coral", "cream", "ivory", "khaki", "lime", "navy", "olive", "plum", "rose", "teal"),
 )
-
-
-def edits_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Edit, ...]:
-    """Return edits that turn the files `before` into `after` when applied in order.
-
-    The text that an edit replaces occurs once in its file at that point. New files are written whole.
-    """
-    edits: list[Edit] = []
-    for path in sorted(after):
-        if path not in before:
-            edits.append(Edit(path=path, old="", new=after[path]))
-        elif before[path] != after[path]:
-            edits += _edits_of(path, before[path], after[path])
-    return tuple(edits)
-
-
-def _edits_of(path: str, before: str, after: str) -> list[Edit]:
-    old_lines, new_lines = before.split("\n"), after.split("\n")
-    # autojunk would ignore frequent lines in files of 200 lines or more, and give larger edits.
-    blocks = difflib.SequenceMatcher(a=old_lines, b=new_lines, autojunk=False).get_opcodes()
-    lines, shift, edits = old_lines, 0, list[Edit]()
-    for tag, start, end, new_start, new_end in blocks:
-        if tag == "equal":
-            continue
-        # `shift` converts line numbers of the old text to those of the text after the previous edits.
-        first, last = start + shift, end + shift
-        replacement = new_lines[new_start:new_end]
-        edits.append(_unique_edit(path, lines, first, last, replacement))
-        lines = [*lines[:first], *replacement, *lines[last:]]
-        shift += len(replacement) - (end - start)
-    return edits
-
-
-def _unique_edit(path: str, lines: list[str], first: int, last: int, replacement: list[str]) -> Edit:
-    """Return an edit of lines [first, last), with as much context as it takes for the old text to be unique."""
-    text = "\n".join(lines)
-    # A pure insertion or deletion gets a line of context, so that neither its old nor its new text is empty.
-    is_pure = first == last or not replacement
-    begin, end = first, last
-    while (is_pure and end - begin == last - first) or text.count("\n".join(lines[begin:end])) != 1:
-        begin, end = (begin - 1, end) if begin > 0 else (begin, end + 1)
-    return Edit(
-        path=path,
-        old="\n".join(lines[begin:end]),
-        new="\n".join([*lines[begin:first], *replacement, *lines[last:end]]),
-    )

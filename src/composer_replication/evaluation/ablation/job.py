@@ -6,18 +6,20 @@
     log.txt       the job's output
     result.json   the result, written atomically and last: a job that has one is done
 
-A world resumes from what an earlier process left in the folder. A job ends when the process that started it ends.
+A job resumes from the files that an earlier process left in the folder. It ends when the process that started it ends.
 
-The JSON files of an experiment can be packed for publication: `results.columns.json.xz` holds exactly the values of
-`results.json` as compressed columns. The 25 packed files in this repository are 21.9 MB of JSON and 0.79 MB of xz;
-without columns they would be 1.3 MB. The unpacked text is JSON too: a column with the file's object, where a column is
+The JSON files of an experiment can be packed for publication: `results.columns.json.xz` has exactly the values of
+`results.json`, as compressed columns. The 25 packed files in this repository are 21.9 MB of JSON and 0.79 MB of xz;
+without columns they would be 1.3 MB. Decompressed, a packed file is JSON with one column that has the file's object as
+its only value. A column is one of
 
     [1, 2, "x"]                                             a list of values
     {"shapes": [["a", "b"]], "rows": [0, 0], "columns": {"a": COLUMN, "b": COLUMN}}    objects
     {"lengths": [2, 0], "items": COLUMN}                    lists
     {"float32": [0.1, 0.5]}                                 32-bit floats, in the fewest digits
 
-`rows` has the shape of each object, which is its keys in order; a key's column has the values of the objects with it.
+`shapes` lists the different tuples of keys, and `rows` gives the shape of each object. A key's column has the values
+of those objects that have the key.
 """
 
 from __future__ import annotations
@@ -47,7 +49,7 @@ _SCHEMA, _VERSION = "composer_replication.ablation_job", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """The input of a world. `config` has the job's seed; `shared` is a folder for all jobs of an experiment."""
+    """A training with an evaluation to run. `config` contains the seed; `options` are those of the world."""
 
     folder: Path
     arm: str
@@ -60,17 +62,17 @@ class Job:
 
     @property
     def shared(self) -> Path:
-        """The folder for all jobs. It is never removed while jobs run; write whole files or folders, under a lock."""
+        """A folder that all jobs of the experiment share. Write only complete files or folders to it, under a lock."""
         return self.folder.parents[1] / ".shared"
 
     @property
     def config_sha256(self) -> str:
-        """Digest of all settings except paths: the same weights may be elsewhere on another machine."""
+        """A digest of all settings except paths, which differ between machines."""
         return config_hash(replace(self.config, train=replace(self.config.train, model=None, run=None, output=None)))
 
 
 class Spent(NamedTuple):
-    """What a job used: sampled rollouts, tokens, optimizer steps (including a warm-up's), and seconds."""
+    """The cost of a job; `steps` are optimizer steps and include those of a warm-up."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -79,7 +81,7 @@ class Spent(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A held-out task or session: the sums and counts that metrics are computed from (`plan.Metric`)."""
+    """A held-out task or session with the sums and counts that metrics are computed from (`plan.Metric`)."""
 
     unit: str
     metrics: Mapping[str, float]
@@ -87,7 +89,7 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a job. `curve` has points with `rollouts` or `step` and metrics; `digests` identify the models."""
+    """The result of a job. A point of `curve` has `rollouts` or `step`, and metrics; `digests` identify the models."""
 
     arm: str
     seed: int
@@ -99,6 +101,7 @@ class Result:
     config_sha256: str = ""
 
     def as_json(self) -> dict[str, Any]:
+        """Return the content of `result.json`."""
         record = asdict(self)
         record["spent"] = self.spent._asdict()
         record["units"] = [{"unit": unit.unit, "metrics": dict(unit.metrics)} for unit in self.units]
@@ -106,7 +109,7 @@ class Result:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
-        """Return the result that `as_json` wrote."""
+        """Return the result that a `result.json` contains."""
         units = [Unit(str(unit["unit"]), dict(unit["metrics"])) for unit in value["units"]]
         fields = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
         return cls(spent=Spent(**value["spent"]), units=units, **fields)
@@ -130,45 +133,46 @@ def write_job(job: Job) -> None:
     atomic_write_json(job.folder / JOB, record)
 
 
-def read_job(folder: Path) -> Job:
-    """Return the job of a folder."""
+def _read_job(folder: Path) -> Job:
+    """Return the job in a folder, from its `job.json`."""
     path = folder / JOB
 
-    def make(record: Mapping[str, Any]) -> Job:
+    def parse(record: Mapping[str, Any]) -> Job:
         check_schema(record, _SCHEMA, _VERSION)
         return Job(
             folder=folder,
             config=from_tables(CrfConfig, [(record["config"], f"{path}, config")]),
             options=record["options"],
-            budget=from_tables(Budget, [(_set(record["budget"]), f"{path}, budget")]),
+            budget=from_tables(
+                Budget,
+                [({name: value for name, value in record["budget"].items() if value is not None}, f"{path}, budget")],
+            ),
             run=None if record["run"] is None else Path(record["run"]),
             **{name: record[name] for name in ("arm", "seed", "world")},
         )
 
-    return read_record(path, make, expected="a job", fix="`crf ablate --config arms.toml` rewrites it.")
-
-
-def _set(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in values.items() if value is not None}
+    return read_record(path, parse, expected="a job", fix="`crf ablate --config arms.toml` rewrites it.")
 
 
 def read_result(folder: Path) -> Result | None:
-    """Return the result of a job, or None if it is not done."""
+    """Return the result of the job in a folder, or None if it has not finished."""
     path = folder / RESULT
     if not path.is_file():
         return None
-    return read_record(path, Result.from_json, expected="a job's result", fix="Delete it; the job will run again.")
+    return read_record(
+        path, Result.from_json, expected="a job's result", fix="Delete the file; the job will run again."
+    )
 
 
 def run_in(folder: Path) -> Result:
-    """Run or resume the job of a folder, and return its result; a finished job only returns it."""
+    """Run or resume the job in a folder, and return its result. Does nothing if the job has finished."""
     descriptor = os.open(folder / ".lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
-        lock(descriptor, exclusive=True)  # wait for a process that outlived its starter
+        lock(descriptor, exclusive=True)  # another process may still run the job
         earlier_result = read_result(folder)
         if earlier_result is not None:
             return earlier_result
-        job = read_job(folder)
+        job = _read_job(folder)
         result: Result = world_of(job.world).run_job(job)
         atomic_write_json(folder / RESULT, result.as_json())
         return result
@@ -177,19 +181,20 @@ def run_in(folder: Path) -> Result:
 
 
 def _end_with_parent() -> None:
-    """Exit when stdin ends: it is a pipe that the starter never writes to, so its end means that
-    the starter is gone.
+    """Exit when stdin ends.
+
+    The starting process holds the other end of the pipe and never writes to it, so the end means that it has exited.
     """
     while os.read(0, 4096):
         pass
-    # Not sys.exit: this thread must end the whole process, whatever the others wait for.
+    # Not sys.exit, which would end only this thread.
     os._exit(1)
 
 
-def main(arguments: Sequence[str]) -> int:
-    """Run the job of `FOLDER [--tied]` and return the exit code; with `--tied`, exit when stdin ends."""
+def _main(arguments: Sequence[str]) -> int:
+    """Run the job of `FOLDER [--tied]` and return the exit code. With `--tied` the process exits when stdin ends."""
     if "--tied" in arguments[1:]:
-        # A daemon thread, so that a finished job does not wait for its starter.
+        # A daemon thread does not keep a finished job running.
         threading.Thread(target=_end_with_parent, daemon=True).start()
     try:
         run_in(Path(arguments[0]))
@@ -201,38 +206,34 @@ def main(arguments: Sequence[str]) -> int:
 
 # ---- JSON files, plain or packed
 
-Record = TypeVar("Record")
+_Record = TypeVar("_Record")
 PACKED = ".columns.json.xz"
-_RECORD_FILES_SCHEMA, _RECORD_FILES_VERSION = "composer_replication.columns", 1
+_PACKED_SCHEMA, _PACKED_VERSION = "composer_replication.columns", 1
 
 
-# A few kilobytes of xz can unpack to gigabytes or demand as much memory, and anyone may publish results.
+# Results may come from anyone, and a few kilobytes of xz can decompress to gigabytes or need as much memory.
 _MAX_TEXT_BYTES = 256 << 20
-_MAX_READER_BYTES = 128 << 20
+_MAX_DECODER_BYTES = 128 << 20
 _PRESET = 6 | lzma.PRESET_EXTREME
 
 
-def read_record(path: Path, make: Callable[[Mapping[str, Any]], Record], *, expected: str, fix: str) -> Record:
-    """Return what `make` builds from the object in a file, which is packed if its name says so.
+def read_record(path: Path, parse: Callable[[Mapping[str, Any]], _Record], *, expected: str, fix: str) -> _Record:
+    """Return `parse` applied to the JSON object in a file, which is unpacked first if its name ends in `PACKED`.
 
-    Raises ArtefactCorruptError if the file holds no object, or one without what `make` needs.
+    `expected` and `fix` complete the error message. Raises ArtefactCorruptError if the file does not contain an object
+    that `parse` accepts.
     """
     try:
         data = path.read_bytes()
-        return make(unpack(data) if path.name.endswith(PACKED) else decode_object(data))
-    # Cut off, no object, a missing key, a wrong type.
-    except (
-        ValueError,
-        KeyError,
-        TypeError,
-        AttributeError,
-    ) as error:
+        return parse(unpack(data) if path.name.endswith(PACKED) else decode_object(data))
+    # The file is truncated, has no object, lacks a key, or has a value of the wrong type.
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
         got = f"a file that cannot be read ({type(error).__name__}: {error})"
         raise ArtefactCorruptError(explain(str(path), got=got, expected=expected, fix=fix)) from error
 
 
 def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
-    """Raise ValueError, which `read_record` reports, if an object has another schema or none."""
+    """Raise ValueError unless an object has this schema and version. `read_record` turns it into a message."""
     header = value.get("schema"), value.get("version")
     if header != (schema, version):
         got = "an object without a schema" if header == (None, None) else f"{header[0]} {header[1]}"
@@ -240,40 +241,39 @@ def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Return the object that `pack` was given. Raises ValueError for damaged or cut-off data."""
+    """Return the JSON object that `pack` has packed. Raises ValueError if the data is damaged or truncated."""
     try:
-        document = decode_object(_decompressed(data))
-        check_schema(document, _RECORD_FILES_SCHEMA, _RECORD_FILES_VERSION)
-        # The file's object is the only value of the outermost column.
-        [record] = _values(document["column"])
+        document = decode_object(_decompress(data))
+        check_schema(document, _PACKED_SCHEMA, _PACKED_VERSION)
+        [record] = _column_values(document["column"])
     except (lzma.LZMAError, KeyError, IndexError, TypeError, AttributeError, RecursionError, StopIteration) as error:
-        raise ValueError(f"no columns as `pack` writes them ({type(error).__name__}: {error})") from error
+        raise ValueError(f"not the columns that `pack` writes ({type(error).__name__}: {error})") from error
     if not isinstance(record, dict):
         raise ValueError(f"got a packed {type(record).__name__}, expected an object")
     return record
 
 
-def _decompressed(data: bytes) -> bytes:
-    reader = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MAX_READER_BYTES)
-    text = reader.decompress(data, max_length=_MAX_TEXT_BYTES)
-    if not reader.eof or reader.unused_data:
-        raise ValueError(f"got data that is cut off, has more after its end, or holds over {_MAX_TEXT_BYTES:,} bytes")
+def _decompress(data: bytes) -> bytes:
+    decoder = lzma.LZMADecompressor(format=lzma.FORMAT_XZ, memlimit=_MAX_DECODER_BYTES)
+    text = decoder.decompress(data, max_length=_MAX_TEXT_BYTES)
+    if not decoder.eof or decoder.unused_data:
+        raise ValueError(f"got data that is truncated, continues after its end, or has over {_MAX_TEXT_BYTES:,} bytes")
     return text
 
 
-def _values(column: Any) -> list[Any]:
+def _column_values(column: Any) -> list[Any]:
     if isinstance(column, list):
         return column
     if "float32" in column:
         return array("f", column["float32"]).tolist()
     if "lengths" in column:
-        items, lengths = _values(column["items"]), column["lengths"]
+        items, lengths = _column_values(column["items"]), column["lengths"]
         if len(items) != sum(lengths):
             raise ValueError(f"got {len(items):,} items for lists of {sum(lengths):,}")
-        rest = iter(items)
-        return [list(islice(rest, length)) for length in lengths]
-    # An object without a key takes nothing from that key's column, so columns differ in length.
-    columns = {key: iter(_values(values)) for key, values in column["columns"].items()}
+        remaining = iter(items)
+        return [list(islice(remaining, length)) for length in lengths]
+    # A key's column has no value for objects without the key, so columns differ in length.
+    columns = {key: iter(_column_values(values)) for key, values in column["columns"].items()}
     objects = [{key: next(columns[key]) for key in column["shapes"][shape]} for shape in column["rows"]]
     if any(True for values in columns.values() for _ in values):
         raise ValueError("got columns that are longer than their rows")
@@ -281,54 +281,54 @@ def _values(column: Any) -> list[Any]:
 
 
 def packed_path(path: Path) -> Path:
-    """Return the path of a JSON file's packed form, in the same folder."""
+    """Return the path of the packed form of a JSON file."""
     return path.with_name(path.name.removesuffix(".json") + PACKED)
 
 
 def stored_path(path: Path) -> Path:
-    """Return the file that holds a record: the plain JSON, or its packed form if only that exists.
+    """Return the path of a JSON file, or that of its packed form if only this exists.
 
-    The plain file wins because commands write it: of the two it is the newer one.
+    If both exist, the plain file is the newer one, because commands write plain files.
     """
     packed = packed_path(path)
     return packed if packed.is_file() and not path.is_file() else path
 
 
 def read_stored(path: Path) -> dict[str, Any]:
-    """Return the JSON object of a file with a plain JSON name, which may be stored packed."""
+    """Return the JSON object of a file that may be stored plain or packed; `path` is the plain name."""
     fix = "Restore the file."
     return read_record(stored_path(path), dict, expected="a JSON object, plain or packed", fix=fix)
 
 
 def pack(record: Mapping[str, Any]) -> bytes:
-    """Return a JSON object as compressed columns; equal objects, with keys in the same order, give equal bytes."""
-    document = {"schema": _RECORD_FILES_SCHEMA, "version": _RECORD_FILES_VERSION, "column": _as_column([record])}
+    """Return a JSON object as compressed columns. Equal objects with the same order of keys give equal bytes."""
+    document = {"schema": _PACKED_SCHEMA, "version": _PACKED_VERSION, "column": _make_column([record])}
     text = encode_as_written(document, where="a record to pack")
     return lzma.compress(text, format=lzma.FORMAT_XZ, preset=_PRESET)
 
 
-def _as_column(values: list[Any]) -> Any:
-    """Return a column of values that `_values` reads."""
+def _make_column(values: list[Any]) -> Any:
+    """Return values as a column, which `_column_values` turns back into the values."""
     if values and all(type(value) is dict for value in values):
-        numbers: dict[tuple[str, ...], int] = {}
-        rows = [numbers.setdefault(tuple(value), len(numbers)) for value in values]
-        keys = dict.fromkeys(key for shape in numbers for key in shape)
-        columns = {key: _as_column([value[key] for value in values if key in value]) for key in keys}
-        return {"shapes": [list(shape) for shape in numbers], "rows": rows, "columns": columns}
+        shapes: dict[tuple[str, ...], int] = {}
+        rows = [shapes.setdefault(tuple(value), len(shapes)) for value in values]
+        keys = dict.fromkeys(key for shape in shapes for key in shape)
+        columns = {key: _make_column([value[key] for value in values if key in value]) for key in keys}
+        return {"shapes": [list(shape) for shape in shapes], "rows": rows, "columns": columns}
     if values and all(type(value) is list for value in values):
         items = [item for value in values for item in value]
-        return {"lengths": [len(value) for value in values], "items": _as_column(items)}
+        return {"lengths": [len(value) for value in values], "items": _make_column(items)}
     if values and all(type(value) is float for value in values) and array("f", values).tolist() == values:
-        return {"float32": [_in_few_digits(value) for value in values]}
+        return {"float32": [_shortest_float32(value) for value in values]}
     return values
 
 
-def _in_few_digits(value: float) -> float:
-    """Return the float of fewest digits that 32 bits round to `value`, such as 0.1 for 0.10000000149011612."""
+def _shortest_float32(value: float) -> float:
+    """Return the float with the fewest digits that rounds to the 32-bit float `value`: 0.1 for 0.10000000149011612."""
     # Nine digits distinguish any two 32-bit floats.
     shortened = (float(f"{value:.{digits}g}") for digits in range(1, 10))
     return next(short for short in shortened if array("f", [short])[0] == value)
 
 
 if __name__ == "__main__":
-    sys.exit(main(sys.argv[1:]))
+    sys.exit(_main(sys.argv[1:]))

@@ -2,7 +2,7 @@
 
 FOLDER/
     predictions.json       written before the first job
-    jobs/ARM/SEED/         one job each; jobs/.shared is for all of them; not for a repository
+    jobs/ARM/SEED/         one job each; jobs/.shared is shared by all of them; not to be committed
     results.json           every unit of every finished job, the only input of tables and plots; published packed, as
                            results.columns.json.xz (`job.pack`)
     table.md  plots/       written by `page`
@@ -54,18 +54,18 @@ from composer_replication.evaluation.ablation.plan import AblationArm, AblationP
 from composer_replication.runs.artefacts import now
 
 RESULTS = "results.json"
-# Jobs take seconds at least, so polling at this rate costs nothing that matters.
+# Jobs take at least seconds, so polling at this interval costs little.
 _POLL_S = 0.05
-# Lines of a failed job's log that the console shows; enough for the end of a traceback.
-_LAST_LINES = 12
-# Jobs that a message lists by name.
-_MAX_LISTED = 3
+# Lines of a failed job's log that the console shows, enough for the end of a traceback.
+_NUM_LAST_LINES = 12
+# Maximum number of jobs that a message names.
+_MAX_NAMED_JOBS = 3
 # "in /srv/run/log.txt: 3" -> "/srv/run/"; also "~/run/"; not "./a/b" or "a/b/c"
 _FOLDERS = re.compile(r"(?<![\w.])~?/(?:[^\s/:'\"]+/)+")
 
 
 class JobKey(NamedTuple):
-    """An arm and a seed: the identity of a job."""
+    """The arm and the seed that identify a job."""
 
     arm: str
     seed: int
@@ -81,7 +81,7 @@ class _FailedJob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AblationResults:
-    """An experiment with its results so far: results.json."""
+    """The content of results.json: an experiment with its results so far."""
 
     frozen: _FrozenPlan
     results: Sequence[Result]
@@ -89,30 +89,30 @@ class AblationResults:
 
     @property
     def missing(self) -> list[JobKey]:
-        """Jobs of the plan that have neither succeeded nor failed."""
-        # Failed jobs are listed separately.
-        known_keys = {JobKey(outcome.arm, outcome.seed) for outcome in (*self.results, *self.failed)}
+        """The jobs of the plan that have neither succeeded nor failed."""
+        ended = {JobKey(job.arm, job.seed) for job in (*self.results, *self.failed)}
         job_keys = (JobKey(arm, seed) for seed in self.frozen.experiment.seeds for arm in self.frozen.arms)
-        return [job_key for job_key in job_keys if job_key not in known_keys]
+        return [job_key for job_key in job_keys if job_key not in ended]
 
     def of_arm(self, arm: str) -> list[Result]:
+        """Return the results of an arm, ordered by seed."""
         return sorted((result for result in self.results if result.arm == arm), key=lambda result: result.seed)
 
 
 @dataclass(frozen=True)
 class JobCallbacks:
-    """Callbacks: `begins(job, number done, number of all)`, `done(job, result)`, `failed(failure)`."""
+    """Callbacks: `begins(job, number of finished jobs, number of jobs)`, `done(job, result)`, `failed(failure)`."""
 
-    begins: Callable[[JobKey, int, int], None] = lambda _place, _done, _total: None
-    done: Callable[[JobKey, Result], None] = lambda _place, _result: None
+    begins: Callable[[JobKey, int, int], None] = lambda _job_key, _done, _total: None
+    done: Callable[[JobKey, Result], None] = lambda _job_key, _result: None
     failed: Callable[[_FailedJob], None] = lambda _failure: None
 
 
-def job_keys_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
-    """Return the jobs of a plan, or some of them: the baseline's first, then seed by seed.
+def select_jobs(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
+    """Return the jobs of a plan, or those of some arms and seeds: first the baseline's, then the others seed by seed.
 
-    With this order an interrupted run leaves jobs that can be compared. The first jobs have different seeds, so that
-    parallel workers do not wait for what the jobs of one seed share.
+    In this order the jobs of an interrupted command can be compared. The first jobs have different seeds, so that
+    parallel workers do not wait for work that jobs with the same seed share.
     """
     for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
         for value in requested_values:
@@ -123,14 +123,10 @@ def job_keys_of(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence
         JobKey(arm, seed)
         for seed in plan.seeds
         for arm in plan.arms
-        if _is_selected(arm, only) and _is_selected(seed, seeds)
+        if (not only or arm in only) and (not seeds or seed in seeds)
     ]
-    # sorted() is stable: within the baseline and the rest, the order by seeds remains.
+    # sorted() is stable, so the order by seed remains within the baseline and within the others.
     return sorted(job_keys, key=lambda job_key: job_key.arm != plan.experiment.baseline)
-
-
-def _is_selected(value: Any, requested_values: Sequence[Any]) -> bool:
-    return not requested_values or value in requested_values
 
 
 def run_jobs(
@@ -139,29 +135,32 @@ def run_jobs(
     job_keys: Sequence[JobKey],
     *,
     workers: int = 1,
-    listener: JobCallbacks | None = None,
+    callbacks: JobCallbacks | None = None,
 ) -> AblationResults:
-    """Freeze the predictions, run the jobs that have no result yet, and update results.json after each."""
-    observer, jobs = listener or JobCallbacks(), folder / "jobs"
+    """Freeze the predictions, run the jobs without a result, update results.json after each, and return all results."""
+    callbacks, jobs = callbacks or JobCallbacks(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
         check_ready(plan, folder)
-        frozen = freeze(plan, folder, has_begun=_has_begun(folder))
+        frozen = _freeze(plan, folder, has_begun=_has_begun(folder))
         jobs.mkdir(exist_ok=True)
         atomic_write_text(jobs / ".gitignore", "*\n")  # weights and logs are not to be committed
         failures: dict[JobKey, _FailedJob] = {}
-        for job_key, failure in _run_all(plan, jobs, job_keys, workers, observer):
+        for job_key, failure in _run_all(plan, jobs, job_keys, workers, callbacks):
             if failure is not None:
                 failures[job_key] = failure
-                observer.failed(failure)
-            write_results(folder, frozen, failures)
-        return write_results(folder, frozen, failures)
+                callbacks.failed(failure)
+            _write_results(folder, frozen, failures)
+        return _write_results(folder, frozen, failures)
 
 
 def check_ready(plan: AblationPlan, folder: Path) -> None:
-    """Raise if a plan cannot be run in a folder: the folder belongs to another plan, or the world lacks something."""
-    _check_no_results_are_lost(folder)
-    _checked_predictions(plan, folder, has_begun=_has_begun(folder))
+    """Raise if a plan cannot be run in a folder.
+
+    The folder may have results without their jobs or jobs of another plan, or the world may lack its input.
+    """
+    _check_results_have_jobs(folder)
+    _freeze_predictions(plan, folder, has_begun=_has_begun(folder))
     check = getattr(world_of(plan.experiment.world), "check_plan", None)
     if check is not None:
         check(plan)
@@ -171,60 +170,60 @@ def _has_begun(folder: Path) -> bool:
     return any((folder / "jobs").glob(f"*/*/{JOB}"))
 
 
-def _check_no_results_are_lost(folder: Path) -> None:
-    """Raise if results.json has jobs that are not in the folder, as in a clone: rewriting it would lose them."""
+def _check_results_have_jobs(folder: Path) -> None:
+    """Raise if results.json has results without their jobs, as in a clone: rewriting the file would lose them."""
     try:
         job_keys = [JobKey(result.arm, result.seed) for result in read_results(folder).results]
     except ArtefactNotFoundError:
         return
     except ArtefactCorruptError:
         if _has_begun(folder):
-            return  # it can be rebuilt from its jobs
+            return  # the file can be rebuilt from the jobs
         raise
-    lost = [job_key for job_key in job_keys if not (_folder(folder / "jobs", job_key) / JOB).is_file()]
-    if lost:
-        lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost[:_MAX_LISTED]) + (
-            ", ..." if lost[_MAX_LISTED:] else ""
+    lost_jobs = [job_key for job_key in job_keys if not (_job_folder(folder / "jobs", job_key) / JOB).is_file()]
+    if lost_jobs:
+        lost_names = ", ".join(f"{job_key.arm} {job_key.seed}" for job_key in lost_jobs[:_MAX_NAMED_JOBS]) + (
+            ", ..." if lost_jobs[_MAX_NAMED_JOBS:] else ""
         )
         fix = "Use another folder (`-o FOLDER`), or only rebuild the table: `crf ablate --table -o FOLDER`."
-        got = f"results of {len(lost)} jobs that are not in jobs/ ({lost_names})"
+        got = f"results of {len(lost_jobs)} jobs that are not in jobs/ ({lost_names})"
         raise RunError(
-            explain(str(stored_path(folder / RESULTS)), got=got, expected="results of jobs that are here", fix=fix)
+            explain(str(stored_path(folder / RESULTS)), got=got, expected="only results of jobs in jobs/", fix=fix)
         )
 
 
 def _run_all(
-    plan: AblationPlan, jobs: Path, job_keys: Sequence[JobKey], workers: int, listener: JobCallbacks
+    plan: AblationPlan, jobs: Path, job_keys: Sequence[JobKey], workers: int, callbacks: JobCallbacks
 ) -> Iterator[tuple[JobKey, _FailedJob | None]]:
-    """Yield each job when it ends, with its failure or None; jobs that have a result are skipped."""
-    waiting = deque(job_key for job_key in job_keys if not (_folder(jobs, job_key) / RESULT).is_file())
+    """Run the jobs that have no result yet, and yield each when it ends, with its failure or None."""
+    waiting = deque(job_key for job_key in job_keys if not (_job_folder(jobs, job_key) / RESULT).is_file())
     total, running = len(job_keys), dict[JobKey, subprocess.Popen[bytes]]()
     try:
         while waiting or running:
             while waiting and len(running) < workers:
                 job_key = waiting.popleft()
-                listener.begins(job_key, total - len(waiting) - len(running) - 1, total)
-                running[job_key] = _start(_job(plan, jobs, job_key), workers)
+                callbacks.begins(job_key, total - len(waiting) - len(running) - 1, total)
+                running[job_key] = _start(_make_job(plan, jobs, job_key), workers)
             ended = [job_key for job_key, process in running.items() if process.poll() is not None]
             for job_key in ended:
                 _close(running.pop(job_key))
-                result = read_result(_folder(jobs, job_key))
+                result = read_result(_job_folder(jobs, job_key))
                 if result is not None:
-                    listener.done(job_key, result)
-                yield job_key, None if result is not None else _failure(jobs, job_key)
+                    callbacks.done(job_key, result)
+                yield job_key, None if result is not None else _read_failure(jobs, job_key)
             if not ended:
                 time.sleep(_POLL_S)
     finally:
-        # Also after Ctrl-C: closing stdin ends the jobs, which resume next time.
+        # After Ctrl-C, closing stdin ends the jobs; the next command resumes them.
         for process in running.values():
             _close(process)
 
 
-def _job(plan: AblationPlan, jobs: Path, job_key: JobKey) -> Job:
+def _make_job(plan: AblationPlan, jobs: Path, job_key: JobKey) -> Job:
     arm, experiment = plan.arms[job_key.arm], plan.experiment
     optimiser = replace(arm.config.train.optimiser, seed=job_key.seed)
     return Job(
-        folder=_folder(jobs, job_key),
+        folder=_job_folder(jobs, job_key),
         arm=job_key.arm,
         seed=job_key.seed,
         world=experiment.world,
@@ -235,14 +234,14 @@ def _job(plan: AblationPlan, jobs: Path, job_key: JobKey) -> Job:
     )
 
 
-def _folder(jobs: Path, job_key: JobKey) -> Path:
+def _job_folder(jobs: Path, job_key: JobKey) -> Path:
     return jobs / job_key.arm / str(job_key.seed)
 
 
 def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
-    """Start the process of a job. It ends when this one does: its stdin is a pipe that only this process holds."""
+    """Start the process of a job. It ends when this process does, because then its stdin is closed."""
     write_job(job)
-    # Workers that each start a thread per core would slow each other down.
+    # Workers that all start a thread per core would slow each other down.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
     environment = {"OMP_NUM_THREADS": threads, "TOKENIZERS_PARALLELISM": "false", **os.environ}
     command = [sys.executable, "-m", "composer_replication.evaluation.ablation.job", str(job.folder), "--tied"]
@@ -258,14 +257,16 @@ def _close(process: subprocess.Popen[bytes]) -> None:
     process.wait()
 
 
-def _failure(jobs: Path, job_key: JobKey) -> _FailedJob:
-    text = (_folder(jobs, job_key) / LOG).read_text(encoding="utf-8", errors="replace")
-    return _FailedJob(job_key.arm, job_key.seed, [line for line in text.splitlines() if line.strip()][-_LAST_LINES:])
+def _read_failure(jobs: Path, job_key: JobKey) -> _FailedJob:
+    text = (_job_folder(jobs, job_key) / LOG).read_text(encoding="utf-8", errors="replace")
+    return _FailedJob(
+        job_key.arm, job_key.seed, [line for line in text.splitlines() if line.strip()][-_NUM_LAST_LINES:]
+    )
 
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """Lock the folder for one command at a time."""
+    """Hold an exclusive lock on the folder. Raises RunError if another command holds it."""
     descriptor = os.open(folder / ".ablate.lock", os.O_RDWR | os.O_CREAT, 0o666)
     try:
         if not try_lock(descriptor):
@@ -280,29 +281,27 @@ def _locked(folder: Path) -> Iterator[None]:
 # ---- results.json
 
 
-def write_results(folder: Path, frozen: _FrozenPlan, failures: dict[JobKey, _FailedJob]) -> AblationResults:
-    """Write every finished job of the arms, whatever was requested this time, and one line for each failure of this
-    time.
-    """
-    # Folders of arms that the plan no longer has are ignored.
-    order = list(frozen.arms)
-    job_results = [read_result(path.parent) for arm in order for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
+def _write_results(folder: Path, frozen: _FrozenPlan, failures: dict[JobKey, _FailedJob]) -> AblationResults:
+    """Write the results of all finished jobs and the failures of this command to results.json, and return them."""
+    # Folders of arms that are no longer in the plan are ignored.
+    arms = list(frozen.arms)
+    job_results = [read_result(path.parent) for arm in arms for path in (folder / "jobs" / arm).glob(f"*/{RESULT}")]
     results = sorted(
-        (result for result in job_results if result), key=lambda result: (order.index(result.arm), result.seed)
+        (result for result in job_results if result), key=lambda result: (arms.index(result.arm), result.seed)
     )
-    all_results = AblationResults(frozen=frozen, results=results, failed=_without_folders(failures))
+    all_results = AblationResults(frozen=frozen, results=results, failed=_publishable(failures))
     record = {
         **frozen.as_json(),
         "results": [result.as_json() for result in results],
         "failed": [failure._asdict() for failure in all_results.failed],
     }
     atomic_write_json(folder / RESULTS, record)
-    packed_path(folder / RESULTS).unlink(missing_ok=True)  # outdated by the plain file
+    packed_path(folder / RESULTS).unlink(missing_ok=True)  # older than the plain file
     return all_results
 
 
-def _without_folders(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
-    """Return the failures with their last lines only, without the folders in paths: results are published."""
+def _publishable(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
+    """Return the failures with only the last line of their logs, from which the folders in paths are removed."""
     lines = {
         job_key: [_FOLDERS.sub("", line) for line in failures[job_key].last_lines[-1:]] for job_key in sorted(failures)
     }
@@ -310,7 +309,7 @@ def _without_folders(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
 
 
 def read_results(folder: Path) -> AblationResults:
-    """Return the content of results.json, plain or packed; nothing else is read."""
+    """Return the content of results.json, plain or packed."""
     path = stored_path(folder / RESULTS)
     if not path.is_file():
         fix = "Run `crf ablate --config arms.toml`, or name the folder: `-o FOLDER`."
@@ -318,7 +317,7 @@ def read_results(folder: Path) -> AblationResults:
             explain(str(path), got="no such file", expected="a file with the results of jobs", fix=fix)
         )
 
-    def make(value: Mapping[str, Any]) -> AblationResults:
+    def parse(value: Mapping[str, Any]) -> AblationResults:
         return AblationResults(
             frozen=_FrozenPlan.from_json(value, str(path)),
             results=[Result.from_json(result) for result in value["results"]],
@@ -326,23 +325,23 @@ def read_results(folder: Path) -> AblationResults:
         )
 
     fix = "If its jobs are here, `crf ablate --config arms.toml` rebuilds it; otherwise restore the file."
-    return read_record(path, make, expected="results of `crf ablate`", fix=fix)
+    return read_record(path, parse, expected="results of `crf ablate`", fix=fix)
 
 
 # ---- predictions.json
-# An arm keeps its prediction, its settings and the time at which they were frozen. Once there are jobs, a changed
-# prediction, changed settings or a missing arm are refused; seeds may be added, and arms with a time of their own.
+# The file has each arm's prediction and settings, and the time at which they were frozen. Once jobs exist, changed
+# predictions, changed settings and missing arms are errors. Seeds may be added, and so may arms, with a later time.
 
 PREDICTIONS = "predictions.json"
 _SCHEMA, _VERSION = "composer_replication.predictions", 1
-# What an arm's digest covers besides its settings.
+# Fields that an arm's digest covers besides its settings.
 _PREDICTED = ("predict", "expect", "expect_control", "control_of", "exempt")
 _PATH_OPTIONS = ("model", "run", "output")
 
 
 @dataclass(frozen=True, kw_only=True)
 class _Prediction:
-    """An arm as it was frozen: description, prediction, and a digest of these with all its settings."""
+    """A frozen arm: its description, its prediction, and a digest of its prediction and all its settings."""
 
     about: str
     predict: str
@@ -357,16 +356,16 @@ class _Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class _FrozenPlan:
-    """An experiment as it was frozen: everything that a table needs besides the results."""
+    """A frozen experiment with everything that a table needs except the results."""
 
     experiment: Experiment
     metrics: Mapping[str, Metric]
     arms: Mapping[str, _Prediction]
 
     def compared_with(self, name: str) -> list[str]:
-        """Return the arms that an arm is compared with: the baseline, then its controls."""
+        """Return the names of the arms that an arm is compared with: the baseline, then its controls."""
         controlled_arm = self.arms[name].control_of
-        controls = [other_name for other_name, arm in self.arms.items() if arm.control_of == name]
+        controls = [control for control, arm in self.arms.items() if arm.control_of == name]
         return [
             candidate
             for candidate in dict.fromkeys([self.experiment.baseline, *controls])
@@ -374,6 +373,7 @@ class _FrozenPlan:
         ]
 
     def as_json(self) -> dict[str, Any]:
+        """Return the content of predictions.json."""
         return {
             "schema": _SCHEMA,
             "version": _VERSION,
@@ -384,6 +384,7 @@ class _FrozenPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> _FrozenPlan:
+        """Return the plan in the content of predictions.json or results.json; `where` names the file in errors."""
         check_schema(value, _SCHEMA, _VERSION)
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
@@ -392,15 +393,15 @@ class _FrozenPlan:
         )
 
 
-def freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
-    """Write the predictions of a plan; once jobs exist, they must be those that are already written."""
-    frozen = _checked_predictions(plan, folder, has_begun=has_begun)
+def _freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
+    """Write the predictions of a plan, and return the frozen plan."""
+    frozen = _freeze_predictions(plan, folder, has_begun=has_begun)
     atomic_write_json(folder / PREDICTIONS, frozen.as_json())
     return frozen
 
 
-def _checked_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
-    """Return what `freeze` would write.
+def _freeze_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
+    """Return a plan with its predictions frozen now, or earlier where predictions.json has them already.
 
     Raises StaleArtefactError if jobs exist and the predictions have changed since, or were never written.
     """
@@ -408,27 +409,29 @@ def _checked_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -
     frozen = _FrozenPlan(
         experiment=plan.experiment,
         metrics=plan.metrics,
-        arms={name: replace(_prediction(arm), frozen=stamp) for name, arm in plan.arms.items()},
+        arms={name: replace(_make_prediction(arm), frozen=stamp) for name, arm in plan.arms.items()},
     )
-    expected = "what was written before the first job"
+    expected = "the predictions written before the first job"
     if not path.is_file():
         if has_begun:
             fix = "Restore the file: a prediction that is written after the run proves nothing."
             raise StaleArtefactError(explain(str(path), got="no file, although jobs exist", expected=expected, fix=fix))
         return frozen
-    mend = "Restore the file, or start over in another folder: `-o FOLDER`."
-    before = read_record(path, lambda value: _FrozenPlan.from_json(value, str(path)), expected="predictions", fix=mend)
-    changes = list(_changes(before, frozen))
+    restore = "Restore the file, or start over in another folder: `-o FOLDER`."
+    before = read_record(
+        path, lambda value: _FrozenPlan.from_json(value, str(path)), expected="predictions", fix=restore
+    )
+    changes = list(_describe_changes(before, frozen))
     if has_begun and changes:
         fix = "Predictions cannot change once jobs exist. Use another folder for a new question: `-o FOLDER`."
         raise StaleArtefactError(explain(str(path), got="; ".join(changes), expected=expected, fix=fix))
     # An unchanged arm keeps the time at which it was frozen first.
-    kept_arms = {name: arm for name, arm in before.arms.items() if _same(arm, frozen.arms.get(name))}
-    return replace(frozen, arms={**frozen.arms, **kept_arms})
+    unchanged_arms = {name: arm for name, arm in before.arms.items() if _is_unchanged(arm, frozen.arms.get(name))}
+    return replace(frozen, arms={**frozen.arms, **unchanged_arms})
 
 
-def _changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
-    """Yield a description of each change; new arms and seeds are no changes."""
+def _describe_changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
+    """Yield a description of each change of a frozen plan; new arms and seeds do not count as changes."""
     for key, value in vars(before.experiment).items():
         if key not in ("seeds", "run") and value != getattr(after.experiment, key):
             yield f"ablate.{key}: changed from {value!r} to {getattr(after.experiment, key)!r}"
@@ -436,21 +439,21 @@ def _changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
         f"metrics.{name}: changed" for name in before.metrics if before.metrics[name] != after.metrics.get(name)
     )
     for name, arm in before.arms.items():
-        now_is = after.arms.get(name)
-        if now_is is None:
+        new_arm = after.arms.get(name)
+        if new_arm is None:
             yield f"arm {name!r} is missing (to skip an arm, use --only)"
-        elif not _same(arm, now_is):
-            keys = [key for key in _PREDICTED if getattr(arm, key) != getattr(now_is, key)]
+        elif not _is_unchanged(arm, new_arm):
+            keys = [key for key in _PREDICTED if getattr(arm, key) != getattr(new_arm, key)]
             yield f"arm {name!r}: changed {' and '.join(keys) or 'settings'}"
 
 
-def _same(before: _Prediction, after: _Prediction | None) -> bool:
+def _is_unchanged(before: _Prediction, after: _Prediction | None) -> bool:
     return after is not None and before.sha256 == after.sha256
 
 
-def _prediction(arm: AblationArm) -> _Prediction:
+def _make_prediction(arm: AblationArm) -> _Prediction:
     config = tomllib.loads(to_toml(arm.config))
-    for option in _PATH_OPTIONS:  # paths are no settings: each result has the digests of its weights
+    for option in _PATH_OPTIONS:  # paths differ between machines; results have digests of the weights instead
         config["train"].pop(option, None)
     predicted_fields = {key: getattr(arm, key) for key in _PREDICTED}
     digest = hashlib.sha256(encode([predicted_fields, config, dict(arm.options)], where=arm.name)).hexdigest()
@@ -458,7 +461,7 @@ def _prediction(arm: AblationArm) -> _Prediction:
 
 
 def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the record without unset options, as in TOML."""
+    """Return a record without options that are None, which TOML cannot express."""
     return {
         key: _without_none(child) if isinstance(child, dict) else child
         for key, child in value.items()
@@ -467,69 +470,66 @@ def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
 
 
 # ---- equal budgets
-# Rollouts and optimizer steps have to be exactly those of the plan, and the same in all arms. Tokens depend on what a
-# model writes: an arm's mean may differ from the plan's number, or from the median arm, by `tokens_within`.
+# Rollouts and optimizer steps must be exactly as planned, and equal in all arms. Tokens depend on what a model writes,
+# so an arm's mean may differ from the plan's number, or from the median arm, by the share `tokens_within`.
 
 Breaches = dict[str, list[str]]
-"""By arm, a sentence for each inequality."""
-# What a training controls exactly; tokens are compared with a tolerance.
+"""By arm: a sentence for each way in which its budget or units differ from those of the other arms."""
 _EXACT = ("rollouts", "steps")
 
 
-def breaches_of(study: AblationResults) -> Breaches:
-    """Return what makes arms incomparable; an arm that the plan exempts is checked for its units only."""
+def find_breaches(study: AblationResults) -> Breaches:
+    """Return the differences that make arms incomparable. Of exempt arms only the units are checked."""
     breaches: Breaches = defaultdict(list)
-    spending = [result for result in study.results if study.frozen.arms[result.arm].exempt is None]
+    compared = [result for result in study.results if study.frozen.arms[result.arm].exempt is None]
     for result in study.results:
         breaches[result.arm] += _unit_breaches(result, study.results)
-    for result in spending:
-        breaches[result.arm] += _exact_breaches(result, study, spending)
-        breaches[result.arm] += _start_breaches(result, spending)
-    for arm, sentence in _token_breaches(study, spending):
+    for result in compared:
+        breaches[result.arm] += _exact_breaches(result, study, compared)
+        breaches[result.arm] += _start_breaches(result, compared)
+    for arm, sentence in _token_breaches(study, compared):
         breaches[arm].append(sentence)
     return {arm: breaches[arm] for arm in study.frozen.arms if breaches[arm]}
 
 
-def spent_by(results: Sequence[Result], name: str) -> list[float]:
-    """Return what each of these jobs spent of one quantity."""
-    return [getattr(result.spent, name) for result in results]
-
-
-def _exact_breaches(result: Result, study: AblationResults, spending: Sequence[Result]) -> Iterator[str]:
+def _exact_breaches(result: Result, study: AblationResults, compared: Sequence[Result]) -> Iterator[str]:
     for name in _EXACT:
         spent, planned = getattr(result.spent, name), getattr(study.frozen.experiment.budget, name)
-        usual = _most_common(spent_by(spending, name)) if planned is None else planned
-        if spent != usual:
-            whose = "the plan's" if planned is not None else "the others'"
-            yield f"seed {result.seed}: {spent:,} {name}, {whose} are {usual:,}"
+        expected = (
+            _most_common([getattr(job_result.spent, name) for job_result in compared]) if planned is None else planned
+        )
+        if spent != expected:
+            reference = "the plan's" if planned is not None else "the others'"
+            yield f"seed {result.seed}: {spent:,} {name}, {reference} are {expected:,}"
 
 
 def _unit_breaches(result: Result, all_results: Sequence[Result]) -> Iterator[str]:
-    units = _most_common([tuple(unit.unit for unit in other_result.units) for other_result in all_results])
-    own_units = tuple(unit.unit for unit in result.units)
-    if own_units != units:
-        yield f"seed {result.seed}: other units than most jobs, {len(set(own_units) ^ set(units))} of them not in both"
+    units = _most_common([tuple(unit.unit for unit in job_result.units) for job_result in all_results])
+    result_units = tuple(unit.unit for unit in result.units)
+    if result_units != units:
+        num_different = len(set(result_units) ^ set(units))
+        yield f"seed {result.seed}: other units than most jobs, {num_different} of them not in both"
 
 
-def _start_breaches(result: Result, spending: Sequence[Result]) -> Iterator[str]:
-    start_digests = [other_result.digests["start"] for other_result in spending if "start" in other_result.digests]
+def _start_breaches(result: Result, compared: Sequence[Result]) -> Iterator[str]:
+    start_digests = [job_result.digests["start"] for job_result in compared if "start" in job_result.digests]
     if start_digests and result.digests.get("start") != _most_common(start_digests):
         yield f"seed {result.seed}: begins with other weights than most jobs"
 
 
-def _token_breaches(study: AblationResults, spending: Sequence[Result]) -> Iterator[tuple[str, str]]:
+def _token_breaches(study: AblationResults, compared: Sequence[Result]) -> Iterator[tuple[str, str]]:
     budget = study.frozen.experiment.budget
     means = {
-        arm: fmean(spent_by(arm_results, "tokens"))
+        arm: fmean(result.spent.tokens for result in arm_results)
         for arm in study.frozen.arms
-        if (arm_results := [result for result in spending if result.arm == arm])
+        if (arm_results := [result for result in compared if result.arm == arm])
     }
-    usual = median(means.values()) if budget.tokens is None and means else budget.tokens
+    expected = median(means.values()) if budget.tokens is None and means else budget.tokens
     for arm, mean in means.items():
-        if usual and abs(mean / usual - 1) > budget.tokens_within:
-            whose = "the plan's" if budget.tokens is not None else "the median arm's"
+        if expected and abs(mean / expected - 1) > budget.tokens_within:
+            reference = "the plan's" if budget.tokens is not None else "the median arm's"
             within = f"allowed: {budget.tokens_within:.0%}"
-            yield arm, f"{mean:,.0f} tokens a job, {mean / usual - 1:+.0%} of {whose} {usual:,.0f} ({within})"
+            yield arm, f"{mean:,.0f} tokens a job, {mean / expected - 1:+.0%} of {reference} {expected:,.0f} ({within})"
 
 
 def _most_common(values: Sequence[Any]) -> Any:

@@ -1,9 +1,9 @@
 """The world of logged sessions: trainings on one shared run, evaluated by the log-prob metrics of `crf evaluate`.
 
-A job has a run directory of its own with links to the records of the shared one. Arms with the same warm-up share it:
-one job of each seed makes it, the others copy its checkpoint, and all of them count its steps as spent. A unit is a
-held-out session: sums over its sites of the changes in log-probs from the initial model. Its name is a digest, because
-results are published and sessions are not.
+Each job has a run directory with links to the records of the shared run. Arms with the same warm-up share it: for each
+seed one job runs the warm-up, the others copy its checkpoint, and all of them count its steps as spent. A unit is a
+held-out session with the sums over its sites of the changes in log-probs from the initial model. It is named by a
+digest, because results are published and sessions are not.
 """
 
 from __future__ import annotations
@@ -40,9 +40,10 @@ METRICS = {
     "forced_erring": Metric(per="sites", better="down", label="errors, nats a token"),
     "forced_good": Metric(per="sites", better="up", label="good calls, nats a token"),
 }
-_NUMBERS = {"forced_correction": "corrections"}
+# By metric: the name of its count of sites, where this is not "sites".
+_COUNT_NAMES = {"forced_correction": "corrections"}
 _SCORES = "scores.jsonl"
-# What trainings and evaluations read of a run.
+# The artifacts that trainings and evaluations read from a run.
 _RECORDS = ("conversations", "session_sources", "tools", "split", "sites", "pairs")
 
 
@@ -54,7 +55,7 @@ class Options:
 
 
 def check_plan(plan: AblationPlan) -> None:
-    """Raise before the first job if the run is not given, does not exist, or has no split and sites."""
+    """Raise ConfigError or RunError if the run is not given, does not exist, or lacks the split or the sites."""
     run = _open_run(plan.experiment.run)
     for name in ("split", "sites"):
         if not run.path(name).is_file():
@@ -65,7 +66,7 @@ def check_plan(plan: AblationPlan) -> None:
 
 
 def run_job(job: Job) -> Result:
-    """Train, evaluate, and return the sums of each session; resumes what an earlier process left."""
+    """Train and evaluate, or resume this from an earlier process, and return the sums of each held-out session."""
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.train_run import train
     from composer_replication.trainer.from_config.training import TrainingCallbacks
@@ -75,12 +76,12 @@ def run_job(job: Job) -> Result:
     config = replace(job.config, train=replace(job.config.train, run=str(run.root), output=None))
     folder = TrainingFolder.of(config)
     with _SharedWarmup(job, config, folder) as shared:
-        progress = TrainingCallbacks(say=_say, on_step=lambda _step, _total: shared.leave())
+        progress = TrainingCallbacks(say=_log, on_step=lambda _step, _total: shared.publish())
         trained = train(config, run, must_fit=False, progress=progress)
     if trained.saved is None:
         got = f"a training stopped by {trained.stopped_by}"
         raise RunError(explain(str(job.folder), got=got, expected="a finished training"))
-    evaluated = _evaluated(job, config, run, trained.saved, progress)
+    record = _evaluate(job, config, run, trained.saved, progress)
     warmup = _lines(folder.warmup / "metrics.jsonl") if trained.warmup_steps else []
     lines = [line for line in _lines(folder.metrics) if "loss/total" in line]
     result = Result(
@@ -92,48 +93,46 @@ def run_job(job: Job) -> Result:
             steps=trained.steps + trained.warmup_steps,
             seconds=round(time.monotonic() - began, 1),
         ),
-        units=_scored_units(run, evaluated["drops"]),
+        units=_scored_units(run, record["drops"]),
         curve=[_point(line, trained.warmup_steps) for line in lines],
-        digests={"start": _digest_of(evaluated, "before"), "trained": _digest_of(evaluated, "after")},
+        digests={"start": record["models"]["before"]["digest"], "trained": record["models"]["after"]["digest"]},
         config_sha256=job.config_sha256,
     )
-    shutil.rmtree(folder.checkpoints)  # later questions are about weights and rows only
+    shutil.rmtree(folder.checkpoints)  # only weights and rows are needed later
     return result
 
 
-def _evaluated(job: Job, config: CrfConfig, run: RunDir, trained: Path, progress: TrainingCallbacks) -> dict[str, Any]:
-    """Return the evaluation. One job scores the initial model; the others reuse its scores."""
+def _evaluate(job: Job, config: CrfConfig, run: RunDir, weights: Path, progress: TrainingCallbacks) -> dict[str, Any]:
+    """Return the record of the evaluation. One job scores the initial model, and the others reuse the scores."""
     from composer_replication.evaluation.evaluate import evaluate
 
-    own_scores, shared = job.folder / _SCORES, job.shared / _SCORES
-    if shared.is_file() and not own_scores.exists():
-        shutil.copyfile(shared, own_scores)  # a copy, not a link: it will be written to
-    record = evaluate(config, run, before=config.train.model, after=str(trained), progress=progress, scores=own_scores)
-    # Two jobs may both write it: the scores are the same.
-    if not shared.exists():
-        shared.parent.mkdir(parents=True, exist_ok=True)
-        atomic_write_bytes(shared, own_scores.read_bytes())
-    own_scores.unlink()
+    job_scores, shared_scores = job.folder / _SCORES, job.shared / _SCORES
+    if shared_scores.is_file() and not job_scores.exists():
+        shutil.copyfile(shared_scores, job_scores)  # a copy, not a link, because it will be written to
+    record = evaluate(config, run, before=config.train.model, after=str(weights), progress=progress, scores=job_scores)
+    # If two jobs write this file, both write the same scores.
+    if not shared_scores.exists():
+        shared_scores.parent.mkdir(parents=True, exist_ok=True)
+        atomic_write_bytes(shared_scores, job_scores.read_bytes())
+    job_scores.unlink()
     return record
 
 
-def _digest_of(evaluated: Mapping[str, Any], model: str) -> str:
-    return evaluated["models"][model]["digest"]
-
-
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
 def _open_run(path: str | Path | None) -> RunDir:
     if path is None:
-        fix = "Name a run: `crf ablate --run RUN`, or ablate.run in the file."
-        raise ConfigError(explain("ablate.run", got="none", expected="a run that is split and has sites", fix=fix))
+        fix = "Name a run with `crf ablate --run RUN` or in ablate.run."
+        raise ConfigError(explain("ablate.run", got="none", expected="a run with split and sites", fix=fix))
     return RunDir.open(path)
 
 
 def linked_run(shared: RunDir, folder: Path) -> RunDir:
-    """Return a job's own run directory, with links to the records of a shared one, into which no job writes."""
+    """Return a run directory for one job, with links to the records of the shared run. No job
+    writes to the shared run.
+    """
     folder.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
@@ -148,38 +147,38 @@ def linked_run(shared: RunDir, folder: Path) -> RunDir:
 
 
 class _SharedWarmup:
-    """Context manager that begins with the warm-up of another job, or makes it while the others wait.
+    """Context manager that gives a job the warm-up of an earlier job, or makes other jobs wait while it is run.
 
-    `leave` publishes it as soon as it is over.
+    `publish` releases the waiting jobs as soon as the warm-up is finished.
     """
 
     def __init__(self, job: Job, config: CrfConfig, folder: TrainingFolder) -> None:
         self._is_shared = bool(job.options.get("share_warmup", True)) and config.train.warmup.mode != "off"
-        self._place, self._own = job.shared / f"warmup-{_warmup_key(config)}", folder.warmup
+        self._shared, self._own = job.shared / f"warmup-{_warmup_key(config)}", folder.warmup
         self._lock: int | None = None
 
     def __enter__(self) -> _SharedWarmup:
         if self._is_shared:
-            self._place.parent.mkdir(parents=True, exist_ok=True)
-            self._lock = os.open(self._place.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
-            # Blocks until the job that makes the warm-up publishes it or ends.
+            self._shared.parent.mkdir(parents=True, exist_ok=True)
+            self._lock = os.open(self._shared.with_suffix(".lock"), os.O_RDWR | os.O_CREAT, 0o666)
+            # Blocks until the job that runs the warm-up publishes it or ends.
             lock(self._lock, exclusive=True)
-            if self._place.is_dir():
+            if self._shared.is_dir():
                 self._release()
                 if not self._own.exists():
-                    _copy(self._place, self._own)
+                    _copy(self._shared, self._own)
         return self
 
-    def leave(self) -> None:
-        """Publish the warm-up once it is finished; does nothing before, and nothing the second time."""
+    def publish(self) -> None:
+        """Publish the warm-up if it is finished and not published yet."""
         from composer_replication.trainer.warmup import finished_warm_up
 
         if self._lock is not None and finished_warm_up(self._own) is not None:
-            _copy(self._own, self._place)
+            _copy(self._own, self._shared)
             self._release()
 
     def __exit__(self, *_: object) -> None:
-        self.leave()
+        self.publish()
         self._release()
 
     def _release(self) -> None:
@@ -191,14 +190,14 @@ class _SharedWarmup:
 def _warmup_key(config: CrfConfig) -> str:
     """Return a digest of the settings that a warm-up depends on.
 
-    A job that takes a warm-up also compares its weights and its data.
+    Its weights and its data are compared as well when a job copies it.
     """
     train = asdict(config.train)
     names = ("model", "adapter", "batch", "warmup", "optimiser", "save")
-    chosen = {name: train[name] for name in names} | {"good": train["channels"]["work_failures"]}
-    # Steps of the training come after the warm-up.
-    chosen["optimiser"].pop("steps")
-    return hashlib.sha256(encode([chosen, asdict(config.render)], where="warm-up")).hexdigest()[:16]
+    settings = {name: train[name] for name in names} | {"good": train["channels"]["work_failures"]}
+    # The number of training steps does not affect the warm-up.
+    settings["optimiser"].pop("steps")
+    return hashlib.sha256(encode([settings, asdict(config.render)], where="warm-up")).hexdigest()[:16]
 
 
 def _copy(source: Path, target: Path) -> None:
@@ -210,7 +209,8 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
-    units = session_units(run)
+    """Return the units of a run. Raises RunError if there are none."""
+    units = _session_units(run)
     if not units:
         left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "none"
         fix = "Hold out more sessions (`crf split RUN --set split.test=0.4`), or give evaluation.context more tokens."
@@ -219,22 +219,20 @@ def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
     return units
 
 
-def session_units(run: RunDir) -> list[Unit]:
-    """Return for each held-out session the sums of the log-prob metrics over its sites, for all kinds and for each
-    kind.
-    """
+def _session_units(run: RunDir) -> list[Unit]:
+    """Return the held-out sessions with the sums of the log-prob metrics over their sites, in total and by kind."""
     from composer_replication.evaluation.figures import forced_values
     from composer_replication.runs.files import ROWS_VERSION
 
     rows = list(run.read_jsonl("evaluated", schema="evaluated", version=ROWS_VERSION))
     sums: dict[str, dict[str, float]] = defaultdict(lambda: defaultdict(float))
     for name, values in forced_values(rows).items():
-        number = _NUMBERS.get(name, "sites" if name == "forced_erring" else None)
+        count_name = _COUNT_NAMES.get(name, "sites" if name == "forced_erring" else None)
         for value in values:
             for suffix in ("", f":{value.kind}"):
                 sums[value.session][name + suffix] += value.change["after"]
-                if number is not None:
-                    sums[value.session][number + suffix] += 1
+                if count_name is not None:
+                    sums[value.session][count_name + suffix] += 1
     units = [Unit(_digest(session), dict(sorted(session_sums.items()))) for session, session_sums in sums.items()]
     return sorted(units, key=lambda unit: unit.unit)
 

@@ -1,4 +1,4 @@
-"""Read arms.toml, which describes a whole experiment, and check it before anything is run.
+"""Read and check arms.toml, which describes an experiment.
 
 [ablate]            question, world, seeds, baseline, primary metric, budget
 [base]              settings that all arms share, as in crf.toml
@@ -27,8 +27,8 @@ from composer_replication.errors import ConfigError, explain
 WORLDS = ("workspace", "logs")
 Direction = Literal["up", "down"]
 _Word = Literal["better", "worse", "same"]
-# Names of folders on every file system: "with-hints_2" matches; not "With hints" or "-hints"
-_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
+# Names that are safe as folder names: "with-hints_2"; not "With hints" or "-hints"
+_ARM_NAME = re.compile(r"[a-z0-9][a-z0-9_-]*")
 
 
 @table("ablate.budget")
@@ -71,7 +71,7 @@ class Experiment:
 
 @table("arms.NAME")
 class _ArmTable:
-    """One arm as the file has it."""
+    """An arm as written in the file."""
 
     about: str = option("", "What this arm does, in one sentence.")
     predict: str = option("", "Prediction in one sentence, written before the run.")
@@ -98,7 +98,7 @@ class _ArmsFile:
 
 @dataclass(frozen=True, kw_only=True)
 class AblationArm:
-    """An arm with its settings resolved; `options` are those of the world, checked by its `Options`."""
+    """An arm with its resolved settings, and its options for the world."""
 
     name: str
     about: str
@@ -110,12 +110,12 @@ class AblationArm:
     config: CrfConfig
     options: Mapping[str, Any]
     settings: Mapping[str, Any]
-    """The arm's own settings in the file, by dotted keys."""
+    """The settings that the file has for this arm only, by dotted keys."""
 
 
 @dataclass(frozen=True, kw_only=True)
 class AblationPlan:
-    """An experiment, ready to run."""
+    """An experiment that can be run: its question, metrics and arms."""
 
     experiment: Experiment
     metrics: Mapping[str, Metric]
@@ -127,84 +127,84 @@ class AblationPlan:
 
 
 def world_of(name: str) -> Any:
-    """Return the module of a world: `Options`, a table of its options; `METRICS`; `run_job(job) -> Result`.
+    """Return the module of a world, which runs the jobs.
 
-    It may have `check_plan(plan)`, which raises if no job could run. It must import heavy packages only in `run_job`.
-    Raises ConfigError if there is no such world.
+    The module has `Options` (a table of its options), `METRICS` and `run_job(job) -> Result`, and may have
+    `check_plan(plan)`, which raises if no job could run. It must import heavy packages in `run_job` only. Raises
+    ConfigError if there is no such module.
     """
     expected = f"{', '.join(WORLDS)}, or a module with Options, METRICS and run_job"
     try:
         module = import_module(f"composer_replication.evaluation.ablation.{name}" if name in WORLDS else name)
     except (ImportError, ValueError) as error:
         raise ConfigError(explain("ablate.world", got=f"{name!r} ({error})", expected=expected)) from error
-    lacks = [attribute for attribute in ("Options", "METRICS", "run_job") if not hasattr(module, attribute)]
-    if lacks:
-        raise ConfigError(explain("ablate.world", got=f"{name!r} without {' and '.join(lacks)}", expected=expected))
+    missing = [attribute for attribute in ("Options", "METRICS", "run_job") if not hasattr(module, attribute)]
+    if missing:
+        raise ConfigError(explain("ablate.world", got=f"{name!r} without {' and '.join(missing)}", expected=expected))
     return module
 
 
 def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = None) -> AblationPlan:
-    """Return the plan in a file. `overrides` are settings of all arms that win over the file's; `run` is the run of
-    logs.
+    """Return the plan in a file.
 
-    Raises ConfigError if the file is wrong.
+    `overrides` are settings of all arms that take precedence over the file, and so does `run`, the run directory for
+    the world of logged sessions. Raises ConfigError if the file is not valid.
     """
     file = load(_ArmsFile, path)
     where = f"config file {path}"
     experiment = file.ablate if run is None else replace(file.ablate, run=run)
     world = world_of(experiment.world)
-    arms = {name: _arm(name, text, file, world.Options, where, overrides) for name, text in file.arms.items()}
+    arms = {name: _read_arm(name, value, file, world.Options, where, overrides) for name, value in file.arms.items()}
     metrics = dict(world.METRICS) | {
-        name: from_tables(Metric, [(_table(text, f"metrics.{name}", where), f"{where}, [metrics.{name}]")])
-        for name, text in file.metrics.items()
+        name: from_tables(Metric, [(_check_table(value, f"metrics.{name}", where), f"{where}, [metrics.{name}]")])
+        for name, value in file.metrics.items()
     }
     primary = experiment.primary
     _check_primary(primary, metrics, f"{where}: ablate.primary")
-    # A metric of a single kind has no entry yet; it is computed from its own sums.
+    # The primary metric may be one for a single kind of error, which has no entry yet.
     metrics[primary] = replace(metrics.get(primary, Metric()), better=experiment.primary_direction)
     plan = AblationPlan(experiment=experiment, metrics=metrics, arms=arms)
-    _check(plan, where)
+    _check_plan(plan, where)
     return plan
 
 
-def _arm(
-    name: str, text: object, file: _ArmsFile, options: type[Any], where: str, overrides: Sequence[str]
+def _read_arm(
+    name: str, value: object, file: _ArmsFile, options: type[Any], where: str, overrides: Sequence[str]
 ) -> AblationArm:
     location = f"{where}, [arms.{name}]"
-    if not _NAME.fullmatch(name):
+    if not _ARM_NAME.fullmatch(name):
         got, expected = repr(name), "lowercase letters, digits, - and _ (it names a folder)"
         raise ConfigError(explain(f"{location}: name", got=got, expected=expected))
-    read = from_tables(_ArmTable, [(_table(text, f"arms.{name}", where), location)])
+    arm = from_tables(_ArmTable, [(_check_table(value, f"arms.{name}", where), location)])
     for key in ("about", "predict"):
-        if not getattr(read, key).strip():
-            # The empty text is as good as a missing key: both predict nothing.
-            fix = "Write it before the run; afterwards it proves nothing." if key == "predict" else ""
+        if not getattr(arm, key).strip():
+            fix = "Write it before the run; a later prediction proves nothing." if key == "predict" else ""
             raise ConfigError(explain(f"{location}: {key}", got="nothing", expected="a sentence", fix=fix))
-    tables = [(file.base, f"{where}, [base]"), (read.set, f"{where}, [arms.{name}.set]")]
-    # Later tables win over earlier ones.
-    world_tables = [(file.world, f"{where}, [world]"), (read.world, f"{where}, [arms.{name}.world]")]
+    tables = [(file.base, f"{where}, [base]"), (arm.set, f"{where}, [arms.{name}.set]")]
+    # Later tables take precedence.
+    world_tables = [(file.world, f"{where}, [world]"), (arm.world, f"{where}, [arms.{name}.world]")]
     return AblationArm(
         name=name,
-        about=read.about,
-        predict=read.predict,
-        expect=read.expect,
-        expect_control=read.expect_control,
-        control_of=read.control_of,
-        exempt=read.exempt,
+        about=arm.about,
+        predict=arm.predict,
+        expect=arm.expect,
+        expect_control=arm.expect_control,
+        control_of=arm.control_of,
+        exempt=arm.exempt,
         config=tables_with_preset(tables, overrides),
         options=asdict(from_tables(options, world_tables)),
-        settings=dict(nested_items({**read.set, **({"world": read.world} if read.world else {})})),
+        settings=dict(nested_items({**arm.set, **({"world": arm.world} if arm.world else {})})),
     )
 
 
-def _table(value: object, path: str, where: str) -> Mapping[str, Any]:
+def _check_table(value: object, path: str, where: str) -> Mapping[str, Any]:
     if not isinstance(value, dict):
         raise ConfigError(explain(f"{where}: {path}", got=repr(value), expected="a table"))
     return value
 
 
-def _check(plan: AblationPlan, where: str) -> None:
-    """Raise ConfigError for tables that are right one by one and contradict each other."""
+def _check_plan(plan: AblationPlan, where: str) -> None:
+    """Raise ConfigError if the tables contradict each other or lack something."""
     experiment = plan.experiment
     for key in ("question", "baseline", "primary"):
         if not getattr(experiment, key).strip():
@@ -220,18 +220,16 @@ def _check(plan: AblationPlan, where: str) -> None:
         if arm.control_of is not None:
             _check_arm(
                 arm.control_of,
-                [other_name for other_name in plan.arms if other_name != arm.name],
+                [name for name in plan.arms if name != arm.name],
                 f"{where}: arms.{arm.name}.control_of",
             )
 
 
 def _check_primary(name: str, metrics: Mapping[str, Metric], where: str) -> None:
-    """Raise ConfigError unless `name` is a metric of the world or the file, or a kind of one
-    (`failing_calls:edit_noop`).
-    """
+    """Raise ConfigError unless `name` is a metric, or a metric for one kind of error (`failing_calls:edit_noop`)."""
     if name.strip() and name.partition(":")[0] not in metrics:
-        near = get_close_matches(name, metrics, n=1)
-        fix = f"Did you mean {near[0]}?" if near else "Define your own metric in [metrics.NAME]."
+        similar = get_close_matches(name, metrics, n=1)
+        fix = f"Did you mean {similar[0]}?" if similar else "Define your own metric in [metrics.NAME]."
         raise ConfigError(explain(where, got=repr(name), expected=f"one of {', '.join(metrics)}", fix=fix))
 
 

@@ -1,9 +1,9 @@
-"""The world of the workspace: GRPO trainings of a model that works there, evaluated on tasks that it never saw.
+"""The world of the toy workspace: GRPO trainings of a model, evaluated on tasks that it has never seen.
 
-A unit is a held-out task that the trained model plays once: whether it was solved, its calls, the failed ones by kind,
-its tokens, and, on the tokens that it sampled, the entropy and the KL divergence from the initial model. All arms of a
-seed play a task with the same random numbers. The curve is that of the training's own rollouts, whose tasks are new in
-every step.
+A unit is a held-out task that the trained model plays once. It has counts of solved tasks, calls, failed calls by kind
+and tokens, and, over the sampled tokens, sums of the entropy and of the KL divergence from the initial model. With the
+same seed, all arms play a task with the same random numbers. The curve shows the training's own rollouts, whose tasks
+are new in every step.
 """
 
 from __future__ import annotations
@@ -51,7 +51,8 @@ METRICS = {
     f"failing_calls:{kind}": Metric(per="calls", times=100, better="down", label=f"{kind} of 100 calls")
     for kind in KINDS
 }
-_CURVE = {
+# Metrics of the training in the curve of a job, with their names there.
+_CURVE_NAMES = {
     "world/solved": "success",
     "world/alarms": "alarms",
     "entropy": "entropy",
@@ -73,7 +74,7 @@ class Options:
 
 
 def run_job(job: Job) -> Result:
-    """Train, play the held-out tasks, and return the sums of each task; resumes what an earlier process left."""
+    """Train, play the held-out tasks, and return the sums of each task. A training resumes from its checkpoints."""
     began = time.monotonic()
     start = job.config.train.model or str(student_folder())
     trained, lines, steps = start, list[Mapping[str, Any]](), 0
@@ -93,41 +94,44 @@ def run_job(job: Job) -> Result:
             seconds=round(time.monotonic() - began, 1),
         ),
         units=units,
-        curve=[_point(line, rollouts) for line in lines],
+        curve=[_curve_point(line, rollouts) for line in lines],
         digests=digests,
         config_sha256=job.config_sha256,
     )
-    # The result is all that is read later; checkpoints are the largest files of a job.
+    # Only the result is read later, and checkpoints are the largest files of a job.
     shutil.rmtree(job.folder / "training" / "checkpoints", ignore_errors=True)
     return result
 
 
 def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
-    """Train, and return the folder of the trained weights, one line of metrics per step, and the number of steps."""
+    """Train, and return the folder of the weights, a line of metrics per step, and the number of steps."""
     from composer_replication.trainer.from_config.training import TrainingCallbacks, run_training
 
     train = replace(job.config.train, model=start, output=str(job.folder / "training"))
     if train.run is not None:  # for its pairs
         train = replace(train, run=str(linked_run(RunDir.open(train.run), job.folder / "run").root))
     config = replace(job.config, train=train)
-    done = run_training(config, progress=TrainingCallbacks(say=_say))
-    if done.saved is None:
+    outcome = run_training(config, progress=TrainingCallbacks(say=_log))
+    if outcome.saved is None:
         raise RunError(
-            explain(str(job.folder), got=f"a training stopped by {done.stopped_by}", expected="a finished training")
+            explain(str(job.folder), got=f"a training stopped by {outcome.stopped_by}", expected="a finished training")
         )
-    rows: Any = read_journal(done.metrics).rows
+    rows: Any = read_journal(outcome.metrics).rows
     by_step: dict[int, Any] = {line["step"]: line for line in rows if "world/tokens" in line}
-    # Alarms are counted up to each step.
-    # "step 12: entropy fell ..." -> 12.
-    raised = [int(alarm.removeprefix("step ").partition(":")[0]) for alarm in done.alarms]
+    # "step 12: entropy fell ..." -> 12
+    alarm_steps = [int(alarm.removeprefix("step ").partition(":")[0]) for alarm in outcome.alarms]
     lines: list[Mapping[str, Any]] = [
-        {**by_step[step], "world/alarms": float(sum(at <= step for at in raised))} for step in sorted(by_step)
+        {**by_step[step], "world/alarms": float(sum(alarm_step <= step for alarm_step in alarm_steps))}
+        for step in sorted(by_step)
     ]
-    return str(done.saved), lines, done.steps
+    return str(outcome.saved), lines, outcome.steps
 
 
 def _free_trainer() -> None:
-    """Free the trainer. It is part of reference cycles: its optimizer would stay on the GPU beside the two models."""
+    """Free the memory of the trainer.
+
+    Reference cycles would otherwise keep its optimizer on the GPU while the two models are evaluated.
+    """
     import torch
 
     gc.collect()
@@ -135,24 +139,24 @@ def _free_trainer() -> None:
         torch.cuda.empty_cache()
 
 
-def _say(text: str) -> None:
+def _log(text: str) -> None:
     print(text, file=sys.stderr, flush=True)
 
 
-def _point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
-    """Return a point of the curve: the rollouts of a step, sampled before it.
+def _curve_point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
+    """Return a point of the curve: the metrics of the rollouts that were sampled before a step.
 
-    `rollouts` counts those before the step; `alarms` all alarms until then.
+    `rollouts` is the number of rollouts per step.
     """
     step = line["step"] - 1
-    # A step may have no call at all, and then none that failed.
+    # A step may have no call at all.
     failing = 100 * line["world/failing_calls"] / max(line["world/calls"], 1e-9)
-    figures = {name: line[key] for key, name in _CURVE.items() if key in line}
+    figures = {name: line[key] for key, name in _CURVE_NAMES.items() if key in line}
     return {"step": step, "rollouts": step * rollouts, "failing_calls": failing, **figures}
 
 
 def _play_held_out_tasks(job: Job, start: str, trained: str) -> tuple[list[Unit], dict[str, str]]:
-    """Play every held-out task, and return the units with the digests of both models."""
+    """Play the held-out tasks with the trained model, and return the units and the digests of both models."""
     import torch
 
     from composer_replication.batch.model_folder import load_model, load_tokenizer
@@ -169,13 +173,13 @@ def _play_held_out_tasks(job: Job, start: str, trained: str) -> tuple[list[Unit]
         TaskEpisode(tokenizer, task, f"held out:{job.seed}:{task}")
         for task in range(first, first + options["held_out"])
     ]
-    play_all(after, tokenizer, episodes, most=options["most_tokens"])
-    moved = distances(before, after, episodes)
-    units = [_unit(episode, *sums) for episode, sums in zip(episodes, moved, strict=True)]
+    play_all(after, tokenizer, episodes, max_tokens=options["most_tokens"])
+    sums = _sum_entropy_and_kl(before, after, episodes)
+    units = [_make_unit(episode, *episode_sums) for episode, episode_sums in zip(episodes, sums, strict=True)]
     return units, {"start": weights_digest(before), "trained": weights_digest(after)}
 
 
-def _unit(episode: TaskEpisode, entropy: float, kl: float) -> Unit:
+def _make_unit(episode: TaskEpisode, entropy: float, kl: float) -> Unit:
     reward = episode.workspace.reward()
     figures = {
         "solved": float(reward.solved),
@@ -191,11 +195,13 @@ def _unit(episode: TaskEpisode, entropy: float, kl: float) -> Unit:
     return Unit(f"task-{episode.seed}", figures | kinds)
 
 
-def distances(before: nn.Module, after: nn.Module, episodes: Sequence[TaskEpisode]) -> list[tuple[float, float]]:
-    """Return for each episode the sums, over its sampled tokens, of the entropy and of KL(after || before), in nats.
+def _sum_entropy_and_kl(
+    before: nn.Module, after: nn.Module, episodes: Sequence[TaskEpisode]
+) -> list[tuple[float, float]]:
+    """Return for each episode the entropy and KL(after || before), summed over its sampled tokens, in nats.
 
-    Episodes are scored one at a time, and only in rows that predict a sampled token: with a large vocabulary the logits
-    of a batch do not fit into memory.
+    With a large vocabulary the logits of a batch do not fit into memory. Therefore episodes are scored one at a time,
+    and only at positions that predict a sampled token.
     """
     import torch
 
@@ -205,13 +211,17 @@ def distances(before: nn.Module, after: nn.Module, episodes: Sequence[TaskEpisod
         ids = torch.tensor([episode.prompt_ids + episode.ids], device=device)
         positions = (torch.tensor(episode.sampled).nonzero().squeeze(1) + len(episode.prompt_ids) - 1).to(device)
         with torch.inference_mode():
-            now, then = (torch.log_softmax(_logits(model, ids, positions), -1) for model in (after, before))
-            sums.append((float(-(now.exp() * now).sum()), float((now.exp() * (now - then)).sum())))
+            logprobs_after, logprobs_before = (
+                torch.log_softmax(_logits(model, ids, positions), -1) for model in (after, before)
+            )
+            probs = logprobs_after.exp()
+            entropy, kl = -(probs * logprobs_after).sum(), (probs * (logprobs_after - logprobs_before)).sum()
+            sums.append((float(entropy), float(kl)))
     return sums
 
 
 def _logits(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    """Return the logits of one row at these positions, shape (n, V)."""
+    """Return the logits of a single sequence at these positions, of shape (n, V)."""
     return model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits[0].float()
 
 
@@ -219,23 +229,23 @@ def _logits(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
 
 logger = logging.getLogger(__name__)
 SCHEMAS = [tool["function"] for tool in TOOLS]
-# Ends an episode that only repeats itself.
-MOST_CALLS = 24
-# "Let me look. <tool_call>{...}</tool_call>" -> "{...}"; not "<tool_call>{...}" without its end
+# The limit on calls ends episodes that only repeat themselves.
+MAX_CALLS = 24
+# "Let me look. <tool_call>{...}</tool_call>" -> "{...}"; not "<tool_call>{...}" without the closing tag
 _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
 
 @cache
-def _world_runner() -> TestRunner:
-    """Return the test runner of this process: the same tests of the same files are run once for all episodes."""
+def _shared_runner() -> TestRunner:
+    """Return the test runner of this process, which runs the same tests on the same files only once."""
     return RememberingRunner()
 
 
-def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
-    """Return the name and arguments of the call in a turn's text, or None if no call can be parsed."""
-    written = _CALL.search(text)
+def _read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
+    """Return the tool name and the arguments of the call in a turn's text, or None if no call can be parsed."""
+    match = _CALL.search(text)
     try:
-        call: Any = json.loads(written[1]) if written else None
+        call: Any = json.loads(match[1]) if match else None
     except ValueError:
         return None
     if not isinstance(call, dict) or not isinstance(call.get("name"), str):
@@ -244,36 +254,36 @@ def read_call(text: str) -> tuple[str, Mapping[str, Any]] | None:
     return (call["name"], arguments) if isinstance(arguments, dict) else None
 
 
-# A marker for a turn's text, to find in the template's output what follows it.
-_SAID = "said here"
+# The text of a turn that is searched for in the template's output.
+_MARKER = "said here"
 
 
-def after_a_turn(tokenizer: Any, tool: str, answer: str) -> str:
-    """Return what the model's template puts between the end of a turn with a call and the beginning of the next turn.
+def _text_between_turns(tokenizer: Any, tool: str, answer: str) -> str:
+    """Return the text that the model's chat template puts between a turn with a call and the next assistant turn.
 
-    Raises UnsupportedModelError if the template hides the turn or shows it twice.
+    This contains the tool's answer. Raises UnsupportedModelError if the template does not write the turn exactly once.
     """
     messages = [
         {"role": "user", "content": "-"},
-        {"role": "assistant", "content": _SAID},
+        {"role": "assistant", "content": _MARKER},
         {"role": "tool", "name": tool, "content": answer},
     ]
     text = tokenizer.apply_chat_template(messages, tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
-    before, end, after = text.partition(_SAID + tokenizer.eos_token)
-    if not end or _SAID in before:
-        got = "a template without it" if not end else "a template that writes an answer twice"
+    before, end, after = text.partition(_MARKER + tokenizer.eos_token)
+    if not end or _MARKER in before:
+        got = "a template that omits the turn" if not end else "a template that writes the turn twice"
         raise UnsupportedModelError(explain("chat template", got=got, expected="a turn's text, then its end token"))
     return after
 
 
 class TaskEpisode:
-    """One task, from its prompt to the end of the session. A turn without a readable call ends it as well."""
+    """An episode on one task. It ends when the task is submitted, or with a turn whose call cannot be parsed."""
 
     def __init__(self, tokenizer: Any, seed: int, random_seed: str, *, difficulty: Difficulty = "easy") -> None:
         task = generate_task(seed, difficulty=difficulty)
         self.seed, self._tokenizer = seed, tokenizer
         self.draw = random.Random(random_seed)  # noqa: S311 (sampling, no secret)
-        self.workspace = Workspace(task, runner=_world_runner(), max_calls=MOST_CALLS)
+        self.workspace = Workspace(task, runner=_shared_runner(), max_calls=MAX_CALLS)
         self.prompt: list[dict[str, Any]] = [{"role": "user", "content": task.prompt}]
         self.messages: list[dict[str, Any]] = []
         text = tokenizer.apply_chat_template(self.prompt, tools=list(TOOLS), add_generation_prompt=True, tokenize=False)
@@ -289,7 +299,7 @@ class TaskEpisode:
     def hear(self, sampled_ids: list[int]) -> list[int] | None:
         self._add(sampled_ids, 1)
         text = self._tokenizer.decode(sampled_ids, skip_special_tokens=True)
-        called = read_call(text)
+        called = _read_call(text)
         if called is None:
             self.messages.append({"role": "assistant", "content": text})
             self.is_unreadable = True
@@ -304,7 +314,7 @@ class TaskEpisode:
         if self.workspace.finished:
             return None
         self.messages.append({"role": "tool", "name": name, "content": outcome.text})
-        answer = self._encode(after_a_turn(self._tokenizer, name, outcome.text))
+        answer = self._encode(_text_between_turns(self._tokenizer, name, outcome.text))
         self._add(answer, 0)
         return answer
 
@@ -321,25 +331,28 @@ def play_all(
     tokenizer: Any,
     episodes: Sequence[TaskEpisode],
     *,
-    most: int,
+    max_tokens: int,
     num_parallel: int | None = None,
     temperature: float = 1.0,
 ) -> None:
-    """Play all episodes with samples from the model; one with more than `most` tokens after its prompt is over.
+    """Play all episodes with samples from the model; each ends after `max_tokens` tokens at the latest.
 
-    `num_parallel` episodes run at a time: by default all on a GPU, which has memory for their keys, and 48 on a CPU.
+    `num_parallel` episodes run at the same time. The default is all on a GPU, where their key-value caches fit, and 48
+    on a CPU.
     """
     from composer_replication.trainer.objective.distributed import evaluating
 
-    room, ends = most + max(len(episode.prompt_ids) for episode in episodes), [tokenizer.eos_token_id]
+    room, ends = max_tokens + max(len(episode.prompt_ids) for episode in episodes), [tokenizer.eos_token_id]
     num_parallel = num_parallel or (len(episodes) if next(model.parameters()).is_cuda else 48)
     with evaluating(model):
-        sampler = _sampler_for(model, room)
-        sampler(model, ends=ends, places=num_parallel, room=room, most_new=most, temperature=temperature).run(episodes)
+        sampler = _choose_sampler(model, room)
+        sampler(model, ends=ends, places=num_parallel, room=room, most_new=max_tokens, temperature=temperature).run(
+            episodes
+        )
 
 
-def _sampler_for(model: Any, room: int) -> Any:
-    """Return the sampler: recorded passes (CUDA graphs) on a GPU if the model allows them, otherwise plain batches."""
+def _choose_sampler(model: Any, room: int) -> Any:
+    """Return the sampler class: with CUDA graphs on a GPU if the model supports them, otherwise plain batches."""
     import torch
 
     from composer_replication.trainer.objective.distributed import has_adapter
@@ -351,7 +364,7 @@ def _sampler_for(model: Any, room: int) -> Any:
             reason = why_not_kept(model, room)
         if reason is None:
             return RecordedTalking
-        logger.warning("sampling without recorded passes: %s", reason)
+        logger.warning("sampling without CUDA graphs: %s", reason)
     if has_adapter(model):
         fix = "Merge it into the weights first (`crf export RUN --to DIR`), or train without one."
         raise UnsupportedModelError(
@@ -361,13 +374,14 @@ def _sampler_for(model: Any, room: int) -> Any:
 
 
 def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-    """Return rollouts for TRL (`train.grpo.rollouts`): what the workspace's tools would produce, without TRL's waits.
+    """Return rollouts for TRL (`train.grpo.rollouts`), which are faster than TRL's own with the workspace's tools.
 
-    A row of the dataset names its task by seed and difficulty. A rollout is seeded by run, step and position.
+    A row of the dataset names its task by seed and difficulty. The random seed of a rollout consists of the run's seed,
+    the step and the position.
     """
     import torch
 
-    tokenizer, longest, step = trainer.processing_class, trainer.max_completion_length, trainer.state.global_step
+    tokenizer, max_tokens, step = trainer.processing_class, trainer.max_completion_length, trainer.state.global_step
     rows = _rows_by_prompt(trainer)
     episodes = [
         TaskEpisode(
@@ -379,7 +393,9 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
         for position, row in enumerate(rows[prompt[-1]["content"]] for prompt in prompts)
     ]
     model = trainer.accelerator.unwrap_model(trainer.model)
-    play_all(model, tokenizer, episodes, most=longest, num_parallel=len(episodes), temperature=trainer.temperature)
+    play_all(
+        model, tokenizer, episodes, max_tokens=max_tokens, num_parallel=len(episodes), temperature=trainer.temperature
+    )
     rewards = [episode.workspace.reward() for episode in episodes]
     figures = {
         "solved": [float(reward.solved) for reward in rewards],
@@ -390,15 +406,15 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     metrics = trainer._metrics[trainer.mode()]
     for name, values in figures.items():
         metrics[f"world/{name}"].append(sum(values) / len(values))
-    # The alarm watches TRL's name for it. Summed over all processes, so that they decide alike.
+    # The alarm watches this metric under TRL's name. It is summed over all processes, so that they decide alike.
     counts = [sum(figures["calls"]), float(len(episodes))]
-    calls, number = trainer.sum_over(torch.tensor(counts, device=trainer.accelerator.device)).tolist()
-    metrics["tools/call_frequency"].append(calls / number)
+    num_calls, num_episodes = trainer.sum_over(torch.tensor(counts, device=trainer.accelerator.device)).tolist()
+    metrics["tools/call_frequency"].append(num_calls / num_episodes)
     return {
         "prompt_ids": [episode.prompt_ids for episode in episodes],
-        "completion_ids": [episode.ids[:longest] for episode in episodes],
+        "completion_ids": [episode.ids[:max_tokens] for episode in episodes],
         # 0 for the tokens of tool results, which the model did not write.
-        "env_mask": [episode.sampled[:longest] for episode in episodes],
+        "env_mask": [episode.sampled[:max_tokens] for episode in episodes],
         "logprobs": None,
         "messages": [episode.messages for episode in episodes],
         "tools": [SCHEMAS for _ in episodes],
@@ -406,19 +422,20 @@ def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
     }
 
 
-# Weak keys, so that a finished trainer can be freed.
+# Weak keys let a finished trainer be freed.
 _rows: WeakKeyDictionary[Any, dict[str, Mapping[str, Any]]] = WeakKeyDictionary()
 
 
 def _rows_by_prompt(trainer: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the dataset rows by prompt: TRL passes only prompts to a rollout function, and each
-    prompt is one task's.
+    """Return the rows of the dataset by prompt.
+
+    TRL passes only prompts to a rollout function, and each prompt belongs to one task.
     """
     if trainer not in _rows:
         _rows[trainer] = {row["prompt"][-1]["content"]: row for row in trainer.train_dataset}
     return _rows[trainer]
 
 
-def files_worth(files_worth: Sequence[float], **_given: Any) -> list[float]:
-    """Return the reward: 1 if all tests pass, otherwise half the share of the broken tests that pass now."""
+def files_worth(files_worth: Sequence[float], **_columns: Any) -> list[float]:
+    """Return the rewards: 1 if all tests pass, otherwise half the share of the initially failing tests that pass."""
     return list(files_worth)

@@ -1,53 +1,46 @@
-"""Show a session turn by turn: at each error the hint, the tokens it affects, the correction, the pairs, and the
-result.
+"""Prepare the sessions for the report, turn by turn.
+
+At each error a page shows the hint, the tokens that it affects, the correction, the pairs, and the effect of training.
 """
 
 from __future__ import annotations
 
 from collections import defaultdict
 from collections.abc import Iterator, Mapping, Sequence
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
+from composer_replication.action_text import parse_action_text
+from composer_replication.canonical_json import encode_as_written
 from composer_replication.evaluation.report.figures import signed
 from composer_replication.evaluation.report.findings import failures
-from composer_replication.evaluation.report.records import (
-    MAX_NEAR_SITE,
-    Cut,
-    Means,
-    PairView,
-    Row,
-    RunRecords,
-    arguments_of,
-    cut,
-    decision_of,
-    pair_view,
-)
-from composer_replication.types import Conversation, ErrorSite, Hint, Turn
+from composer_replication.evaluation.report.records import MeanLogprobs, Row, RunRecords, mean_logprobs
+from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall, Turn
 
-# Characters of a turn without an error; those at an error get MAX_NEAR_SITE.
+# Maximum characters of a turn without an error; turns at an error get _MAX_NEAR_SITE.
 _MAX_TEXT = 700
-_STEPS = (0.05, 0.3, 1.0, 3.0)
-"""Nats from which a token's gap is drawn in the next darker shade."""
-_MAX_TOKENS, _MAX_MOVED, _MOST_SAMPLES = 600, 5, 2
-# Why errors with these blames are not trained on.
-_OTHER_BLAMES = {
+# A token's gap gets the next darker shade at each of these sizes, in nats.
+_SHADE_STEPS = (0.05, 0.3, 1.0, 3.0)
+_MAX_TOKENS, _MAX_MOST_CHANGED, _MAX_SAMPLES = 600, 5, 2
+# The reasons why errors with these blames are not trained on.
+_BLAME_REASONS = {
     "harness": "the harness refused or stopped it",
     "user": "the user refused or stopped it",
     "task": "failing here is part of the work",
     "env": "the machine or the network failed",
     "unknown": "its cause is unknown",
 }
-# Role of a decision: its label, what should happen to it, and the sign of a good change.
+# By role of a decision: its label, the change that is expected of it, and the sign of that change.
 _DECISIONS = {
     "erring": ("the erring call", "should become rarer", -1),
     "correction": ("its correction", "should become likelier", 1),
     "good": ("good calls of the session", "should not become rarer", 1),
 }
-_OUT, _HELD, _TAUGHT = "out", "held", "taught"
+# States of a site; they are classes in the style sheet.
+_EXCLUDED, _HELD_OUT, _TRAINED_ON = "out", "held", "taught"
 
 
 class _CreditedToken(NamedTuple):
-    """One target token. `text` shows line ends; the classes say how strongly the hint changes it."""
+    """A target token with its gap before and after training, and the CSS classes that shade it accordingly."""
 
     text: str
     before: float
@@ -56,8 +49,8 @@ class _CreditedToken(NamedTuple):
     class_after: str
 
 
-class Gaps(NamedTuple):
-    """Target tokens with their gaps; `most_moved` are those that the hint changed most before training."""
+class _Gaps(NamedTuple):
+    """The target tokens of a site; `most_moved` are those with the largest gaps before training."""
 
     tokens: list[_CreditedToken]
     num_left_out: int
@@ -67,7 +60,10 @@ class Gaps(NamedTuple):
 
 
 class _DecisionView(NamedTuple):
-    """Mean log-probs of the decisions in one role, and which way they should change; `state` as in an interval."""
+    """The mean log-probs of the decisions in one role as text, and the expected change.
+
+    `state` is "clear" if the change is as expected, "wrong" if it is the opposite, and "open" if it is small.
+    """
 
     what: str
     expected: str
@@ -79,7 +75,7 @@ class _DecisionView(NamedTuple):
 
 
 class _ReportedSite(NamedTuple):
-    """Everything known about an error. `state` is taught, held (held out) or out; `why` says it in words."""
+    """An error site with everything that the report shows about it; `why` explains its `state`."""
 
     site: ErrorSite
     hint: Hint | None
@@ -87,7 +83,7 @@ class _ReportedSite(NamedTuple):
     why: str
     proof: list[tuple[str, str]]
     decisions: list[_DecisionView]
-    gaps: Gaps | None
+    gaps: _Gaps | None
     pairs: list[PairView]
     sampled: list[tuple[str, list[Row]]]
 
@@ -96,16 +92,16 @@ class _TurnView(NamedTuple):
     number: int
     role: str
     who: str
-    text: Cut
+    text: _Text
     thinking: int
-    calls: list[tuple[str, Cut]]
-    results: list[tuple[bool, Cut]]
+    calls: list[tuple[str, _Text]]
+    results: list[tuple[bool, _Text]]
     sites: list[_ReportedSite]
     pairs: list[PairView]
 
 
 class _ConversationPart(NamedTuple):
-    """One conversation of a session, in stretches of turns; a stretch without errors is folded."""
+    """A conversation of a session as stretches of turns, each with whether it is open or folded."""
 
     id: str
     what: str
@@ -113,7 +109,7 @@ class _ConversationPart(NamedTuple):
 
 
 class Credit:
-    """Builds the session pages from a run's records."""
+    """Prepares conversations of a run for the session pages."""
 
     def __init__(self, records: RunRecords, meanings: Mapping[str, str]) -> None:
         self._records, self._meanings = records, meanings
@@ -122,6 +118,7 @@ class Credit:
             self._sites[site.conversation_id].append((site, hint))
 
     def parts(self, conversations: Sequence[Conversation]) -> list[_ConversationPart]:
+        """Return the conversations of a session as a page shows them."""
         return [
             _ConversationPart(
                 conversation.id, _conversation_label(conversation), list(_stretches(self._turns(conversation)))
@@ -133,25 +130,25 @@ class Credit:
         at_turn: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
         for site, hint in self._sites[conversation.id]:
             at_turn[site.turn_id].append((site, hint))
-        # The result of a failing call may be in a later turn; it is shown at full length as well.
-        shown_by = {site.result_turn_id for site, _ in self._sites[conversation.id]}
+        # The result of a failing call may be in a later turn, which is shown at full length as well.
+        result_turns = {site.result_turn_id for site, _ in self._sites[conversation.id]}
         assistant_turn = -1
         for number, turn in enumerate(conversation.turns, start=1):
-            # Pairs count assistant turns from 0, pages all turns from 1.
+            # Pairs number assistant turns from 0, pages number all turns from 1.
             assistant_turn += turn.role == "assistant"
             pairs = (
                 self._records.pairs_at.get((conversation.id, assistant_turn), []) if turn.role == "assistant" else []
             )
             sites = [self._site(*site_and_hint, pairs) for site_and_hint in at_turn.get(turn.id, ())]
-            most = MAX_NEAR_SITE if sites or turn.id in shown_by else _MAX_TEXT
+            max_chars = _MAX_NEAR_SITE if sites or turn.id in result_turns else _MAX_TEXT
             yield _TurnView(
                 number=number,
                 role=turn.role,
                 who=_speaker(turn),
-                text=cut(turn.text, most),
+                text=_shorten(turn.text, max_chars),
                 thinking=len(turn.thinking),
-                calls=[(call.name, cut(arguments_of(call), most)) for call in turn.calls],
-                results=[(bool(result.is_error), cut(result.text, most)) for result in turn.results],
+                calls=[(call.name, _shorten(_arguments_text(call), max_chars)) for call in turn.calls],
+                results=[(bool(result.is_error), _shorten(result.text, max_chars)) for result in turn.results],
                 sites=sites,
                 pairs=[] if sites else [pair_view(row) for row in pairs],
             )
@@ -172,39 +169,41 @@ class Credit:
         )
 
     def _state(self, site: ErrorSite, hint: Hint | None) -> tuple[str, str]:
-        """Return what became of a site: the first step that excluded it, with the reason."""
+        """Return the state of a site, and the reason why it is or is not trained on."""
         side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
         proof = self._records.proofs.get(site.id)
         if not site.is_kept:
-            return _OUT, f"not taught: {_OTHER_BLAMES.get(site.blame, site.reason)}"
+            return _EXCLUDED, f"not taught: {_BLAME_REASONS.get(site.blame, site.reason)}"
         if hint is None:
-            return _OUT, "not taught: no hint was written for it"
+            return _EXCLUDED, "not taught: no hint was written for it"
         if side != "train":
-            return _HELD, f"held out for {side}: not trained on"
+            return _HELD_OUT, f"held out for {side}: not trained on"
         if proof is not None and not proof["is_kept"]:
-            return _OUT, f"not taught: {self._meanings.get(proof['reason'], proof['reason'].replace('_', ' '))}"
-        # Without any check the training took all hints.
+            return _EXCLUDED, f"not taught: {self._meanings.get(proof['reason'], proof['reason'].replace('_', ' '))}"
+        # If the training checked no hint, it used all of them.
         if self._records.proofs and proof is None:
-            return _OUT, "not taught: it reached no training batch, so its hint was not checked"
-        return _TAUGHT, "taught"
+            return _EXCLUDED, "not taught: it reached no training batch, so its hint was not checked"
+        return _TRAINED_ON, "taught"
 
     def _sampled(self, site: ErrorSite) -> list[tuple[str, list[Row]]]:
-        """Return a few sampled actions of each arm at the state of the erring turn."""
+        """Return by arm a few sampled actions at the state before the erring turn."""
         by_arm: dict[str, list[Row]] = defaultdict(list)
         for row in self._records.sampled.get((site.conversation_id, site.turn_id), ()):
-            if len(by_arm[row["arm"]]) < _MOST_SAMPLES:
-                by_arm[row["arm"]].append({**row, "shown": cut(str(row["text"]), _MAX_TEXT)})
+            if len(by_arm[row["arm"]]) < _MAX_SAMPLES:
+                by_arm[row["arm"]].append({**row, "shown": _shorten(str(row["text"]), _MAX_TEXT)})
         return [(arm, by_arm[arm]) for arm in ("before", "after", "control") if by_arm[arm]]
 
 
 def _stretches(turns: Iterator[_TurnView]) -> Iterator[tuple[bool, list[_TurnView]]]:
-    """Yield stretches of turns: open with errors, their results, pairs or user prompts; folded without."""
+    """Yield stretches of turns with whether they are open: those with errors, results of errors,
+    pairs or user prompts.
+    """
     folded: list[_TurnView] = []
-    # The turn after an error shows its result, so it stays open.
-    follows = False
+    # The turn after an error shows the result of its call, so it is open too.
+    follows_error = False
     for turn in turns:
-        is_open = bool(turn.sites or turn.pairs or follows or (turn.role == "user" and turn.who == "user"))
-        follows = bool(turn.sites)
+        is_open = bool(turn.sites or turn.pairs or follows_error or (turn.role == "user" and turn.who == "user"))
+        follows_error = bool(turn.sites)
         if not is_open:
             folded.append(turn)
             continue
@@ -243,43 +242,106 @@ def _proof_lines(row: Row | None) -> list[tuple[str, str]]:
 
 def _decisions(rows: Sequence[Row]) -> list[_DecisionView]:
     return [
-        _decision(means, *words) for role, words in _DECISIONS.items() if (means := decision_of(rows, role)) is not None
+        _decision(means, *texts)
+        for role, texts in _DECISIONS.items()
+        if (means := mean_logprobs(rows, role)) is not None
     ]
 
 
-def _decision(means: Means, what: str, expected: str, sign: int) -> _DecisionView:
-    """Return one row; a change counts from the size at which it is no noise, for good calls only a decrease."""
+def _decision(means: MeanLogprobs, what: str, expected: str, sign: int) -> _DecisionView:
+    """Return the decisions of one role as the report shows them."""
     before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
     change = means.after - means.before
-    is_seen = abs(change) >= _STEPS[0]
-    state = ("clear" if change * sign > 0 else "wrong") if is_seen else "open"
+    is_visible = abs(change) >= _SHADE_STEPS[0]
+    state = ("clear" if change * sign > 0 else "wrong") if is_visible else "open"
     return _DecisionView(what, expected, before, after, control, signed(change, "nats"), state)
 
 
-def _gaps(row: Row | None) -> Gaps | None:
+def _gaps(row: Row | None) -> _Gaps | None:
     if row is None or not row["tokens"]:
         return None
-    whole = list(zip(row["tokens"], row["before"], row["after"], strict=True))
+    rows = list(zip(row["tokens"], row["before"], row["after"], strict=True))
     tokens = [
-        _CreditedToken(_with_visible_whitespace(text), b, a, _shade_class(b), _shade_class(a))
-        for text, b, a in whole[:_MAX_TOKENS]
+        _CreditedToken(_with_visible_whitespace(text), before, after, _shade_class(before), _shade_class(after))
+        for text, before, after in rows[:_MAX_TOKENS]
     ]
-    most_moved = sorted(tokens, key=lambda token: -abs(token.before))[:_MAX_MOVED]
-    return Gaps(
+    largest = sorted(tokens, key=lambda token: -abs(token.before))[:_MAX_MOST_CHANGED]
+    return _Gaps(
         tokens=tokens,
-        num_left_out=len(whole) - len(tokens),
-        mean_before=signed(sum(row["before"]) / len(whole), "nats"),
-        mean_after=signed(sum(row["after"]) / len(whole), "nats"),
-        most_moved=[token for token in most_moved if token.class_before],
+        num_left_out=len(rows) - len(tokens),
+        mean_before=signed(sum(row["before"]) / len(rows), "nats"),
+        mean_after=signed(sum(row["after"]) / len(rows), "nats"),
+        most_moved=[token for token in largest if token.class_before],
     )
 
 
 def _with_visible_whitespace(text: str) -> str:
-    """Return the text with visible line ends and tabs that still work as such."""
+    """Return the text with a visible mark before each line end and tab."""
     return text.replace("\n", "↵\n").replace("\t", "→\t")
 
 
 def _shade_class(gap: float) -> str:
-    """Return the CSS class of a gap: `d1` to `d4` if the hint lowers the token, `u1` to `u4` if it raises it."""
-    depth = sum(abs(gap) >= step for step in _STEPS)
+    """Return the CSS class of a gap: `d1` to `d4` if the hint makes the token less likely, `u1` to
+    `u4` if more likely.
+    """
+    depth = sum(abs(gap) >= step for step in _SHADE_STEPS)
     return f"{'d' if gap < 0 else 'u'}{depth}" if depth else ""
+
+
+# ---- text of turns and pairs
+
+# Maximum characters of a text at an error, or in a pair.
+_MAX_NEAR_SITE = 4000
+
+
+class _Text(NamedTuple):
+    """The beginning of a text, and the number of characters after it."""
+
+    text: str
+    num_left_out: int
+
+
+class PairView(NamedTuple):
+    """A preference pair as the report shows it."""
+
+    source: str
+    chosen_by: str
+    how: str
+    chosen: _Text
+    rejected: _Text
+
+
+def _shorten(text: str, max_chars: int) -> _Text:
+    # Only newlines are stripped: leading spaces may be indentation.
+    text = text.strip("\n")
+    return _Text(text[:max_chars], max(len(text) - max_chars, 0))
+
+
+def pair_view(row: Row) -> PairView:
+    metadata = row.get("metadata") or {}
+    return PairView(
+        source=str(row.get("source") or "teachers"),
+        chosen_by=str(row.get("chosen_by") or ""),
+        how=str(metadata.get("how") or "").replace("_", " "),
+        chosen=_shorten(_readable(str(row["chosen"])), _MAX_NEAR_SITE),
+        rejected=_shorten(_readable(str(row["rejected"])), _MAX_NEAR_SITE),
+    )
+
+
+def _readable(text: str) -> str:
+    """Return an action in readable form: its text, then the name of each call with one argument per line."""
+    action = parse_action_text(text).action
+    calls = [f"{call.name}\n{_arguments_text(call)}" for call in action.calls]
+    return "\n\n".join(filter(None, [action.text, *calls])) if calls else text
+
+
+def _arguments_text(call: ToolCall) -> str:
+    """Return the arguments of a call, one per line: strings as they are, other values as JSON."""
+    # The model's arguments were not a JSON object.
+    if call.raw_arguments is not None:
+        return call.raw_arguments
+    return "\n".join(f"{name}: {_value(value)}" for name, value in call.arguments.items())
+
+
+def _value(value: Any) -> str:
+    return value if isinstance(value, str) else encode_as_written(value, where="argument").decode()

@@ -1,12 +1,14 @@
-"""Show the evaluation on a page: verdict, metrics with intervals, and sampled actions."""
+"""Prepare the evaluation for the report: the verdict, the metrics with their intervals, and the sampled actions."""
 
 from __future__ import annotations
 
 from collections import defaultdict
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any, NamedTuple
 
+from composer_replication.evaluation.report.plots import BAD, ONE, QUIET, TWO, histograms
 from composer_replication.evaluation.report.records import Row, RunRecords
+from composer_replication.runs.files import WORSE_BESIDES
 
 _WORDS = {
     "better": "Better",
@@ -16,11 +18,11 @@ _WORDS = {
     "not_evaluated": "Not evaluated",
     "other_weights": "Of other weights",
 }
-# Arms in the order of the table, with their labels.
+# Labels of the arms, in the order of the table.
 _ARMS = {"after": "after training", "control": "shuffled control", "difference": "after, less control"}
-# Decimals by a part of the unit's name; other units get three.
+# Number of decimals by a part of the unit's name; other units get three.
 _DECIMALS = {"nats": 3, "tokens": 1, "1,000": 1, "1000": 1, "per thousand": 1}
-# Table labels of the keys in the record's `sampled.by_arm`.
+# Labels of the keys in the record's `sampled.by_arm`.
 _SAMPLED = {
     "failures": "would fail or cannot be read, per 1,000",
     "unparsed": "cannot be read or do not end, per 1,000",
@@ -33,14 +35,15 @@ _SAMPLED = {
     "length": "length in tokens",
     "rows": "actions",
 }
-# Tools in the table of calls, the most frequent first.
-_MOST_TOOLS = 20
+# The table of calls lists so many tools, the most frequent first.
+_MAX_TOOLS = 20
 UNCHANGED = "no change"
-_SHARE_OF_STRIP = 46.0  # of 50%: the widest interval ends short of the edge
+# The widest interval takes 46 of the 50 percent on its side of a strip, so it ends short of the edge.
+_MAX_STRIP_PERCENT = 46.0
 
 
 class ReportVerdict(NamedTuple):
-    """The verdict: a word, two sentences, and remarks that a reader has to know."""
+    """The verdict as the report shows it: a word with its label, two sentences, and remarks."""
 
     word: str
     label: str
@@ -49,22 +52,24 @@ class ReportVerdict(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The first sentence up to its number."""
+        """The first sentence up to its colon, which precedes the number."""
         head, colon, _ = self.sentences[0].partition(": ")
         return f"{head}." if colon else head
 
     @property
     def figure(self) -> str:
-        """The rest of the first sentence, as a sentence of its own; empty if there is none."""
+        """The part of the first sentence after its colon, as a sentence; empty if there is no colon."""
         rest = self.sentences[0].partition(": ")[2]
         return rest[:1].upper() + rest[1:]
 
 
 class _ArmInterval(NamedTuple):
-    """One metric of one arm; `state` says on which side of 0 its interval lies: clear (better), wrong, or open.
+    """The value of one metric for one arm.
 
-    `at`, `start` and `width` place it on a strip, in percent: the middle is 0 and the right half is better. `interval`
-    is empty if there is none, and "no change" if nothing changed.
+    `state` is "clear" if the whole interval lies on the better side of 0, "wrong" if it lies on the worse side, and
+    "open" otherwise. `at` (the estimate), `start` and `width` (the interval) are positions in percent on a strip with 0
+    in the middle and better values to the right. `interval` is empty if there is none, and "no change" if all values
+    are 0.
     """
 
     arm: str
@@ -78,7 +83,7 @@ class _ArmInterval(NamedTuple):
 
 
 class _ReportFigure(NamedTuple):
-    """A metric with the values of its arms."""
+    """A metric with its value for each arm."""
 
     label: str
     unit: str
@@ -89,7 +94,7 @@ class _ReportFigure(NamedTuple):
 
     @property
     def is_still(self) -> bool:
-        """Whether no arm changed anything."""
+        """Whether no arm changed the metric. The primary metric is never folded away, so it counts as changed."""
         return not self.is_primary and all(arm.interval == UNCHANGED for arm in self.arms)
 
     @property
@@ -97,12 +102,39 @@ class _ReportFigure(NamedTuple):
         return self.of("control") is not None
 
     def of(self, arm: str) -> _ArmInterval | None:
-        """Return the interval of one arm, by the arm's name in the evaluation."""
+        """Return the value for an arm, given its name in the evaluation record, or None."""
         return next((interval for interval in self.arms if interval.arm == _ARMS[arm]), None)
 
 
-def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
-    """Return the verdict of the evaluation; for a run without one, what exists and what is missing."""
+def evaluation_values(records: RunRecords, num_sessions: int) -> dict[str, Any]:
+    """Return the values that the page templates need to show the evaluation."""
+    evaluation = records.evaluation
+    arms, counts = _sampled_table(evaluation)
+    mix_arms, mix = _call_mix(evaluation)
+    all_figures = _make_figures(evaluation)
+    verdict, worse = _make_verdict(records, num_sessions), _worse_metrics(all_figures)
+    return {
+        "verdict": verdict,
+        "remarks": [remark for remark in verdict.remarks if not (worse and remark.startswith(WORSE_BESIDES))],
+        "evaluation": evaluation,
+        "other_weights": records.other_weights,
+        "of_shuffles": _shuffles_sentence(evaluation),
+        "figures": all_figures,
+        "still": [figure for figure in all_figures if figure.is_still],
+        "got_worse": worse,
+        "near_duplicates": _near_duplicates_sentence(evaluation),
+        "primary": _primary_figure(evaluation),
+        "figures_of_kinds": _figures_by_kind(evaluation),
+        "sampled_arms": arms,
+        "sampled_counts": counts,
+        "mix_arms": mix_arms,
+        "mix": mix,
+        "changes_svg": _changes_plot(records),
+    }
+
+
+def _make_verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
+    """Return the verdict of the evaluation, or one that says what the run has and lacks if it is not evaluated."""
     evaluation = records.evaluation
     if evaluation is not None:
         verdict_record = evaluation["verdict"]
@@ -116,10 +148,9 @@ def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
         word = str(verdict_record["word"])
         remarks = tuple(map(str, verdict_record.get("remarks") or _control_lacks(evaluation)))
         return ReportVerdict(word, _WORDS.get(word, word.replace("_", " ")), (first, second), remarks)
-    sites = [site for site, hint in records.sites if site.is_kept and hint is not None]
-    first = (
-        f"{_counted(num_sessions, 'session')} in this run, with {_counted(len(sites), 'failing call')} to learn from."
-    )
+    num_sites = sum(site.is_kept and hint is not None for site, hint in records.sites)
+    sessions, calls = _count_text(num_sessions, "session"), _count_text(num_sites, "failing call")
+    first = f"{sessions} in this run, with {calls} to learn from."
     steps = (records.training_record or {}).get("steps")
     if steps:
         second = f"A model was trained on them for {steps} steps; crf evaluate measures whether that helped."
@@ -129,14 +160,15 @@ def verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
 
 
 def _control_lacks(evaluation: Row) -> list[str]:
-    """Return the channels that the control lacked; needed for old evaluations, which have no remarks."""
+    """Return the channels that did not run in the control. Evaluations by older versions have these but no remarks."""
     control = (evaluation.get("models") or {}).get("control") or {}
     return list(control.get("lacks") or ())
 
 
-def near_duplicates(evaluation: Row | None) -> str:
-    """Return a sentence on held-out states that were left out as near-duplicates of training
-    states; empty without any.
+def _near_duplicates_sentence(evaluation: Row | None) -> str:
+    """Return a sentence on the held-out states that were excluded as near-duplicates of training states.
+
+    It is empty if there are none.
     """
     split = (evaluation or {}).get("split") or {}
     number, states = split.get("near_duplicates") or 0, split.get("states")
@@ -146,8 +178,8 @@ def near_duplicates(evaluation: Row | None) -> str:
     return f"{sentence} and are not evaluated" if number else ""
 
 
-def of_shuffles(evaluation: Row | None) -> str:
-    """Return a sentence on the shuffles that the control's intervals cover; empty without a control."""
+def _shuffles_sentence(evaluation: Row | None) -> str:
+    """Return a sentence on how many shuffles the intervals of the control cover; empty without a control."""
     rows = (evaluation or {}).get("figures") or ()
     number = max((row.get("shuffles") or 0 for row in rows), default=0)
     if number == 1:
@@ -155,22 +187,22 @@ def of_shuffles(evaluation: Row | None) -> str:
     return f" The intervals of the control and of the difference also cover its {number} shuffles." if number else ""
 
 
-def figures(evaluation: Row | None) -> list[_ReportFigure]:
-    """Return the metrics over all kinds of errors, the primary one first."""
-    return _figures(evaluation, of_kinds=False)
+def _make_figures(evaluation: Row | None) -> list[_ReportFigure]:
+    """Return the metrics over all kinds of errors, the primary metric first."""
+    return _group_rows(evaluation, by_kind=False)
 
 
-def primary_figure(evaluation: Row | None) -> _ReportFigure | None:
-    """Return the primary metric alone; its strip is scaled to its own interval."""
+def _primary_figure(evaluation: Row | None) -> _ReportFigure | None:
+    """Return the primary metric with a strip that is scaled to its own interval, or None."""
     rows = (evaluation or {}).get("figures", ())
     primary_names = {row["name"] for row in rows if row["is_primary"]}
     return next(
-        iter(_figures({"figures": [row for row in rows if row["name"] in primary_names]}, of_kinds=False)), None
+        iter(_group_rows({"figures": [row for row in rows if row["name"] in primary_names]}, by_kind=False)), None
     )
 
 
-def got_worse(all_figures: Iterable[_ReportFigure]) -> list[str]:
-    """Return the metrics, except the primary one, whose interval after training lies on the wrong side of 0."""
+def _worse_metrics(all_figures: Iterable[_ReportFigure]) -> list[str]:
+    """Return text on the metrics, except the primary one, whose interval lies on the worse side of 0 after training."""
     return [
         f"{figure.label} ({figure.arms[0].estimate} {figure.unit})"
         for figure in all_figures
@@ -178,25 +210,25 @@ def got_worse(all_figures: Iterable[_ReportFigure]) -> list[str]:
     ]
 
 
-def figures_of_kinds(evaluation: Row | None) -> list[_ReportFigure]:
-    """Return the primary metric by kind of error, after training."""
+def _figures_by_kind(evaluation: Row | None) -> list[_ReportFigure]:
+    """Return the primary metric after training for each kind of error."""
     primary = evaluation["primary"] if evaluation else ""
     rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary and row["arm"] == "after"]
-    return _figures({"figures": rows}, of_kinds=True)
+    return _group_rows({"figures": rows}, by_kind=True)
 
 
-def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[_ReportFigure]:
-    rows = [row for row in (evaluation or {}).get("figures", ()) if bool(row["kind"]) == of_kinds]
-    # All strips of one unit share a scale, so that their lengths can be compared.
-    widest: dict[str, float] = defaultdict(float)
+def _group_rows(evaluation: Row | None, *, by_kind: bool) -> list[_ReportFigure]:
+    rows = [row for row in (evaluation or {}).get("figures", ()) if bool(row["kind"]) == by_kind]
+    # All strips with the same unit share a scale, so that their lengths can be compared.
+    max_abs: dict[str, float] = defaultdict(float)
     for row in rows:
         ends = [abs(end) for end in (row["low"], row["high"], row["estimate"]) if end is not None]
-        widest[row["unit"]] = max(widest[row["unit"]], *ends, 0.0)
+        max_abs[row["unit"]] = max(max_abs[row["unit"]], *ends, 0.0)
     groups: dict[tuple[str, str], list[Row]] = defaultdict(list)
     for row in rows:
         groups[row["name"], row["kind"] or ""].append(row)
-    order = list(_ARMS)
-    all_figures = [
+    arm_order = list(_ARMS)
+    figures = [
         _ReportFigure(
             label=str(first["label"]),
             unit=str(first["unit"]),
@@ -204,26 +236,28 @@ def _figures(evaluation: Row | None, *, of_kinds: bool) -> list[_ReportFigure]:
             is_primary=bool(first["is_primary"]),
             kind=kind,
             arms=[
-                _interval(row, widest[row["unit"]])
-                for row in sorted(group, key=lambda row: order.index(row["arm"]) if row["arm"] in order else len(order))
+                _arm_interval(row, max_abs[row["unit"]])
+                for row in sorted(
+                    group, key=lambda row: arm_order.index(row["arm"]) if row["arm"] in arm_order else len(arm_order)
+                )
             ],
         )
         for (_, kind), group in groups.items()
         for first in [group[0]]
     ]
-    return sorted(all_figures, key=lambda figure: not figure.is_primary)
+    return sorted(figures, key=lambda figure: not figure.is_primary)
 
 
-def _interval(row: Row, widest: float) -> _ArmInterval:
+def _arm_interval(row: Row, max_abs: float) -> _ArmInterval:
     estimate, low, high = row["estimate"], row["low"], row["high"]
     unit, arm = str(row["unit"]), str(row["arm"])
-    n = f"{row['n']:,} in {_counted(row['sessions'], row.get('over', 'session'))}"
+    n = f"{row['n']:,} in {_count_text(row['sessions'], row.get('over', 'session'))}"
     if estimate is None or low is None or high is None:
         return _ArmInterval(_ARMS.get(arm, arm), "not known", "", n, "open", 50, 50, 0)
     if low == high:
         return _ArmInterval(_ARMS.get(arm, arm), "0", UNCHANGED, n, "open", 50, 50, 0)
-    # `or 1.0`: all values of the unit are 0.
-    scale = _SHARE_OF_STRIP / (widest or 1.0)
+    # `or 1.0`: all values with this unit may be 0.
+    scale = _MAX_STRIP_PERCENT / (max_abs or 1.0)
     sign = 1 if row["better"] == "higher" else -1
     state = "clear" if min(sign * low, sign * high) > 0 else "wrong" if max(sign * low, sign * high) < 0 else "open"
     return _ArmInterval(
@@ -239,46 +273,99 @@ def _interval(row: Row, widest: float) -> _ArmInterval:
 
 
 def signed(value: float, unit: str = "") -> str:
-    """Return a number with its sign, rounded as its unit deserves and finer if it is small; with a
-    typographic minus.
-    """
+    """Return a number as text with its sign (a typographic minus), rounded to the decimals usual for its unit."""
     decimals = next((digits for part, digits in _DECIMALS.items() if part in unit), 3)
     # 0.0042 nats would be 0.004 with three decimals, so it gets four.
     text = f"{value:+,.{decimals + (decimals == 3 and abs(value) < 0.01)}f}"
     return "0" if float(text.replace(",", "")) == 0 else text.replace("-", "\N{MINUS SIGN}")
 
 
-def sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """Return the arms, and for each metric of the sampled actions its name with one value per arm."""
-    arms = _arms(evaluation)
-    flat = {
+def _sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
+    """Return the arms, and the rows of the table of sampled actions: a label with one value per arm."""
+    arms = _sampled_arms(evaluation)
+    columns = {
         arm: {
             **{name: value for name, value in counts.items() if not isinstance(value, Mapping)},
             **{f"judged: {verdict}": number for verdict, number in counts.get("verdicts", {}).items()},
         }
         for arm, counts in arms.items()
     }
-    names = dict.fromkeys(name for counts in flat.values() for name in counts)
-    return list(flat), [(_SAMPLED.get(name, name), [counts.get(name) for counts in flat.values()]) for name in names]
+    names = dict.fromkeys(name for counts in columns.values() for name in counts)
+    return list(columns), [
+        (_SAMPLED.get(name, name), [counts.get(name) for counts in columns.values()]) for name in names
+    ]
 
 
-def call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
-    """Return the share of each tool among the calls of each arm: a policy that only looks around shows here."""
-    mixes: dict[str, dict[str, float]] = {}
-    for arm, counts in _arms(evaluation).items():
+def _call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
+    """Return the arms, and for each tool its share of the calls of each arm.
+
+    A policy that only looks around is visible here.
+    """
+    shares: dict[str, dict[str, float]] = {}
+    for arm, counts in _sampled_arms(evaluation).items():
         total = sum(counts.get("calls", {}).values())
         if total:
-            mixes[arm] = {str(tool): number / total for tool, number in counts["calls"].items()}
-    most = {tool: max(mix.get(tool, 0.0) for mix in mixes.values()) for mix in mixes.values() for tool in mix}
-    tools = sorted(most, key=lambda tool: (-most[tool], tool))[:_MOST_TOOLS]
-    return list(mixes), [(tool, [mix.get(tool, 0.0) for mix in mixes.values()]) for tool in tools]
+            shares[arm] = {str(tool): number / total for tool, number in counts["calls"].items()}
+    max_share = {
+        tool: max(arm_shares.get(tool, 0.0) for arm_shares in shares.values())
+        for arm_shares in shares.values()
+        for tool in arm_shares
+    }
+    tools = sorted(max_share, key=lambda tool: (-max_share[tool], tool))[:_MAX_TOOLS]
+    return list(shares), [(tool, [arm_shares.get(tool, 0.0) for arm_shares in shares.values()]) for tool in tools]
 
 
-def _arms(evaluation: Row | None) -> dict[str, Row]:
-    """Return the counts of each arm that was sampled from."""
+def _sampled_arms(evaluation: Row | None) -> dict[str, Row]:
+    """Return the record's counts for each arm that actions were sampled from."""
     by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
     return {arm: counts for arm, counts in by_arm.items() if counts}
 
 
-def _counted(number: int, noun: str) -> str:
+def _count_text(number: int, noun: str) -> str:
     return f"{number:,} {noun}{'' if number == 1 else 's'}"
+
+
+# ---- the plot of changes
+
+_ROLES = {
+    "erring": ("erring calls", BAD),
+    "correction": ("corrections", TWO),
+    "good": ("good calls", ONE),
+}
+# Fewer values than this are not worth a histogram.
+_MIN_PLOTTED_VALUES = 3
+
+
+class _Changes(NamedTuple):
+    """Changes of log-prob per token by the role of the decision, one value per decision."""
+
+    after: Mapping[str, list[float]]
+    control: Mapping[str, list[float]]
+
+
+def _role_changes(evaluated: Iterable[Sequence[Row]]) -> _Changes:
+    """Return how training changed the log-probs of the held-out decisions."""
+    after: dict[str, list[float]] = defaultdict(list)
+    control: dict[str, list[float]] = defaultdict(list)
+    for rows in evaluated:
+        for row in rows:
+            after[row["role"]].append(row["after"] - row["before"])
+            if row["control"] is not None:
+                control[row["role"]].append(row["control"] - row["before"])
+    return _Changes(after, control)
+
+
+def _changes_plot(records: RunRecords) -> str:
+    """Return a plot of the changes of the held-out decisions, by role, with those of the control."""
+    changes = _role_changes(records.evaluated.values())
+    groups: dict[str, tuple[list[float], str]] = {}
+    for role, (label, color) in _ROLES.items():
+        if len(changes.after.get(role, ())) >= _MIN_PLOTTED_VALUES:
+            groups[label] = (changes.after[role], color)
+        if len(changes.control.get(role, ())) >= _MIN_PLOTTED_VALUES and role == "erring":
+            groups["erring, control"] = (changes.control[role], QUIET)
+    if not groups:
+        return ""
+    # Screen readers read the description instead of the plot.
+    medians = ", ".join(f"{label} {signed(sorted(v)[len(v) // 2], 'nats')}" for label, (v, _) in groups.items())
+    return histograms(groups, name="changes", description=f"Medians of the change in nats a token: {medians}")

@@ -1,23 +1,24 @@
-"""Count error sites by kind, blame and project, summarize the hint check, and pick the sites to review first."""
+"""Prepare the error sites for the report: counts, the results of the hint check, and the sites to review first."""
 
 from __future__ import annotations
 
 from collections import Counter, defaultdict
 from collections.abc import Callable, Iterable, Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from composer_replication.evaluation.report.figures import signed
 from composer_replication.evaluation.report.plots import ONE, QUIET, scatter
-from composer_replication.evaluation.report.records import Row, RunRecords, decision_of
+from composer_replication.evaluation.report.records import Row, RunRecords, mean_logprobs
 from composer_replication.sites.find import NO_FAILURE
 from composer_replication.sites.rule import KINDS
 from composer_replication.types import ErrorSite, Hint
 
-MEANINGS: Mapping[str, str] = KINDS
-# Sites in the list to review.
-_MOST_TO_LOOK_AT = 12
-_WORTH_A_LOOK, _SURE = 0.05, 0.9
-"""Nats/token below which a change is noise; the confidence from which a rule needs no review."""
+# Maximum length of the list of sites to review.
+_MAX_SUSPECTS = 12
+# Nats/token; smaller changes are noise.
+_MIN_CHANGE = 0.05
+# Sites whose rule is at least this sure need no review.
+_SURE_CONFIDENCE = 0.9
 _NATS = "nats"
 # Reasons why a hint was not checked.
 HELD_OUT, NOT_REACHED = "its session is held out", "it reached no training batch"
@@ -25,8 +26,22 @@ NO_TRAINING, NO_PROOF = "no training has begun", "the training made no proof"
 PROOF_AHEAD, PROOF_UNFINISHED = "the training has not reached the proof", "the proof was begun, and not ended"
 
 
-class Group(NamedTuple):
-    """The sites of one kind, blame or project."""
+def site_values(records: RunRecords, project_by_conversation: Mapping[str, str]) -> dict[str, Any]:
+    """Return the values that the page templates need to show the error sites and their hints."""
+    groups = _group_sites(records, lambda site: site.kind)
+    return {
+        "kinds": groups,
+        "blames": _group_sites(records, lambda site: site.blame),
+        "projects": _group_sites(records, lambda site: project_by_conversation.get(site.conversation_id, "")),
+        "num_failures": sum(group.number for group in groups),
+        "misfires": _sites_to_review(records),
+        "proof": _summarize_proofs(records),
+        "hint_tests": _count_hint_tests(records),
+    }
+
+
+class _Group(NamedTuple):
+    """Counts of the sites with the same kind, blame or project."""
 
     name: str
     meaning: str
@@ -36,28 +51,15 @@ class Group(NamedTuple):
     num_proved: int
 
 
-def by_kind(records: RunRecords) -> list[Group]:
-    return _groups(records, lambda site: site.kind)
-
-
-def by_blame(records: RunRecords) -> list[Group]:
-    return _groups(records, lambda site: site.blame)
-
-
-def by_project(records: RunRecords, project_of: Mapping[str, str]) -> list[Group]:
-    """Return the sites by project; `project_of` maps conversations to projects."""
-    return _groups(records, lambda site: project_of.get(site.conversation_id, ""))
-
-
-def _groups(records: RunRecords, name_of: Callable[[ErrorSite], str]) -> list[Group]:
-    """Return the groups of all error sites, the largest first."""
+def _group_sites(records: RunRecords, group_name: Callable[[ErrorSite], str]) -> list[_Group]:
+    """Return the counts of error sites by the name that `group_name` gives a site, the largest group first."""
     grouped: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
     for site, hint in failures(records):
-        grouped[name_of(site)].append((site, hint))
+        grouped[group_name(site)].append((site, hint))
     groups = [
-        Group(
+        _Group(
             name=name,
-            meaning=MEANINGS.get(name, ""),
+            meaning=KINDS.get(name, ""),
             number=len(sites),
             num_kept=sum(site.is_kept for site, _ in sites),
             num_hinted=sum(site.is_kept and hint is not None for site, hint in sites),
@@ -69,15 +71,12 @@ def _groups(records: RunRecords, name_of: Callable[[ErrorSite], str]) -> list[Gr
 
 
 def failures(records: RunRecords) -> Iterator[tuple[ErrorSite, Hint | None]]:
-    """Yield the error sites with their hints, without false alarms."""
+    """Yield the error sites with their hints; false alarms are left out."""
     return (site_and_hint for site_and_hint in records.sites if site_and_hint[0].kind != NO_FAILURE)
 
 
 class HintTests(NamedTuple):
-    """The hints of errors by the result of their check: `proved` are trained on, `not_proved` failed it.
-
-    `not_tested` counts the others by reason.
-    """
+    """Counts of hints by the result of the hint check: passed (and trained on), failed, and not checked, by reason."""
 
     proved: int
     not_proved: int
@@ -88,28 +87,28 @@ class HintTests(NamedTuple):
         return sum(self.not_tested.values())
 
 
-def hint_tests(records: RunRecords) -> HintTests:
-    """Return the result of every error's hint check, from the training's checks and settings."""
-    proved, untested = Counter[bool](), Counter[str]()
-    why = _why_not_tested(records)
+def _count_hint_tests(records: RunRecords) -> HintTests:
+    """Count the hints of all kept error sites by the result of their check."""
+    num_checked, untested = Counter[bool](), Counter[str]()
+    why_none = _why_not_tested(records)
     for site, hint in failures(records):
         if not site.is_kept or hint is None:
             continue
         if (row := records.proofs.get(site.id)) is not None:
-            proved[bool(row["is_kept"])] += 1
+            num_checked[bool(row["is_kept"])] += 1
             continue
         side = records.sides.get(site.conversation_id, {}).get("side", "train")
-        untested[why or (HELD_OUT if side != "train" else NOT_REACHED)] += 1
-    return HintTests(proved[True], proved[False], dict(untested.most_common()))
+        untested[why_none or (HELD_OUT if side != "train" else NOT_REACHED)] += 1
+    return HintTests(num_checked[True], num_checked[False], dict(untested.most_common()))
 
 
 def _why_not_tested(records: RunRecords) -> str:
-    """Return why no hint of this run was checked; empty if they were."""
+    """Return the reason why no hint of the run was checked, or an empty string if hints were checked."""
     if records.why_no_proof or records.proofs:
         return records.why_no_proof
     if records.training_record is not None:
         return NO_PROOF
-    # The check writes this journal until it has finished.
+    # The hint check keeps this journal until it has finished.
     if (records.run.root / "hint_proof.partial.jsonl").exists():
         return PROOF_UNFINISHED
     if records.metrics.rows or records.path("checkpoints").exists():
@@ -118,7 +117,7 @@ def _why_not_tested(records: RunRecords) -> str:
 
 
 class _Proof(NamedTuple):
-    """The hint checks of all sites: how many by reason, and the median hint effects in nats/token."""
+    """A summary of the hint checks: counts by reason, median hint effects in nats/token, and a plot."""
 
     num_sites: int
     by_reason: list[tuple[str, int]]
@@ -128,7 +127,8 @@ class _Proof(NamedTuple):
     svg: str
 
 
-def proof_of(records: RunRecords) -> _Proof | None:
+def _summarize_proofs(records: RunRecords) -> _Proof | None:
+    """Return the summary of the hint checks, or None if there were none."""
     rows = list(records.proofs.values())
     if not rows:
         return None
@@ -155,12 +155,12 @@ def _scatter(rows: list[Row]) -> str:
     }
     if not any(groups.values()):
         return ""
-    described = (
+    description = (
         f"{len(groups[True])} sites that the proof kept and {len(groups[False])} that it dropped, by what their "
+        "hint does to good calls and to the erring one"
     )
-    described += "hint does to good calls and to the erring one"
     styled_groups = {"dropped": (groups[False], QUIET), "kept": (groups[True], ONE)}
-    return scatter(styled_groups, name="proof", description=described)
+    return scatter(styled_groups, name="proof", description=description)
 
 
 def _good_effect(row: Row) -> float | None:
@@ -175,45 +175,46 @@ def _median(values: Iterable[float]) -> str:
 
 
 class _Suspect(NamedTuple):
-    """A site in training that may be wrong, and why it deserves a review."""
+    """A site used for training that may be wrong, with the reason to review it."""
 
     site: ErrorSite
     hint: Hint | None
     why: str
 
 
-def worst_misfires(records: RunRecords) -> list[_Suspect]:
-    """Return sites in training to review: first those where training worked backward, then bad hints, then unsure
-    rules.
+def _sites_to_review(records: RunRecords) -> list[_Suspect]:
+    """Return the sites used for training that a user should review first.
+
+    Sites whose erring call became more likely come first, then sites with harmful hints, then those of unsure rules.
     """
-    taught = [
+    trained_on = [
         (site, hint)
         for site, hint in failures(records)
         if site.is_kept and hint is not None and records.proofs.get(site.id, {}).get("is_kept", True)
     ]
     ranked: list[tuple[int, float, _Suspect]] = []
-    for site, hint in taught:
-        # Only the gravest doubt of a site is shown.
-        for rank, (badness, why) in enumerate(_doubts(records, site)):
+    for site, hint in trained_on:
+        # Only the most serious doubt about a site is shown.
+        for rank, (size, why) in enumerate(_doubts(records, site)):
             if why:
-                ranked.append((rank, -badness, _Suspect(site, hint, why)))
+                ranked.append((rank, -size, _Suspect(site, hint, why)))
                 break
     # The id breaks ties, so that the report has the same bytes every time.
     ranked.sort(key=lambda entry: (*entry[:2], entry[2].site.id))
-    return [suspect for _, _, suspect in ranked[:_MOST_TO_LOOK_AT]]
+    return [suspect for _, _, suspect in ranked[:_MAX_SUSPECTS]]
 
 
 def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]:
-    """Yield the size of each doubt and its sentence, the gravest first; the sentence is empty if there is no doubt."""
-    moved = decision_of(records.evaluated.get(site.id, ()), "erring")
-    change = moved.after - moved.before if moved else 0.0
+    """Yield the size and the sentence of each doubt, the most serious first; the sentence is empty if there is none."""
+    erring = mean_logprobs(records.evaluated.get(site.id, ()), "erring")
+    change = erring.after - erring.before if erring else 0.0
     sentence = f"after training the erring call is more likely: {signed(change, _NATS)} nats/token"
-    yield change, sentence if change >= _WORTH_A_LOOK else ""
+    yield change, sentence if change >= _MIN_CHANGE else ""
     proof = records.proofs.get(site.id)
-    # A hint that lowers good calls as well is too general.
-    effect = _good_effect(proof) if proof else None
-    harm = -effect if effect is not None else 0.0
+    # A hint that makes good calls less likely as well is too general.
+    good_effect = _good_effect(proof) if proof else None
+    harm = -good_effect if good_effect is not None else 0.0
     sentence = f"its hint also makes good calls less likely: {signed(-harm, _NATS)} nats/token"
-    yield harm, sentence if harm >= _WORTH_A_LOOK else ""
+    yield harm, sentence if harm >= _MIN_CHANGE else ""
     sentence = f"the rule that found it is only {site.confidence:.0%} sure"
-    yield 1 - site.confidence, sentence if site.confidence < _SURE else ""
+    yield 1 - site.confidence, sentence if site.confidence < _SURE_CONFIDENCE else ""

@@ -1,11 +1,12 @@
-"""Show the training as plots: each channel's curve, the held-out loss, and what the training cost.
+"""Prepare the training for the report: the curve of each channel, the held-out loss, and the time and money spent.
 
-Plots are made by matplotlib as inline SVG, in the page's colors and fonts; the same values give the same bytes.
+Plots are drawn by matplotlib as inline SVG in the page's colors and fonts. The same values give the same bytes.
 """
 
 from __future__ import annotations
 
 import io
+import math
 import re
 from collections import defaultdict
 from collections.abc import Iterable, Mapping, Sequence
@@ -19,8 +20,8 @@ if TYPE_CHECKING:
     from matplotlib.axes import Axes
 
 
-# Placeholder colors, replaced by variables of the style sheet, so that a plot follows the page's theme.
-_COLOURS = {
+# Placeholder colors, which are replaced by variables of the style sheet, so that a plot follows the page's theme.
+_COLORS = {
     "#010101": "var(--ink)",
     "#020202": "var(--muted)",
     "#030303": "var(--line)",
@@ -30,7 +31,7 @@ _COLOURS = {
     "#070707": "var(--quiet)",
     "#080808": "var(--bad)",
 }
-INK, MUTED, LINE, ONE, TWO, THREE, QUIET, BAD = _COLOURS
+INK, MUTED, LINE, ONE, TWO, THREE, QUIET, BAD = _COLORS
 
 
 _CHANNELS = {
@@ -40,12 +41,12 @@ _CHANNELS = {
     "sdpo_kl_logged": ("Channel 2: hints on logged sessions", "divergence from the hinted teacher", TWO),
     "trace_replay_dpo": ("Channel 3: pairs", "preference loss a pair", THREE),
 }
-# More points than pixels only make the page larger.
-_MOST_POINTS = 400
+# More points than pixels would only make the page larger.
+_MAX_POINTS = 400
 
 
 class _ChannelPlot(NamedTuple):
-    """A channel with its curve; `steps` says in words in which steps it was trained, or why in none."""
+    """A channel with its curve. `steps` is a text on the steps it was trained in, or on why there are none."""
 
     name: str
     label: str
@@ -57,8 +58,8 @@ class _ChannelPlot(NamedTuple):
     svg: str
 
 
-class Training(NamedTuple):
-    """The training as the page shows it: its steps, and the windows they saw out of all; 0 if unknown."""
+class _Training(NamedTuple):
+    """The training as the page shows it. `windows_seen` of `windows` were used in its steps; both are 0 if unknown."""
 
     channels: list[_ChannelPlot]
     svg_held_out: str
@@ -72,28 +73,40 @@ class Training(NamedTuple):
     is_torn: bool
 
 
-def training_of(records: RunRecords) -> Training:
-    """Return the training from `metrics.jsonl` and, if it has ended, `training.json`."""
+def training_values(records: RunRecords) -> dict[str, Any]:
+    """Return the values that the page templates need to show the training and what it cost."""
+    costs = _sum_teacher_costs(records)
+    return {
+        "training": _summarize_training(records),
+        "record": records.training_record,
+        "time_spent": _sum_times(records),
+        "costs": costs,
+        "usd": sum(cost.usd for cost in costs),
+    }
+
+
+def _summarize_training(records: RunRecords) -> _Training:
+    """Return the training from `metrics.jsonl` and, if it has finished, `training.json`."""
     record: Row = records.training_record or {}
     rows, control = records.metrics.rows, records.control_metrics.rows
     channel_records = {channel["name"]: channel for channel in record.get("channels", ())}
     counts: Mapping[str, int] = record.get("counts") or {}
     names = [name for name in _CHANNELS if name in channel_records or has_losses(rows, name)]
     steps = record.get("steps") or _last(rows, "step")
-    # Of a training that has not ended.
-    read = {channel.name: vars(channel) for channel in channel_results(names, rows, {})}
-    return Training(
+    # A training that has not finished has no record of its channels.
+    unfinished = {channel.name: vars(channel) for channel in channel_results(names, rows, {})}
+    return _Training(
         channels=[
             _channel(
                 name,
                 rows,
                 control,
                 channel_records.get(name),
-                describe_channel(channel_records.get(name, read[name]), steps),
+                describe_channel(channel_records.get(name, unfinished[name]), steps),
             )
             for name in names
         ],
-        svg_held_out=_held_out(rows, control),
+        svg_held_out=_held_out_plot(rows, control),
         steps=steps,
         warmup_steps=record.get("warmup_steps") or 0,
         windows_seen=counts.get("windows_seen", 0),
@@ -106,13 +119,15 @@ def training_of(records: RunRecords) -> Training:
 
 
 def _channel(name: str, rows: list[Row], control: list[Row], channel_record: Row | None, steps: str) -> _ChannelPlot:
-    label, unit, colour = _CHANNELS[name]
-    points, beside = _points(rows, f"loss/{name}"), _points(control, f"loss/{name}")
+    label, unit, color = _CHANNELS[name]
+    points, control_points = _points(rows, f"loss/{name}"), _points(control, f"loss/{name}")
     svg = ""
     if points:
-        lines = [*([_Curve(beside, QUIET, is_dashed=True)] if beside else []), _Curve(points, colour)]
-        described = f"{label}: from {points[0][1]:.3f} at step {points[0][0]} to {points[-1][1]:.3f} at {points[-1][0]}"
-        svg = curves(lines, name=f"curve-{name}", description=described, x_label="step")
+        lines = [*([_Curve(control_points, QUIET, is_dashed=True)] if control_points else []), _Curve(points, color)]
+        description = (
+            f"{label}: from {points[0][1]:.3f} at step {points[0][0]} to {points[-1][1]:.3f} at {points[-1][0]}"
+        )
+        svg = _plot_curves(lines, name=f"curve-{name}", description=description, x_label="step")
     return _ChannelPlot(
         name=name,
         label=label,
@@ -125,21 +140,20 @@ def _channel(name: str, rows: list[Row], control: list[Row], channel_record: Row
     )
 
 
-def _held_out(rows: list[Row], control: list[Row]) -> str:
-    """Return a plot of the loss on held-out sessions, or nothing if the training measured none."""
-    points, beside = _points(rows, "eval_loss"), _points(control, "eval_loss")
+def _held_out_plot(rows: list[Row], control: list[Row]) -> str:
+    """Return a plot of the loss on held-out sessions, or an empty string if it was not measured."""
+    points, control_points = _points(rows, "eval_loss"), _points(control, "eval_loss")
     if not points:
         return ""
-    lines = [*([_Curve(beside, QUIET, is_dashed=True)] if beside else []), _Curve(points, ONE)]
-    described = f"Held-out loss from {points[0][1]:.3f} to {points[-1][1]:.3f}"
-    return curves(lines, name="curve-held-out", description=described, x_label="step")
+    lines = [*([_Curve(control_points, QUIET, is_dashed=True)] if control_points else []), _Curve(points, ONE)]
+    description = f"Held-out loss from {points[0][1]:.3f} to {points[-1][1]:.3f}"
+    return _plot_curves(lines, name="curve-held-out", description=description, x_label="step")
 
 
 def _points(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
-    """Return the steps that have a value; a long curve is averaged over neighboring steps."""
+    """Return (step, value) of the rows that have a value; long curves are averaged over neighboring steps."""
     points = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None and "step" in row]
-    # Division that rounds up.
-    size = -(-len(points) // _MOST_POINTS)
+    size = math.ceil(len(points) / _MAX_POINTS)
     if size <= 1:
         return points
     groups = [points[at : at + size] for at in range(0, len(points), size)]
@@ -150,15 +164,15 @@ def _last(rows: list[Row], key: str) -> Any:
     return next((row[key] for row in reversed(rows) if row.get(key) is not None), None)
 
 
-def time_spent(records: RunRecords) -> list[tuple[str, float]]:
-    """Return the seconds of each part of the work, in order; a training that was killed leaves no time.
+def _sum_times(records: RunRecords) -> list[tuple[str, float]]:
+    """Return the seconds of each part of the work, in order; a killed training has recorded no time.
 
-    Parts that took no time are listed too: the list shows what was done.
+    Parts that took no time are listed as well, because the list shows which parts were run.
     """
-    before: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
-    control = [[*first.values(), *_runtimes(rows)] for first, rows in records.control_times()]
+    setup_seconds: Mapping[str, float] = (records.training_record or {}).get("seconds") or {}
+    control = [[*setup.values(), *_runtimes(rows)] for setup, rows in records.control_times()]
     evaluation = (records.evaluation or {}).get("seconds")
-    spent: dict[str, list[float]] = {name.capitalize(): [seconds] for name, seconds in before.items()}
+    spent: dict[str, list[float]] = {name.capitalize(): [seconds] for name, seconds in setup_seconds.items()}
     spent["Training steps"] = _runtimes(records.metrics.rows)
     spent["Control"] = [seconds for shuffle in control for seconds in shuffle]
     spent["Evaluation"] = [] if evaluation is None else [float(evaluation)]
@@ -169,7 +183,7 @@ def _runtimes(rows: Iterable[Row]) -> list[float]:
     return [float(row["train_runtime"]) for row in rows if row.get("train_runtime") is not None]
 
 
-class _AdviserCost(NamedTuple):
+class _TeacherCost(NamedTuple):
     slug: str
     calls: int
     errors: int
@@ -178,29 +192,30 @@ class _AdviserCost(NamedTuple):
     usd: float
 
 
-def adviser_costs(records: RunRecords) -> list[_AdviserCost]:
-    """Return the cost of each teacher, one row per model. Cached answers are counted once, when they were paid for.
+def _sum_teacher_costs(records: RunRecords) -> list[_TeacherCost]:
+    """Return the cost of each teacher model. Cached answers are counted only once.
 
-    A model that wrote hints has a row without tokens, because only its price is stored.
+    The model that wrote hints has a row without tokens, because only its price is stored.
     """
-    totals: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
+    totals_by_teacher: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
     for row in records.rows("teacher_calls"):
-        added = (1, row["error"] is not None, row["prompt_tokens"], row["completion_tokens"], row["cost_usd"])
-        totals[row["teacher_slug"]] = [a + b for a, b in zip(totals[row["teacher_slug"]], added, strict=True)]
+        call = (1, row["error"] is not None, row["prompt_tokens"], row["completion_tokens"], row["cost_usd"])
+        totals = totals_by_teacher[row["teacher_slug"]]
+        totals_by_teacher[row["teacher_slug"]] = [total + value for total, value in zip(totals, call, strict=True)]
     costs = [
-        _AdviserCost(slug, int(calls), int(errors), int(prompt), int(completion), usd)
-        for slug, (calls, errors, prompt, completion, usd) in sorted(totals.items())
+        _TeacherCost(slug, int(calls), int(errors), int(prompt), int(completion), usd)
+        for slug, (calls, errors, prompt, completion, usd) in sorted(totals_by_teacher.items())
     ]
     settings = records.run.meta("sites").settings if records.sites else {}
     if isinstance(usd := settings.get("writer_usd"), float):
         costs.append(
-            _AdviserCost(f"{settings.get('writer')}, hints", int(str(settings.get("writer_calls", 0))), 0, 0, 0, usd)
+            _TeacherCost(f"{settings.get('writer')}, hints", int(str(settings.get("writer_calls", 0))), 0, 0, 0, usd)
         )
     return costs
 
 
 _STYLE: dict[str, Any] = {
-    # Ids in the SVG are hashes; without a fixed salt they would differ between runs.
+    # Ids in the SVG are hashes, which would differ between runs without a fixed salt.
     "svg.hashsalt": "composer-replication",
     "svg.fonttype": "none",
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same text widths everywhere
@@ -244,19 +259,19 @@ class _Curve(NamedTuple):
     """A curve: its (x, y) points in order, and its style."""
 
     points: Sequence[tuple[float, float]]
-    colour: str
+    color: str
     is_dashed: bool = False
 
 
-def curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str) -> str:
-    """Return a plot of curves over training steps; a single point is drawn as a dot."""
+def _plot_curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str) -> str:
+    """Return a plot of curves over training steps; a curve of a single point is drawn as a dot."""
 
     def draw(axes: Axes) -> None:
         for line in lines:
             xs, ys = zip(*line.points, strict=True)
             marker = "o" if len(xs) == 1 else None
             style = (0, (4, 2.4)) if line.is_dashed else "-"
-            axes.plot(xs, ys, color=line.colour, linestyle=style, marker=marker, markersize=5)
+            axes.plot(xs, ys, color=line.color, linestyle=style, marker=marker, markersize=5)
         axes.set_xlabel(x_label)
         axes.grid(visible=False, axis="x")
         axes.margins(x=0.02)
@@ -266,15 +281,15 @@ def curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str
 
 
 def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, name: str, description: str) -> str:
-    """Return a plot of each hint's effect on good calls (x) and on the erring call (y), one dot per site."""
+    """Return a plot of the hint effect on good calls (x) and on the erring call (y), with one dot per site."""
 
     def draw(axes: Axes) -> None:
         axes.axhline(0, color=QUIET, linewidth=0.9)
         axes.axvline(0, color=QUIET, linewidth=0.9)
-        for points, colour in groups.values():
+        for points, color in groups.values():
             if points:
                 xs, ys = zip(*points, strict=True)
-                axes.plot(xs, ys, linestyle="", marker="o", markersize=5, alpha=0.75, color=colour, markeredgewidth=0)
+                axes.plot(xs, ys, linestyle="", marker="o", markersize=5, alpha=0.75, color=color, markeredgewidth=0)
         axes.set_xlabel("good calls: change in nats a token")
         axes.set_ylabel("erring call")
 
@@ -282,25 +297,25 @@ def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, 
 
 
 def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, description: str) -> str:
-    """Return histograms above each other on one axis; the thick line marks the median."""
+    """Return histograms above each other on a common axis; a thick line marks the median of each."""
     low = min(min(values) for values, _ in groups.values())
     high = max(max(values) for values, _ in groups.values())
     width = max(high - low, 1e-6) / 32
 
     def draw(axes: Axes) -> None:
         axes.axvline(0, color=QUIET, linewidth=0.9)
-        for row, (values, colour) in enumerate(reversed(list(groups.values()))):
-            # One bin more than the width allows for: the largest value falls on the upper edge.
+        for row, (values, color) in enumerate(reversed(list(groups.values()))):
+            # One bin more than the width allows, for the largest value, which falls on the upper edge.
             counts = [0] * 33
             for value in values:
                 counts[min(int((value - low) / width), 32)] += 1
-            # Each histogram is scaled to its own peak, so that small groups are visible.
+            # Each histogram is scaled to its own peak, so that small groups are visible too.
             heights = [0.82 * count / max(counts) for count in counts]
             axes.bar(
-                [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, row, color=colour, alpha=0.55
+                [low + (at + 0.5) * width for at in range(33)], heights, width * 0.92, row, color=color, alpha=0.55
             )
-            middle = sorted(values)[len(values) // 2]
-            axes.plot([middle, middle], [row, row + 0.9], color=colour, linewidth=2.4)
+            median = sorted(values)[len(values) // 2]
+            axes.plot([median, median], [row, row + 0.9], color=color, linewidth=2.4)
         axes.set_yticks([row + 0.35 for row in range(len(groups))], list(groups)[::-1])
         axes.grid(visible=False, axis="y")
         axes.set_xlabel("change in nats a token")
@@ -309,7 +324,7 @@ def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, 
 
 
 def _figure(draw: Any, name: str, description: str, *, left_margin: float = 0.1) -> str:
-    """Return a figure as SVG. `name` makes its ids unique on the page; `left_margin` is the margin for labels."""
+    """Return a figure as SVG. `name` makes its ids unique on the page; `left_margin` is the space for labels."""
     matplotlib = require("matplotlib", extra="report")
     from matplotlib.backends.backend_svg import FigureCanvasSVG
     from matplotlib.figure import Figure
@@ -324,16 +339,17 @@ def _figure(draw: Any, name: str, description: str, *, left_margin: float = 0.1)
 
 
 def _inline(svg: str, name: str, description: str) -> str:
-    """Return an SVG document as a part of a page: unique ids, the page's colors and font, a description for screen
-    readers.
+    """Return an SVG document as an element of a page.
+
+    Its ids become unique, it uses the page's colors and font, and it gets a description for screen readers.
     """
     from markupsafe import escape
 
     svg = _METADATA.sub("", _HEAD.sub("", svg))
     svg = _FONT.sub(r"\1 var(--font)", svg)
-    for colour, variable in _COLOURS.items():
-        svg = svg.replace(colour, variable)
-    # Ids that nothing refers to only cost bytes.
+    for color, variable in _COLORS.items():
+        svg = svg.replace(color, variable)
+    # Ids that nothing refers to are removed to save bytes.
     used = {match[2] for match in _REFERENCE.finditer(svg)}
     svg = _ID.sub(lambda match: f' id="{name}-{match[1]}"' if match[1] in used else "", svg)
     svg = _REFERENCE.sub(rf"\1{name}-\2", svg)

@@ -1,4 +1,4 @@
-"""Read what a run holds, each artifact once and without torch; list what it lacks, with the command that writes it."""
+"""Read the artifacts of a run for the report, each once and without torch, and list those that are missing."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ from pathlib import Path
 from statistics import fmean
 from typing import Any, NamedTuple
 
-from composer_replication.action_text import parse_action_text
-from composer_replication.canonical_json import decode_object, encode_as_written
+from composer_replication.canonical_json import decode_object
 from composer_replication.errors import ComposerError, RunError
 from composer_replication.runs import ARTEFACTS, RunDir, split
 from composer_replication.runs.artefacts import control_folder, control_folders
@@ -29,17 +28,17 @@ from composer_replication.runs.files import (
     shuffle_number,
 )
 from composer_replication.runs.journal import read_journal
-from composer_replication.types import ErrorSite, Hint, ToolCall
+from composer_replication.types import ErrorSite, Hint
 
 Row = Mapping[str, Any]
 # Artifacts that a finished run has; the report names the command for each that is missing.
 _NEEDED = ("conversations", "split", "sites", "pairs", "hint_proof", "metrics", "evaluation", "evaluated", "token_gaps")
-# Commands with the options that they do not work without.
-_WHOLE_COMMANDS = {
+# Commands with their required options.
+_FULL_COMMANDS = {
     "crf train": "crf train --set train.run=RUN --set train.model=MODEL",
     "crf evaluate": "crf evaluate RUN --before MODEL --after ADAPTER",
 }
-# Schema and version of the rows that the report can read; other versions count as unreadable.
+# Schemas and versions of the rows that the report can read; other versions are treated as unreadable.
 _SCHEMAS = {
     "split": (split.SCHEMA, split.VERSION),
     "teacher_calls": ("teacher_call", 2),
@@ -60,7 +59,7 @@ _ON_REQUEST = {
 
 
 class Absent(NamedTuple):
-    """An artifact that the run does not have, or that cannot be read; `reason` says why it cannot."""
+    """An artifact that the run lacks, or that cannot be read for the given reason."""
 
     name: str
     file_name: str
@@ -68,15 +67,15 @@ class Absent(NamedTuple):
     reason: str = ""
 
 
-class Metrics(NamedTuple):
-    """The lines of a training's journal; `is_torn` if a crash cut off the last one."""
+class _Metrics(NamedTuple):
+    """The lines of a training's `metrics.jsonl`, and whether a crash cut off the last one."""
 
     rows: list[Row]
     is_torn: bool
 
 
 def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
-    """Return the missing files by the command that writes them; unreadable ones are left out."""
+    """Return the names of missing files by the command that writes them; unreadable files are not listed."""
     names_by_command: dict[str, list[str]] = defaultdict(list)
     for artefact in absent:
         if not artefact.reason:
@@ -86,30 +85,28 @@ def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
 
 @dataclass
 class RunRecords:
-    """The artifacts of a run, each read on first use. `training` is the folder that the training wrote to."""
+    """The artifacts of a run, each read when it is first used. `training` is the folder that the training wrote to."""
 
     run: RunDir
     training: Path
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
 
     def absent(self) -> list[Absent]:
-        """Return what a finished run has and this one lacks, and what could not be read, in the
-        order of the pipeline.
-        """
+        """Return the artifacts that a finished run has and this one lacks, and those that cannot be read."""
         return [
             Absent(name, ARTEFACTS[name].file_name, self.command(name), self.unreadable.get(name, ""))
             for name in ARTEFACTS
-            if name in self.unreadable or (name in _NEEDED and not self.has(name) and not self._was_done_without(name))
+            if name in self.unreadable or (name in _NEEDED and not self.has(name) and not self._is_not_needed(name))
         ]
 
-    def _was_done_without(self, name: str) -> bool:
-        """Return whether the step that writes or reads an artifact has ended without needing it."""
+    def _is_not_needed(self, name: str) -> bool:
+        """Return whether the step that uses the artifact has finished without it."""
         if name in ("pairs", "hint_proof"):
             return self.training_record is not None
         return name in ("evaluated", "token_gaps") and self.evaluation is not None
 
     def on_request(self) -> dict[str, str]:
-        """Return the optional files that the run does not have, each with what its absence means."""
+        """Return the optional files that the run lacks, and what the absence of each means."""
         missing = {artefact.name for artefact in self.absent()}
         return {
             ARTEFACTS[name].file_name: why
@@ -121,18 +118,18 @@ class RunRecords:
         return self.path(name).exists()
 
     def path(self, name: str) -> Path:
-        """Return the path of an artifact; a training may have written to another folder than the run's."""
-        # The hint check and the reference log-probs belong to the run: every training on it shares them.
+        """Return the path of an artifact; those of the training may be in a folder outside the run."""
+        # The hint checks and the reference log-probs belong to the run, because all trainings on it share them.
         is_in_training = ARTEFACTS[name].command == "crf train" and name not in ("hint_proof", "ref_logprobs")
         return (self.training if is_in_training else self.run.root) / ARTEFACTS[name].file_name
 
     def command(self, name: str) -> str:
         artefact = ARTEFACTS[name]
-        return _WHOLE_COMMANDS.get(artefact.command) or artefact.command_for(Path("RUN"))
+        return _FULL_COMMANDS.get(artefact.command) or artefact.command_for(Path("RUN"))
 
     @cached_property
     def sites(self) -> list[tuple[ErrorSite, Hint | None]]:
-        return list(self._tried("sites", lambda: read_sites(self.run)))
+        return list(self._read_or_note("sites", lambda: read_sites(self.run)))
 
     @cached_property
     def pairs(self) -> list[Row]:
@@ -140,7 +137,7 @@ class RunRecords:
 
     @cached_property
     def pairs_at(self) -> Mapping[tuple[str, int], list[Row]]:
-        """Pairs by conversation and assistant turn, counted from 0."""
+        """The pairs by conversation id and number of the assistant turn, from 0."""
         pairs_by_turn: dict[tuple[str, int], list[Row]] = defaultdict(list)
         for row in self.pairs:
             pairs_by_turn[row["conversation_id"], row["turn_number"]].append(row)
@@ -148,7 +145,7 @@ class RunRecords:
 
     @cached_property
     def settings(self) -> Row | None:
-        """The settings that the training wrote before it began; None if there are none or they cannot be parsed."""
+        """The settings of the training, or None if they do not exist or cannot be parsed."""
         try:
             return tomllib.loads((self.training / ARTEFACTS["config"].file_name).read_text(encoding="utf-8"))
         except (OSError, ValueError):
@@ -156,9 +153,9 @@ class RunRecords:
 
     @cached_property
     def why_no_proof(self) -> str:
-        """Why this training checks no hints; empty if its settings ask for the check.
+        """The reason why this training did not check hints; empty if its settings ask for the check.
 
-        An earlier training's `hint_proof` may be in the folder nevertheless.
+        The folder may have hint checks by an earlier training nevertheless.
         """
         settings: Row = self.settings or {}
         train: Row = settings.get("train", {})
@@ -170,8 +167,10 @@ class RunRecords:
 
     @cached_property
     def proofs(self) -> Mapping[str, Row]:
-        """Hint checks by site; none from an older version, which measured something else, or if this training made
-        none.
+        """Hint checks by site id.
+
+        Empty if this training checked no hints, or if they were written by an older version, which measured something
+        else.
         """
         if self.why_no_proof:
             return {}
@@ -184,12 +183,12 @@ class RunRecords:
 
     @cached_property
     def sides(self) -> Mapping[str, Row]:
-        """Rows of the split by conversation."""
+        """The rows of the split by conversation id."""
         return {row["conversation_id"]: row for row in self.rows("split")}
 
     @cached_property
     def evaluated(self) -> Mapping[str, list[Row]]:
-        """Scored decisions by site; those without a site have an empty id."""
+        """The scored decisions by site id; decisions without a site are under an empty id."""
         rows_by_site: dict[str, list[Row]] = defaultdict(list)
         for row in self.rows("evaluated"):
             rows_by_site[row["site_id"] or ""].append(row)
@@ -197,7 +196,7 @@ class RunRecords:
 
     @cached_property
     def sampled(self) -> Mapping[tuple[str, str], list[Row]]:
-        """Sampled actions by conversation and turn."""
+        """The sampled actions by conversation id and turn id."""
         rows_by_turn: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in self.rows("sampled"):
             rows_by_turn[row["conversation_id"], row.get("turn_id", "")].append(row)
@@ -205,43 +204,43 @@ class RunRecords:
 
     @cached_property
     def evaluation(self) -> Row | None:
-        return next(self._tried("evaluation", lambda: iter([read_evaluation(self.run)])), None)
+        return next(self._read_or_note("evaluation", lambda: iter([read_evaluation(self.run)])), None)
 
     @cached_property
     def other_weights(self) -> list[str]:
-        """Arms whose evaluated weights are not those in this folder: their metrics say nothing about these."""
+        """The arms whose evaluated weights are not the weights in this folder, so the metrics do not apply to it."""
         models = (self.evaluation or {}).get("models") or {}
         other_arms: list[str] = []
         controls = ((name, control_folder(self.training, shuffle_number(name))) for name in controls_among(models))
         for arm, root in (("after", self.training), *controls):
             folders = (root / ARTEFACTS[name].file_name for name in ("adapter", "model"))
-            # An arm without a digest was a hub model; nothing in this folder could be the same.
-            here = {digest for folder in folders if (digest := hash_weight_files(folder))}
-            if models.get(arm) and here and models[arm].get("files") not in here:
+            # An arm without a digest was a hub model, which cannot be in this folder.
+            digests = {digest for folder in folders if (digest := hash_weight_files(folder))}
+            if models.get(arm) and digests and models[arm].get("files") not in digests:
                 other_arms.append(control_name(1) if controls_among([arm]) else arm)
         return list(dict.fromkeys(other_arms))
 
     @cached_property
     def training_record(self) -> Row | None:
-        """`training.json` beside the weights."""
+        """The record in `training.json`, or None."""
         paths = [self.path(name) / "training.json" for name in ("adapter", "model")]
-        return next((self._json("adapter", path) for path in paths if path.exists()), None)
+        return next((self._read_json("adapter", path) for path in paths if path.exists()), None)
 
     def control_times(self) -> Iterator[tuple[Mapping[str, float], list[Row]]]:
-        """Yield for each shuffle of the control the seconds before its first step, and its metrics."""
+        """Yield for each shuffle of the control the seconds of its setup by part, and its metrics."""
         for folder in control_folders(self.training):
             record = folder / ARTEFACTS["adapter"].file_name / "training.json"
-            control_record = (self._json("control", record) if record.exists() else None) or {}
-            yield control_record.get("seconds") or {}, self._journal(folder / ARTEFACTS["metrics"].file_name).rows
+            control_record = (self._read_json("control", record) if record.exists() else None) or {}
+            yield control_record.get("seconds") or {}, self._read_metrics(folder / ARTEFACTS["metrics"].file_name).rows
 
     @cached_property
-    def metrics(self) -> Metrics:
-        return self._journal(self.path("metrics"))
+    def metrics(self) -> _Metrics:
+        return self._read_metrics(self.path("metrics"))
 
     @cached_property
-    def control_metrics(self) -> Metrics:
-        """The metrics of the first shuffle."""
-        return self._journal(control_folder(self.training) / ARTEFACTS["metrics"].file_name)
+    def control_metrics(self) -> _Metrics:
+        """The metrics of the control's first shuffle."""
+        return self._read_metrics(control_folder(self.training) / ARTEFACTS["metrics"].file_name)
 
     @cached_property
     def conventions(self) -> list[Convention]:
@@ -252,12 +251,12 @@ class RunRecords:
             return []
 
     def rows(self, name: str) -> Iterator[Row]:
-        """Yield the rows of an artifact; none if it does not exist or is damaged."""
+        """Yield the rows of an artifact; none if it does not exist or cannot be read."""
         schema, version = _SCHEMAS[name]
-        return self._tried(name, lambda: self.run.read_jsonl(name, schema=schema, version=version))
+        return self._read_or_note(name, lambda: self.run.read_jsonl(name, schema=schema, version=version))
 
-    def _tried(self, name: str, read: Any) -> Iterator[Any]:
-        """Yield what a reader yields; note a damaged artifact and leave it out of the page."""
+    def _read_or_note(self, name: str, read: Any) -> Iterator[Any]:
+        """Yield the items that `read` yields. If the artifact is damaged, note it in `unreadable` and stop."""
         if not self.has(name):
             return
         try:
@@ -266,118 +265,39 @@ class RunRecords:
             self.unreadable[name] = str(error)
 
     def _version(self, name: str) -> int:
-        return next(self._tried(name, lambda: iter([self.run.meta(name).version])), 0)
+        return next(self._read_or_note(name, lambda: iter([self.run.meta(name).version])), 0)
 
-    def _json(self, name: str, path: Path) -> Row | None:
+    def _read_json(self, name: str, path: Path) -> Row | None:
         try:
             return decode_object(path.read_bytes())
         except ValueError as error:
             self.unreadable[name] = f"{path.name}: {error}"
             return None
 
-    def _journal(self, path: Path) -> Metrics:
+    def _read_metrics(self, path: Path) -> _Metrics:
         if not path.exists():
-            return Metrics([], False)
+            return _Metrics([], False)
         # A torn last line is normal for a training that was killed.
         contents = read_journal(path)
-        return Metrics(list(contents.rows), contents.torn is not None)
+        return _Metrics(list(contents.rows), contents.torn is not None)
 
 
-# ---- decisions of held-out sessions
-
-
-class Changes(NamedTuple):
-    """Changes of log-prob per token, one value per decision, by the decision's role."""
-
-    after: Mapping[str, list[float]]
-    control: Mapping[str, list[float]]
-
-
-def changes(evaluated: Iterable[Sequence[Row]]) -> Changes:
-    """Return what training did to the decisions of the held-out sessions."""
-    after: dict[str, list[float]] = defaultdict(list)
-    control: dict[str, list[float]] = defaultdict(list)
-    for rows in evaluated:
-        for row in rows:
-            after[row["role"]].append(row["after"] - row["before"])
-            if row["control"] is not None:
-                control[row["role"]].append(row["control"] - row["before"])
-    return Changes(after, control)
-
-
-class Means(NamedTuple):
-    """Mean log-probs per token of a site's decisions in one role."""
+class MeanLogprobs(NamedTuple):
+    """Mean log-probs per token by arm."""
 
     before: float
     after: float
     control: float | None
 
 
-def decision_of(rows: Sequence[Row], role: str) -> Means | None:
-    """Return the means of a site's decisions in this role, or None without any."""
-    chosen = [row for row in rows if row["role"] == role]
-    if not chosen:
+def mean_logprobs(rows: Sequence[Row], role: str) -> MeanLogprobs | None:
+    """Return the means over a site's decisions in a role, or None if it has no such decision."""
+    decisions = [row for row in rows if row["role"] == role]
+    if not decisions:
         return None
-    control = [row["control"] for row in chosen if row["control"] is not None]
-    before, after = (fmean(row[arm] for row in chosen) for arm in ("before", "after"))
-    return Means(before, after, fmean(control) if control else None)
-
-
-# ---- text of turns and pairs
-
-MAX_NEAR_SITE = 4000
-"""Maximum characters of a text at an error, or in a pair."""
-
-
-class Cut(NamedTuple):
-    """A text, with the number of characters that were cut off."""
-
-    text: str
-    num_left_out: int
-
-
-class PairView(NamedTuple):
-    source: str
-    chosen_by: str
-    how: str
-    chosen: Cut
-    rejected: Cut
-
-
-def cut(text: str, most: int) -> Cut:
-    # Newlines only: leading spaces may be indentation.
-    text = text.strip("\n")
-    return Cut(text[:most], max(len(text) - most, 0))
-
-
-def pair_view(row: Row) -> PairView:
-    metadata = row.get("metadata") or {}
-    return PairView(
-        source=str(row.get("source") or "teachers"),
-        chosen_by=str(row.get("chosen_by") or ""),
-        how=str(metadata.get("how") or "").replace("_", " "),
-        chosen=cut(_readable(str(row["chosen"])), MAX_NEAR_SITE),
-        rejected=cut(_readable(str(row["rejected"])), MAX_NEAR_SITE),
-    )
-
-
-def _readable(text: str) -> str:
-    """Return an action as a turn shows it: its text, then each call's name with one argument per line."""
-    action = parse_action_text(text).action
-    calls = [f"{call.name}\n{arguments_of(call)}" for call in action.calls]
-    return "\n\n".join(filter(None, [action.text, *calls])) if calls else text
-
-
-def arguments_of(call: ToolCall) -> str:
-    """Return the arguments of a call, one per line: strings as they are, other values as JSON."""
-    # The arguments were no JSON object, so they are shown as the model wrote them.
-    if call.raw_arguments is not None:
-        return call.raw_arguments
-    return "\n".join(f"{name}: {_value(value)}" for name, value in call.arguments.items())
-
-
-def _value(value: Any) -> str:
-    return value if isinstance(value, str) else encode_as_written(value, where="argument").decode()
+    control = [row["control"] for row in decisions if row["control"] is not None]
+    before, after = (fmean(row[arm] for row in decisions) for arm in ("before", "after"))
+    return MeanLogprobs(before, after, fmean(control) if control else None)
 
 
 # ---- what the counts of a training mean
@@ -418,24 +338,30 @@ MEANINGS = {
 }
 
 
-def _reason_of(name: str) -> str:
-    """Return the part of a count's name that says why: "channel: reason" -> "reason", "note:details" -> "note"."""
+def _reason_in(name: str) -> str:
+    """Return the reason in a count's name: "channel: reason" -> "reason", "note:details" -> "note"."""
     _, colon, reason = name.partition(": ")
     return reason if colon else name.partition(":")[0]
 
 
 def explained(counts: Iterable[str], drops: Iterable[str]) -> list[str]:
-    """Return one line for each count and drop whose name needs an explanation, labeled as in the tables."""
-    noted = {reason: reason.replace("_", " ") for reason in map(_reason_of, sorted(counts))}
-    left_out = {reason: reason for reason in map(_reason_of, sorted(drops))}
-    return [f"{label}: {MEANINGS[reason]}" for reason, label in (noted | left_out).items() if reason in MEANINGS]
+    """Return a line of explanation for each count and drop that has one in `MEANINGS`, labeled as in the tables."""
+    count_labels = {reason: reason.replace("_", " ") for reason in map(_reason_in, sorted(counts))}
+    drop_labels = {reason: reason for reason in map(_reason_in, sorted(drops))}
+    return [
+        f"{label}: {MEANINGS[reason]}" for reason, label in (count_labels | drop_labels).items() if reason in MEANINGS
+    ]
 
 
 def of_good_turns(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[str]:
-    """Return a line if good turns and dropped turns do not add up: a good turn may fit into no window."""
+    """Return a line on good turns that were dropped because no window has room for them; none if there are none."""
     if "good_turns" not in counts:
         return []
     num_left_out = sum(number for name, number in drops.items() if name.startswith("lm_ce: "))
-    # Dropped turns that are not explained by being no good turns.
-    both = num_left_out - (counts["model_turns"] - counts["good_turns"])
-    return [f"{both:,} of the good turns are left out as well: no window holds them"] if both > 0 else []
+    # The other dropped turns are not good turns.
+    num_without_window = num_left_out - (counts["model_turns"] - counts["good_turns"])
+    return (
+        [f"{num_without_window:,} of the good turns are left out as well: no window holds them"]
+        if num_without_window > 0
+        else []
+    )
