@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -9,7 +10,7 @@ import torch
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.batch.hint_placement import teacher_context
-from composer_replication.trainer.objective.hint_proof import ProvableSite, count_reasons, prove_hints, verdict
+from composer_replication.trainer.objective.hint_proof import ProvableSite, prove_hints, verdict
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import ErrorSite, Hint
@@ -127,7 +128,7 @@ def test_hint_proof_keeps_every_site(world):
             ProvableSite(site_id=identity, rendered=rendered, span=span, hint=session.hint, kind=session.kind.name)
         )
     proofs = prove_hints(world.model, world.renderer, sites)
-    assert count_reasons(proofs) == {"kept": len(sites)}
+    assert Counter(proof.reason for proof in proofs) == {"kept": len(sites)}
     assert min(proof.advantage * proof.num_tokens for proof in proofs) > 2.0
 
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import Counter
+
 import pytest
 import torch
 from transformers import AutoModelForCausalLM, Qwen2Config
@@ -11,7 +13,7 @@ from chat_templates import SMALL_FAMILIES
 from composer_replication.batch.hint_placement import teacher_context
 from composer_replication.errors import InputError
 from composer_replication.trainer.objective import hint_proof
-from composer_replication.trainer.objective.hint_proof import ProvableSite, count_reasons, prove_hints
+from composer_replication.trainer.objective.hint_proof import ProvableSite, prove_hints
 from session_pieces import Session
 
 HINTS = {"cmd_not_found": "The program is called pytest.", "file_not_found": "List the folder before you read."}
@@ -88,9 +90,9 @@ def test_a_margin_drops_sites_by_name():
     advantages = sorted(proof.advantage for proof in prove_hints(model, renderer, sites))
     assert advantages[-1] > 0
     at_the_top = prove_hints(model, renderer, sites, margin=advantages[-1])
-    assert count_reasons(at_the_top) == {hint_proof.HINT_DOES_NOTHING: len(sites)}
+    assert Counter(proof.reason for proof in at_the_top) == {hint_proof.HINT_DOES_NOTHING: len(sites)}
     just_below = prove_hints(model, renderer, sites, margin=advantages[-1] * 0.999)
-    assert count_reasons(just_below)["kept"] == 1
+    assert Counter(proof.reason for proof in just_below)["kept"] == 1
 
 
 def test_an_empty_hint_does_nothing_and_is_not_kept():

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 import zlib
+from collections import Counter
 from dataclasses import replace
 
 import pytest
@@ -13,7 +14,7 @@ from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, 
 from composer_replication.runs import RunDir
 from composer_replication.trainer.from_config.offline import report_hint_check
 from composer_replication.trainer.objective import hint_proof
-from composer_replication.trainer.objective.hint_proof import HintProof, count_reasons, verdict
+from composer_replication.trainer.objective.hint_proof import HintProof, verdict
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.sessions.proof import SCHEMA, VERSION
 from session_pieces import Session
@@ -85,7 +86,7 @@ def test_a_model_heeds_hints_where_its_own_lower_the_erring_decision_and_nothing
         assert sessions.counts["sites"] == kept
     if drop is set_against_everything:
         assert found.over_other == NUMBER
-        assert count_reasons(sessions.proofs) == {hint_proof.LOWERS_GOOD_CALLS: NUMBER}
+        assert Counter(proof.reason for proof in sessions.proofs) == {hint_proof.LOWERS_GOOD_CALLS: NUMBER}
 
 
 def test_figures_are_means_a_token_and_differences_of_differences(monkeypatch):

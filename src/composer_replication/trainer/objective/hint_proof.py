@@ -22,7 +22,6 @@ Where it trains only on calls (`part="call"`), the words stay.
 from __future__ import annotations
 
 import math
-from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from statistics import fmean
@@ -147,11 +146,6 @@ def prove_hints(
 def is_near(call: TurnSpan, site: TurnSpan, max_context: int) -> bool:
     """Return whether a call before a site in the same sequence has at least half of the site's context before it."""
     return 0 <= site.header_start - call.header_start <= max_context // 2
-
-
-def count_reasons(proofs: Sequence[HintProof]) -> Counter[str]:
-    """Return the number of sites for each reason: "kept", or the reason for the rejection."""
-    return Counter(proof.reason for proof in proofs)
 
 
 class _Scores:
