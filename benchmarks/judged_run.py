@@ -14,7 +14,7 @@ from composer_replication.runs import files as pair_rows
 from composer_replication.runs.files import read_conversations, read_sites
 from composer_replication.trainer.from_config.inputs import read_inputs, tools_of
 from composer_replication.trainer.from_config.offline import offline_data
-from composer_replication.trainer.sessions.stored_windows import StoredWindow
+from composer_replication.trainer.sessions.dataset import StoredWindow
 from composer_replication.types import Turn
 from target_check import Judged, SessionJudge, Tally
 from template_oracle import Student, is_own

@@ -19,10 +19,9 @@ from peft import LoraConfig, get_peft_model
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
 from composer_replication.batch.tree_batch import CHANNELS
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.presets import ChannelSettings
-from composer_replication.trainer.sessions.dataset import LoggedSessions
-from composer_replication.trainer.sessions.stored_windows import store_window
+from composer_replication.trainer.sessions.dataset import LoggedSessions, StoredWindow
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from session_step import Session, build_model
 
@@ -76,7 +75,7 @@ class PlainTrainer(Trainer):
 def sessions_of(session: Session) -> LoggedSessions:
     """Return the benchmark's session as a data set of the trainer, without a conversation, as its tokens are random."""
     batch = session.tree("cpu")
-    window = store_window(
+    window = StoredWindow.from_batch(
         batch, conversation_id="made", sequence=0, span=(0, len(session.trunk)), site_ids=(), state_ids=()
     )
     made = object.__new__(LoggedSessions)

@@ -19,7 +19,7 @@ from composer_replication.runs import files as tools
 from composer_replication.runs import split
 from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints import manifest
-from composer_replication.trainer.from_config import plan as results
+from composer_replication.trainer.from_config import training as results
 from composer_replication.trainer.objective.fingerprint import Fingerprint
 from composer_replication.trainer.objective.hint_proof import HintProof
 from composer_replication.trainer.sessions import proof, reference
@@ -367,7 +367,7 @@ WRITTEN: tuple[Written, ...] = (
         f"adapter/{results.RECORD}",
         results._SCHEMA,
         results._VERSION,
-        results.write_record,
+        results._write_record,
         (),
         "What the weights in this folder were made from, and what each channel did.",
     ),

@@ -28,9 +28,9 @@ from composer_replication.errors import ComposerError
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
 from composer_replication.trainer.from_config.inputs import tools_of
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.hint_proof import HintProof
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 

@@ -173,11 +173,6 @@ def load_tree(folder: Path, name: str, *, device: str = "cpu") -> Any:
     return _TreeDecoder(str(path), tensors).decode(about["tree"])
 
 
-def has_tree(folder: Path, name: str) -> bool:
-    """Return whether `save_tree` wrote a tree with this name to this folder."""
-    return (Path(folder) / f"{name}.json").is_file()
-
-
 _PLAIN_TENSORS = (Tensor, torch.nn.Parameter, torch.nn.Buffer)
 _KEYS = (str, int, float, type(None))  # bool is an int
 

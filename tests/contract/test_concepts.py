@@ -62,7 +62,7 @@ def test_every_function_that_a_page_names_exists(page):
         ),
         (
             "The walk of a TRL rollout",
-            "trainer/from_config/training.py:grpo_trainer",
+            "trainer/from_config/grpo.py:prepare_grpo",
             "loss/linear/weighted.py:linear_divergence",
         ),
     ],

@@ -16,8 +16,8 @@ pytest.importorskip("trl")
 from offline_pieces import arguments, logged, sessions_of, tiny  # noqa: E402
 from test_composer_channels import scripted  # noqa: E402
 
+from composer_replication.trainer.objective.channels import ChannelSettings  # noqa: E402
 from composer_replication.trainer.offline_trainer import OfflineTrainer  # noqa: E402
-from composer_replication.trainer.presets import ChannelSettings  # noqa: E402
 from composer_replication.trainer.teacher_keeper import TeacherKeeper  # noqa: E402
 from rollouts.tiny_policy import save_policy  # noqa: E402
 

@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM, Gemma2Config, Gemma2ForCausalLM, 
 from composer_replication import compose_loss
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.trainer.objective.attention.attend import attend_to_tree, tree_mask
+from composer_replication.trainer.objective.attention.attend import _attend_to_tree, tree_mask
 from composer_replication.trainer.objective.attention.forward import tree_hidden_states
 from composer_replication.trainer.objective.model_head import hidden_states
 
@@ -66,7 +66,7 @@ def test_attention_in_bf16_is_as_near_to_the_formula_as_a_flat_kernel_is(kind, s
         for number in (heads, key_heads, key_heads)
     ]
     weights = torch.randn(1, heads, len(tree), dim, device="cuda", dtype=torch.bfloat16)
-    got = attend_to_tree(*inputs, tree_mask(tree, kind)).transpose(1, 2)
+    got = _attend_to_tree(*inputs, tree_mask(tree, kind)).transpose(1, 2)
     grads = torch.autograd.grad((got * weights).sum(), inputs)
     wide = [each.detach().double().requires_grad_() for each in inputs]
     key, value = (each.repeat_interleave(heads // key_heads, dim=1) for each in wide[1:])

@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM, LlamaConfig, Qwen2Config, Qwen3Mo
 from composer_replication.batch.tree import build_tree
 from composer_replication.trainer.objective.attention import forward
 from composer_replication.trainer.objective.attention import forward as tree_trial
-from composer_replication.trainer.objective.attention.forward import tree_hidden_states, why_flat
+from composer_replication.trainer.objective.attention.forward import _why_flat, tree_hidden_states
 from model_families import FAMILIES, LEAK, build
 
 pytestmark = [pytest.mark.gpu, pytest.mark.skipif(not torch.cuda.is_available(), reason="no CUDA device")]
@@ -68,12 +68,12 @@ def test_bits_of_a_path_stay_when_branches_change(name, dtype):
     ids = torch.where(kept, tree.input_ids, (tree.input_ids + 1) % 512)
     with torch.no_grad():
         for kind in KINDS[dtype]:
-            given = tree_trial.masked(body, tree, kind)
+            given = tree_trial._masked(body, tree, kind)
             padded_ids = given.tree.input_ids.clone()
             padded_ids[: len(tree)] = ids
-            first, second = (tree_trial.run_tree(body, given) for _ in range(2))
+            first, second = (tree_trial._run_tree(body, given) for _ in range(2))
             assert torch.equal(first, second)
-            other = tree_trial.run_tree(body, given, input_ids=padded_ids)
+            other = tree_trial._run_tree(body, given, input_ids=padded_ids)
             assert torch.equal(first[kept], other[kept])
             assert not torch.equal(first[~kept], other[~kept])
 
@@ -82,10 +82,10 @@ def test_bits_of_a_path_stay_when_branches_change(name, dtype):
 @pytest.mark.parametrize("name", ["Falcon-H1", "LFM2", "Jamba"])
 def test_hybrids_are_rejected_with_and_without_their_config(monkeypatch, name, dtype):
     model, tree = build(name, dtype).to("cuda"), session(300, vocab=96)
-    assert re.search(FAMILIES[name].because, why_flat(model, tree))
+    assert re.search(FAMILIES[name].because, _why_flat(model, tree))
     monkeypatch.setattr(forward, "why_never", lambda _config: None)
     monkeypatch.setattr(tree_trial, "_other_masks", lambda *_: None)
-    because = why_flat(model, tree)
+    because = _why_flat(model, tree)
     assert re.search(LEAK, because) or "Error" in because
     assert tree_hidden_states(model, tree).kind is None
 

@@ -16,7 +16,7 @@ def job(folder: Path, resume: bool, **_options: Any) -> dict[str, Any]:
     sys.path.insert(0, str(PIECES))
     from offline_pieces import logged, sessions_of, tiny, trainer_of
 
-    from composer_replication.trainer.presets import ChannelSettings
+    from composer_replication.trainer.objective.channels import ChannelSettings
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     model = tiny()

@@ -15,7 +15,7 @@ from transformers import GPT2Config, GPT2LMHeadModel, Trainer, TrainerCallback, 
 
 from composer_replication.errors import RunError
 from composer_replication.trainer.checkpoints import load_tree, save_tree, weights_digest, write_manifest
-from composer_replication.trainer.checkpoints.resume import model_identity
+from composer_replication.trainer.checkpoints.run_checkpoints import model_identity
 from composer_replication.trainer.checkpoints.weights import (
     load_optimiser_tree,
     load_weights,

@@ -7,8 +7,7 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
 from composer_replication.recipes.verl.channel_loss import EngineChannels
-from composer_replication.trainer.objective.channels import LossKnobs, annealed
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings, LossKnobs, annealed
 
 STEPS = range(7)  # two more than the run has
 

@@ -16,7 +16,7 @@ from composer_replication.envs.student import load_student
 from composer_replication.envs.trl_environment import task_rows
 from composer_replication.evaluation.ablation.workspace import SCHEMAS, TaskEpisode, files_worth, play_all
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.rollouts.hint_distillation import ITEMS, SITES, ErringTurn
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from recipes.recorded_episodes import played

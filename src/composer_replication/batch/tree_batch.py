@@ -6,10 +6,10 @@ one batch.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass, field
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, fields, is_dataclass, replace
 from itertools import accumulate
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import torch
 from torch import Tensor
@@ -18,6 +18,7 @@ from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.tree import TokenTree, build_tree, pack_trees
 from composer_replication.errors import AlignmentError, BatchKeyError, InputError, explain
 
+T = TypeVar("T")
 # Names of channels 1, 2 and 3 in metrics and denominators.
 CHANNELS = ("lm_ce", "sdpo_jsd", "trace_replay_dpo")
 
@@ -308,6 +309,8 @@ def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
 
 def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
     """Concatenate the batches' trees, which cannot attend to each other. Pad after packing, not before."""
+    if len(batches) == 1:
+        return batches[0]
     tree = pack_trees([batch.tree for batch in batches])
     offsets = list(accumulate((len(batch.tree) for batch in batches[:-1]), initial=0))
 
@@ -332,6 +335,21 @@ def pack_batches(batches: Sequence[TreeBatch]) -> TreeBatch:
         contrast=_concatenate_contrast(batches, offsets),
         sites_without_contrast=sum(batch.sites_without_contrast for batch in batches),
     )
+
+
+def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
+    """Return a copy of nested dataclasses and tuples with `change` applied to every tensor."""
+    if isinstance(value, Tensor):
+        return change(value)  # pyright: ignore[reportReturnType]
+    if is_dataclass(value) and not isinstance(value, type):
+        return replace(
+            value, **{field.name: map_tensors(getattr(value, field.name), change) for field in fields(value)}
+        )
+    if isinstance(value, tuple) and any(isinstance(member, Tensor) for member in value):
+        members: Any = [map_tensors(member, change) for member in value]
+        # The constructor of a NamedTuple takes its fields as separate arguments.
+        return type(value)(*members) if hasattr(value, "_fields") else type(value)(members)
+    return value
 
 
 def _concatenate_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:

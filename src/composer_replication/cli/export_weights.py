@@ -30,9 +30,11 @@ from composer_replication.atomic import atomic_write_text, staged_path
 from composer_replication.batch.model_folder import load_adapter, load_config, load_model, load_tokenizer
 from composer_replication.errors import InputError, RunError, explain
 from composer_replication.optional import require
+from composer_replication.runs import RunDir
 from composer_replication.runs.directory import record_outside_copy, require_empty_folder
+from composer_replication.runs.files import hash_weight_files, read_evaluation
 from composer_replication.runs.lineage import RECORD
-from composer_replication.trainer.trained import Trained, trained_weights
+from composer_replication.trainer.trained import Trained, data_card, trained_weights
 
 if TYPE_CHECKING:
     from torch import Tensor, nn
@@ -107,9 +109,9 @@ def _write_formats(
 
 def _write_cards(trained: Trained, unfinished: Path, folder: Path, *, public_name: str | None) -> None:
     """Write a card for each set of weights. The card of weights that are pushed contains no local path."""
-    from composer_replication.trainer.trained import evaluation_of, model_card, run_card
+    from composer_replication.trainer.trained import model_card
 
-    run, evaluation = trained.run, evaluation_of(trained)
+    run, evaluation = trained.run, _evaluation_of(trained)
     is_public, merged_name = public_name is not None, public_name or str(folder.absolute() / "merged")
     card = model_card(trained, form="merged", name=merged_name, evaluation=evaluation, is_public=is_public)
     atomic_write_text(unfinished / "merged" / "README.md", card)
@@ -118,7 +120,7 @@ def _write_cards(trained: Trained, unfinished: Path, folder: Path, *, public_nam
         card = model_card(trained, form="adapter", name=name, evaluation=evaluation)
         atomic_write_text(unfinished / "adapter" / "README.md", card)
     if run is not None:
-        atomic_write_text(unfinished / "DATA.md", run_card(run))
+        atomic_write_text(unfinished / "DATA.md", _run_card(run))
 
 
 # ---- Pushing to the hub: private unless --public is given, and never data
@@ -487,3 +489,30 @@ def _render(tokenizer: Any, messages: Sequence[Mapping[str, str]], *, prompt: bo
         return tokenizer.apply_chat_template(list(messages), tokenize=False, add_generation_prompt=prompt)
     except template_error as error:
         raise ValueError(str(error)) from error
+
+
+_DATA_FILES = {
+    "conversations": "sessions, split into the contexts that a model saw: turns with text, calls and results",
+    "sites": "failed calls with kind, blame, evidence and, if they can be trained on, a hint",
+    "pairs": "preference pairs: the messages before a turn, the chosen and the rejected action",
+}
+
+
+def _run_card(run: RunDir) -> str:
+    """Return the README for the data that weights were trained on; the data itself stays in the run."""
+    files = {name: run.path(name).name for name in _DATA_FILES if run.path(name).exists()}
+    what = (
+        "The data that the weights next to this card were trained on. It stays in the run directory, where each of the "
+        "files below can be loaded."
+    )
+    fields = {file: _DATA_FILES[name] for name, file in files.items()}
+    return data_card(run, name="Data", what=what, fields=fields, files=files)
+
+
+def _evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
+    """Return the evaluation for these weights, or None if `crf evaluate` did not run or evaluated other weights."""
+    run, folder = trained.run, trained.folder
+    if run is None or folder is None or not run.path("evaluation").exists():
+        return None
+    evaluation = read_evaluation(run)
+    return evaluation if evaluation["models"]["after"].get("files") == (hash_weight_files(folder) or "") else None

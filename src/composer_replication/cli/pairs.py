@@ -88,9 +88,8 @@ def run(args: argparse.Namespace) -> int:
     pairs = write_pairs(section, run_dir, export=export, no_scrub=args.no_scrub, allowed=args.allow)
     if export is not None and pairs.num_exported:
         from composer_replication.atomic import atomic_write_text
-        from composer_replication.trainer.trained import preferences_card
 
-        atomic_write_text(_card_path(export), preferences_card(run_dir, export.name))
+        atomic_write_text(_card_path(export), _preferences_card(run_dir, export.name))
     _print_result(run_dir, pairs, section, args)
     return 0
 
@@ -604,3 +603,18 @@ def _pair(conversation: Conversation, correction: Correction, messages: list[Any
     )
     outcome = {WORKED: False, "rejected_failures": [correction.kind] if correction.kind else [], "how": correction.how}
     return _Candidate(record, {**outcome, **({"tools": tools} if tools else {})})
+
+
+def _preferences_card(run: RunDir, file: str) -> str:
+    """Return the README for preference pairs that were exported for TRL's DPOTrainer."""
+    from composer_replication.trainer.trained import data_card
+
+    fields = {
+        "state_id": "conversation and turn of the pair",
+        "prompt": "messages before the turn",
+        "chosen": "the preferred action: one assistant message",
+        "rejected": "the rejected action: one assistant message",
+        "tools": "JSON schemas of the tools, as text",
+    }
+    what = "Preference pairs from sessions of coding agents: the consensus of teachers, or corrections in a session."
+    return data_card(run, name=file, what=what, fields=fields, files={"train": file})

@@ -51,7 +51,8 @@ if TYPE_CHECKING:
     from composer_replication.cli.pipeline import RunCallbacks, RunResult
     from composer_replication.evaluation.evaluate import Measurable
     from composer_replication.teacher_replay.cost_survey import PriceRange
-    from composer_replication.trainer.from_config.plan import TrainingPace, TrainingPlan
+    from composer_replication.trainer.from_config.offline import TrainingPace
+    from composer_replication.trainer.from_config.train_run import TrainingPlan
 
 
 WHEN_INTERRUPTED = "finished steps are saved; run the same command to resume"

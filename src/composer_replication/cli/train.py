@@ -31,7 +31,8 @@ if TYPE_CHECKING:
 
     from composer_replication.config import CrfConfig
     from composer_replication.runs.lineage import ChannelResult
-    from composer_replication.trainer.from_config.plan import TrainingPlan, TrainingResult
+    from composer_replication.trainer.from_config.train_run import TrainingPlan
+    from composer_replication.trainer.from_config.training import TrainingResult
 
 WHEN_INTERRUPTED = "what was computed is saved; run the same command to resume"
 # Rows of the table "To train on": names of the plan's counts, and what they are called in print.

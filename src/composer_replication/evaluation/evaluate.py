@@ -6,11 +6,13 @@ and the record (`record`).
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections import Counter
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
@@ -36,6 +38,7 @@ from composer_replication.evaluation.record import (
     unit_by_session,
 )
 from composer_replication.evaluation.vllm_sampling import make_engine
+from composer_replication.optional import available
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import ROWS_VERSION, write_evaluation
 from composer_replication.runs.split import SplitRow, require_split_rows
@@ -47,6 +50,8 @@ if TYPE_CHECKING:
 
 
 PARTIAL = "evaluation.partial.jsonl"
+# The project that transformers' own callbacks use, unless the environment names another one.
+_PROJECT = "huggingface"
 _SOURCES = ("conversations", "split", "sites")
 
 
@@ -265,9 +270,49 @@ def evaluate(
 
 def _send_to_tracker(config: CrfConfig, run: RunDir, record: dict[str, Any], callbacks: TrainingCallbacks) -> None:
     """Send the metrics to the training's tracker. Only prints a message if the tracker is not installed."""
-    from composer_replication.trainer.metrics_file import report_evaluation
-
     try:
-        report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
+        _report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
     except MissingExtraError as error:
         callbacks.say(f"train.report_to: {error}; the metrics are in evaluation.json only")
+
+
+def _report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name: str) -> dict[str, float]:
+    """Log evaluation results as a new run in the tracker `report_to`, and return them as metrics;
+    "none" logs nothing.
+    """
+    metrics = _evaluation_metrics(evaluation)
+    if report_to == "none":
+        return metrics
+    if not available(report_to):
+        raise MissingExtraError(f"{report_to} is not installed. Type: pip install {report_to}", name=report_to)
+    tracker: Any = import_module(report_to)
+    models = {f"{arm}_model": str(model["name"]) for arm, model in evaluation["models"].items() if model}
+    settings = {"verdict": evaluation["verdict"]["word"], "primary": evaluation["primary"], **models}
+    tracker.init(
+        project=os.environ.get(f"{report_to.upper()}_PROJECT", _PROJECT), name=f"{run_name}-evaluation", config=settings
+    )
+    try:
+        tracker.log(metrics)
+    finally:
+        tracker.finish()
+    return metrics
+
+
+def _evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
+    """Return evaluation results as metrics: `evaluation/ARM/NAME`, with `/low` and `/high` for its interval.
+
+    A result for one kind of error has `/KIND` after its name.
+    """
+    metrics: dict[str, float] = {}
+    for figure in evaluation["figures"]:
+        name = "/".join(
+            ["evaluation", figure["arm"], figure["name"], *([figure["kind"]] if figure.get("kind") else [])]
+        )
+        for key, suffix in (("estimate", ""), ("low", "/low"), ("high", "/high")):
+            if figure[key] is not None:
+                metrics[name + suffix] = float(figure[key])
+    for metric in evaluation.get("damage", ()):
+        for arm in ("before", "after", "control"):
+            if metric.get(arm) is not None:
+                metrics[f"evaluation/damage/{metric['name']}/{arm}"] = float(metric[arm])
+    return metrics

@@ -6,12 +6,11 @@ presets           recommended settings as arguments
 same_start        checks that all processes begin with the same weights, data and settings
 teacher_keeper    channel 2's teacher during a run
 start_model       preparing the initial model, and finding untrained rows in its head
-metrics_file      writing `metrics.jsonl`, and a callback for a trainer's own steps
+metrics_file      writing `metrics.jsonl`, and a callback that notifies a trainer of its own steps
 checkpoints/      checkpoints that are either complete or ignored, and that resume a run bit for bit
 watch/            memory estimate, collapse alarm, diagnosis
 overrides         all overrides of methods in transformers' and TRL's trainers
 offline_trainer   training on logged sessions
-offline_checks    checks before and after an offline run, and the run's metrics
 warmup            training on channel 1 only at first, for a model that does not know the harness
 composer_trainer  GRPO with two more channels, on top of TRL
 grpo_step         what the composer trainer does in TRL's generation step and loss

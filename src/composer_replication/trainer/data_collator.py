@@ -12,10 +12,10 @@ from typing import Any, Literal, NamedTuple, Protocol, TypedDict, cast
 import torch
 from torch import Tensor
 
-from composer_replication.batch.alignment import IGNORE_INDEX, pad_rows
+from composer_replication.batch.alignment import IGNORE_INDEX
 from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
 from composer_replication.batch.hint_placement import PLACEMENTS, Placement
-from composer_replication.batch.pair_tokens import PairIds, ResponseIds
+from composer_replication.batch.pair_tokens import PairIds
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.trace_messages import to_conversation
@@ -23,16 +23,7 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator import HINT_TEMPLATES
 from composer_replication.hint_generator.context import is_json_error
 from composer_replication.sites import KINDS, classify
-from composer_replication.trainer.trace_rows import (
-    Hinted,
-    LeftCut,
-    PairMaker,
-    RowMaker,
-    SegmentRenderer,
-    SiteRow,
-    StudentRow,
-    TraceRows,
-)
+from composer_replication.trainer.trace_rows import SegmentRenderer, TraceRenderer, TraceRows, pair_tensors
 from composer_replication.types import Conversation, DPOPair, ToolCall, ToolResult, Turn
 
 __all__ = ["CollatorConfig", "ComposerDataCollator", "TokenizerLike", "TraceExample", "TraceTurn"]
@@ -160,32 +151,33 @@ class ComposerDataCollator:
     def __post_init__(self) -> None:
         config = self.config
         self.renderer = _renderer_of(self.tokenizer, config)
-        cut = LeftCut(self.renderer)
-        self._rows = RowMaker(
-            self.renderer, cut, self.counts, max_seq_len=config.max_seq_len, placement=config.placement
+        self._traces = TraceRenderer(
+            self.renderer,
+            self.counts,
+            max_seq_len=config.max_seq_len,
+            max_dpo_seq_len=config.max_dpo_seq_len,
+            placement=config.placement,
         )
-        self._pairs = PairMaker(self.renderer, cut, self.counts, max_dpo_seq_len=config.max_dpo_seq_len)
         self._num_ids = _vocabulary_size(self.tokenizer)
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
         """Return the batch, after the validation that `compose_loss` also does."""
         if not batch:
             raise InputError(explain("batch", got="no traces", expected="at least one trace"))
-        students, sites, pairs, rewards = list[StudentRow](), list[SiteRow](), list[PairIds](), list[float]()
+        rows, pairs, rewards = TraceRows(), list[PairIds](), list[float]()
         for number, example in enumerate(batch):
             where = _name(example, number)
             reward = self._reward(example, where)
-            rows = self._trace_rows(example, where)
-            # Sites count rows within their trace; a batch needs them counted within the batch.
-            sites += [site._replace(student_row=len(students) + site.student_row) for site in rows.sites]
-            students += rows.students
-            rewards += [reward] * len(rows.students)
+            trace_rows = self._trace_rows(example, where)
+            rows.extend(trace_rows)
+            rewards += [reward] * len(trace_rows.students)
             pairs += self._trace_pairs(example, where)
         # One token without a target, so that a batch of unusable traces does not end a long run.
-        if not students:
+        if not rows.students:
             self.counts["batch_without_rows"] += 1
-            students, rewards = [StudentRow([self.config.pad_token_id], [])], [math.nan]
-        return self._tensors(students, sites, pairs, rewards)
+            rows.add_token_without_target(self.config.pad_token_id)
+            rewards = [math.nan]
+        return self._tensors(rows, pairs, rewards)
 
     def pairs(self, traces: Iterable[TraceExample]) -> Iterator[PairIds]:
         """Yield the pairs that batches of these traces contain, for `trainer.reference.precompute_ref_logprobs`.
@@ -208,15 +200,15 @@ class ComposerDataCollator:
         conversation = to_conversation(cast("Sequence[Mapping[str, Any]]", messages), conversation_id=where)
         if not conversation.turns:
             self.counts["empty_conversation"] += 1
-            return TraceRows([], [])
+            return TraceRows()
         hints = list(self._hints(messages, conversation)) if self.config.enable_sdpo else []
         # A call and its result may both be marked, for the same error.
         unique_hints = list(dict.fromkeys(hints))
         if len(unique_hints) < len(hints):
             self.counts["same_hint_again"] += len(hints) - len(unique_hints)
-        return self._rows.rows(conversation, unique_hints)
+        return self._traces.rows(conversation, unique_hints)
 
-    def _hints(self, messages: Sequence[TraceTurn], conversation: Conversation) -> Iterator[Hinted]:
+    def _hints(self, messages: Sequence[TraceTurn], conversation: Conversation) -> Iterator[tuple[str, str]]:
         generate = self.config.hint_generator
         if generate is None:
             return
@@ -226,7 +218,7 @@ class ComposerDataCollator:
             if hint is None:
                 self.counts["no_hint"] += 1
             elif isinstance(hint, str):
-                yield Hinted(turn_id, hint)
+                yield turn_id, hint
             else:
                 what = f"hint for {error.kind} at turn {turn_id}"
                 raise InputError(explain(what, got=type(hint).__name__, expected="text, or None for no hint"))
@@ -238,7 +230,7 @@ class ComposerDataCollator:
         # A single pair instead of a list is a common mistake, and a mapping would be iterated by its keys.
         if isinstance(pairs, str | Mapping) or not isinstance(pairs, Sequence):
             raise InputError(explain(f"dpo_pairs in {where}", got=type(pairs).__name__, expected="a list of DPOPairs"))
-        pair_ids = [self._pairs.pair(pair, f"pair {number} in {where}") for number, pair in enumerate(pairs)]
+        pair_ids = [self._traces.pair(pair, f"pair {number} in {where}") for number, pair in enumerate(pairs)]
         return [pair for pair in pair_ids if pair is not None]
 
     def _reward(self, example: TraceExample, where: str) -> float:
@@ -257,15 +249,12 @@ class ComposerDataCollator:
             raise InputError(explain(f"{key} in {where}", got=repr(value), expected="a finite number", fix=fix))
         return reward
 
-    def _tensors(
-        self, students: list[StudentRow], sites: list[SiteRow], pairs: list[PairIds], rewards: list[float]
-    ) -> dict[str, Tensor]:
+    def _tensors(self, rows: TraceRows, pairs: list[PairIds], rewards: list[float]) -> dict[str, Tensor]:
         pad = self.config.pad_token_id
-        batch = _student_tensors(students, pad) | {"rewards": torch.tensor(rewards, dtype=torch.float32)}
-        if sites:
-            batch |= _site_tensors(sites, batch["input_ids"], pad, self.config.ignore_index)
+        batch = rows.tensors(pad, self.config.ignore_index)
+        batch["rewards"] = torch.tensor(rewards, dtype=torch.float32)
         if pairs:
-            batch |= _pair_tensors(pairs, pad)
+            batch |= pair_tensors(pairs, pad)
         if pairs and self.reference is not None:
             batch |= _reference_tensors(pairs, self.reference)
         ids = (value for name, value in batch.items() if name.endswith("input_ids"))
@@ -356,7 +345,8 @@ def _marked_errors(
         if not isinstance(kind, str):
             where = f"error_kind in {turns[index].id}"
             raise InputError(explain(where, got=type(kind).__name__, expected="the name of a kind"))
-        yield _MarkedError(caller, kind, meta or _meta_from_trace(call, text))
+        facts = {"tool_name": call.name if call else "", "error_message": text}
+        yield _MarkedError(caller, kind, meta or {key: value for key, value in facts.items() if value})
 
 
 def _meta_of(message: Mapping[str, Any], where: str) -> dict[str, Any]:
@@ -387,63 +377,12 @@ def _kind_of(call: ToolCall | None, text: str) -> str:
     return "runtime_error" if kind == "other" else kind
 
 
-def _meta_from_trace(call: ToolCall | None, text: str) -> dict[str, Any]:
-    facts = {"tool_name": call.name if call else "", "error_message": text}
-    return {key: value for key, value in facts.items() if value}
-
-
 class _ReferenceLookup(Protocol):
     """Returns the initial model's log-probs for both answers in a pair, looked up by token ids."""
 
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
     ) -> tuple[float, float]: ...
-
-
-def attention(rows: Sequence[Sequence[int]]) -> Tensor:
-    return pad_rows([[1] * len(row) for row in rows], 0)
-
-
-def _student_tensors(rows: Sequence[StudentRow], pad: int) -> dict[str, Tensor]:
-    ids = [row.ids for row in rows]
-    mask = torch.zeros_like(attention(ids))
-    for number, row in enumerate(rows):
-        for start, end in row.targets:
-            mask[number, start:end] = 1
-    return {"input_ids": pad_rows(ids, pad), "attention_mask": attention(ids), "response_mask": mask}
-
-
-def _site_tensors(sites: Sequence[SiteRow], input_ids: Tensor, pad: int, ignore_index: int) -> dict[str, Tensor]:
-    """Return the batch entries for channel 2.
-
-    Row n of both index tensors predicts the same token; the mask marks that token in `input_ids`.
-    """
-    mask = torch.full_like(input_ids, ignore_index)
-    student: list[Tensor] = []
-    teacher: list[Tensor] = []
-    for number, site in enumerate(sites):
-        offsets = torch.arange(len(site.ids) - site.start)
-        mask[site.student_row, site.student_start + offsets] = 1
-        # The hidden state of a token predicts the next one, hence the - 1.
-        student.append(_index(site.student_row, site.student_start - 1 + offsets))
-        teacher.append(_index(number, site.start - 1 + offsets))
-    ids = [site.ids for site in sites]
-    return {
-        "ctx_teacher_input_ids": pad_rows(ids, pad),
-        "ctx_teacher_attention_mask": attention(ids),
-        "sdpo_loss_mask": mask,
-        "sdpo_student_index": torch.cat(student),
-        "sdpo_teacher_index": torch.cat(teacher),
-    }
-
-
-def _pair_tensors(pairs: Sequence[PairIds], pad: int) -> dict[str, Tensor]:
-    answers = {"chosen": [pair.chosen for pair in pairs], "rejected": [pair.rejected for pair in pairs]}
-    return {
-        f"dpo_{name}_{key}": value
-        for name, rows in answers.items()
-        for key, value in _answer_tensors(rows, pad).items()
-    }
 
 
 def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) -> dict[str, Tensor]:
@@ -454,16 +393,6 @@ def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) ->
             raise InputError(explain(what, got=values, expected="two finite sums, chosen and rejected"))
     chosen, rejected = torch.tensor(pair_logprobs, dtype=torch.float32).unbind(1)
     return {"dpo_chosen_ref_logprobs": chosen.clone(), "dpo_rejected_ref_logprobs": rejected.clone()}
-
-
-def _answer_tensors(rows: Sequence[ResponseIds], pad: int) -> dict[str, Tensor]:
-    ids = [row.ids for row in rows]
-    masks = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
-    return {"input_ids": pad_rows(ids, pad), "attention_mask": attention(ids), "response_mask": pad_rows(masks, 0)}
-
-
-def _index(row: int, positions: Tensor) -> Tensor:
-    return torch.stack([torch.full_like(positions, row), positions], dim=1)
 
 
 def _find_calling_turn(turns: Sequence[Turn], index: int) -> int | None:

@@ -21,9 +21,8 @@ from torch import Tensor, nn
 from composer_replication.batch.tree_batch import CHANNELS, TreeBatch, pack_batches
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.optional import require
-from composer_replication.trainer.objective.channels import ChannelSettings
+from composer_replication.trainer.objective.channels import NO_PAIR, ChannelSettings
 from composer_replication.trainer.objective.fingerprint import fingerprint_of
-from composer_replication.trainer.presets import NO_PAIR
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
 
 if TYPE_CHECKING:

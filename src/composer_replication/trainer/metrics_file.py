@@ -3,17 +3,12 @@
 from __future__ import annotations
 
 import math
-import os
-from collections.abc import Mapping
-from importlib import import_module
 from pathlib import Path
 from typing import Any, Protocol
 
 from transformers import TrainerCallback
 
 from composer_replication.atomic import atomic_write_bytes
-from composer_replication.errors import MissingExtraError
-from composer_replication.optional import available
 from composer_replication.runs.journal import Journal, read_journal
 
 
@@ -29,8 +24,15 @@ class MetricsFile(TrainerCallback):
 
     def on_train_begin(self, args: Any, state: Any, control: Any, **kwargs: Any) -> None:
         del args, control, kwargs
-        if state.is_world_process_zero and self.path.exists():
-            self._keep_up_to(state.global_step)
+        if not state.is_world_process_zero or not self.path.exists():
+            return
+        # `read_journal` drops a damaged end of the file, so only the first lines are known to be valid.
+        rows: list[Any] = read_journal(self.path).rows
+        lines = self.path.read_bytes().split(b"\n")[: len(rows)]
+        steps = [row["step"] if isinstance(row.get("step"), int) else 0 for row in rows]
+        last = state.global_step
+        kept_lines = [line for line, step in zip(lines, steps, strict=True) if last and step <= last]
+        atomic_write_bytes(self.path, b"".join(line + b"\n" for line in kept_lines))
 
     def on_log(self, args: Any, state: Any, control: Any, logs: dict[str, Any] | None = None, **kwargs: Any) -> None:
         del args, control, kwargs
@@ -39,18 +41,6 @@ class MetricsFile(TrainerCallback):
         self.path.parent.mkdir(parents=True, exist_ok=True)
         with Journal(self.path) as journal:
             journal.append({"step": state.global_step, **{str(key): _plain(value) for key, value in logs.items()}})
-
-    def _keep_up_to(self, step: int) -> None:
-        # `read_journal` drops a damaged end of the file, so only the first lines are known to be valid.
-        rows = read_journal(self.path).rows
-        lines = self.path.read_bytes().split(b"\n")[: len(rows)]
-        kept_lines = [line for line, row in zip(lines, rows, strict=True) if step and _step_of(row) <= step]
-        atomic_write_bytes(self.path, b"".join(line + b"\n" for line in kept_lines))
-
-
-def _step_of(row: dict[str, object]) -> int:
-    step = row.get("step")
-    return step if isinstance(step, int) else 0
 
 
 def _plain(value: Any) -> Any:
@@ -64,7 +54,7 @@ def _plain(value: Any) -> Any:
     return value if isinstance(value, bool | int | float | str) or value is None else str(value)
 
 
-class Steps(Protocol):
+class _Steps(Protocol):
     """A trainer that `StepCallback` notifies of its steps."""
 
     def before_steps(self) -> None: ...
@@ -74,7 +64,7 @@ class Steps(Protocol):
 class StepCallback(TrainerCallback):
     """Calls the trainer at the start of a run, and after each optimizer step, before anything is logged or saved."""
 
-    def __init__(self, trainer: Steps) -> None:
+    def __init__(self, trainer: _Steps) -> None:
         self._trainer = trainer
 
     def on_train_begin(self, *_: Any, **__: Any) -> None:
@@ -82,49 +72,3 @@ class StepCallback(TrainerCallback):
 
     def on_step_end(self, *_: Any, **__: Any) -> None:
         self._trainer.after_step()
-
-
-# The project that transformers' own callbacks use, unless the environment names another one.
-_PROJECT = "huggingface"
-
-
-def evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return evaluation results as metrics: `evaluation/ARM/NAME`, with `/low` and `/high` for its interval.
-
-    A result for one kind of error has `/KIND` after its name.
-    """
-    metrics: dict[str, float] = {}
-    for figure in evaluation["figures"]:
-        name = "/".join(
-            ["evaluation", figure["arm"], figure["name"], *([figure["kind"]] if figure.get("kind") else [])]
-        )
-        for key, suffix in (("estimate", ""), ("low", "/low"), ("high", "/high")):
-            if figure[key] is not None:
-                metrics[name + suffix] = float(figure[key])
-    for metric in evaluation.get("damage", ()):
-        for arm in ("before", "after", "control"):
-            if metric.get(arm) is not None:
-                metrics[f"evaluation/damage/{metric['name']}/{arm}"] = float(metric[arm])
-    return metrics
-
-
-def report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name: str) -> dict[str, float]:
-    """Log evaluation results as a new run in the tracker `report_to`, and return them as metrics;
-    "none" logs nothing.
-    """
-    metrics = evaluation_metrics(evaluation)
-    if report_to == "none":
-        return metrics
-    if not available(report_to):
-        raise MissingExtraError(f"{report_to} is not installed. Type: pip install {report_to}", name=report_to)
-    tracker: Any = import_module(report_to)
-    models = {f"{arm}_model": str(model["name"]) for arm, model in evaluation["models"].items() if model}
-    settings = {"verdict": evaluation["verdict"]["word"], "primary": evaluation["primary"], **models}
-    tracker.init(
-        project=os.environ.get(f"{report_to.upper()}_PROJECT", _PROJECT), name=f"{run_name}-evaluation", config=settings
-    )
-    try:
-        tracker.log(metrics)
-    finally:
-        tracker.finish()
-    return metrics

@@ -9,7 +9,9 @@ does not depend on how a batch is divided into micro-batches or over processes.
 from __future__ import annotations
 
 import logging
+from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,44 +19,39 @@ import torch
 from torch import Tensor, nn
 from transformers import Trainer, TrainerCallback, TrainingArguments
 
-from composer_replication.batch.tree_batch import CHANNELS
-from composer_replication.errors import InputError, explain
+from composer_replication.batch.tree_batch import CHANNELS, TreeBatch, map_tensors, pack_batches
+from composer_replication.errors import ConfigError, InactiveChannelError, InputError, StaleArtefactError, explain
 from composer_replication.loss.taid import TAIDScheduler
+from composer_replication.trainer.checkpoints.manifest import check_manifest
+from composer_replication.trainer.checkpoints.run_checkpoints import check_identity, model_identity
+from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
-from composer_replication.trainer.objective.channels import ChannelSettings
+from composer_replication.trainer.objective.channels import METRIC_NAMES, NO_PAIR, ChannelSettings
 from composer_replication.trainer.objective.compose import LossComponents, compose_loss
-from composer_replication.trainer.objective.distributed import is_sharded
-from composer_replication.trainer.objective.fingerprint import tokenizer_digest
+from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
+from composer_replication.trainer.objective.fingerprint import tokenizer_digest, trained_adapter_digest, weights_digest
+from composer_replication.trainer.objective.model_head import causal_lm_of
 from composer_replication.trainer.objective.row_weighting import RowWeighting
-from composer_replication.trainer.offline_checks import (
-    NAMES,
-    WARM_UP,
-    ChannelLog,
-    EvaluationSums,
-    channels_that_never_ran,
-    check_arguments,
-    plan_run,
-    ready_sessions,
-    startup_warnings,
-    take_warmed_up,
-    weighted_sum,
-    weighted_total,
-)
 from composer_replication.trainer.overrides import WithTeacher
-from composer_replication.trainer.same_start import refuse_differences
+from composer_replication.trainer.same_start import check_is_in_group, refuse_differences
 from composer_replication.trainer.sessions.dataset import LoggedSessions
-from composer_replication.trainer.sessions.stored_windows import KEY, TOKENS, SessionBatch, collate, items_of, moved
-from composer_replication.trainer.start_model import Quantization, prepare_model, shard_model
+from composer_replication.trainer.start_model import Quantization, check_router_loss, prepare_model, shard_model
 from composer_replication.trainer.teacher_keeper import (
     TeacherKeeper,
     attach_teacher,
+    live_teacher_warning,
     load_local_state,
     local_state,
     reshard,
     shard_teacher,
 )
-from composer_replication.trainer.watch.memory_plan import MemoryPlan
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, free_memory, plan_memory
 
+WARM_UP = "warm-up"
+"""The name of a warm-up's training phase in the manifests of its checkpoints."""
+_WEIGHT_OPTIONS: dict[str, str] = dict(zip(CHANNELS, ("lm_weight", "alpha_sdpo", "beta_replay"), strict=True))
+# The key of a step's input in the dictionaries that transformers passes around.
+_INPUT = "session_batch"
 _log = logging.getLogger(__name__)
 
 
@@ -95,7 +92,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     _step_tokens = 0
     _taid: TAIDScheduler | None = None
     _taid_state: Mapping[str, float | None] | None = None
-    _evaluation: EvaluationSums | None = None
+    _evaluation: Tensor | None = None
     phase: Mapping[str, str] = {}
     """The training phase, if there is a warm-up. A run resumes only from checkpoints saved in its own phase."""
 
@@ -123,12 +120,12 @@ class OfflineTrainer(WithTeacher, Trainer):
     ) -> None:
         if not lm_weight >= 0:
             raise InputError(explain("lm_weight", got=lm_weight, expected="0 or more"))
-        check_arguments(args)
+        _check_arguments(args)
         refuse_differences({"tokenizer": tokenizer_digest(sessions.renderer.tokenizer), "sessions": sessions.digest})
         self.settings, self.lm_weight = settings or ChannelSettings(), lm_weight
         # Only channel 2 uses a teacher, so without it no copy of the initial model is needed.
         self.teacher = teacher or TeacherKeeper("trust_region" if self.settings.alpha_sdpo > 0 else "live")
-        self.weighting, self.channel_log = weighting, ChannelLog()
+        self.weighting, self.channel_log = weighting, _ChannelLog()
         metrics = MetricsFile(metrics_path or Path(args.output_dir or "", "metrics.jsonl"))
         start = prepare_model(model, args, peft_config=peft_config, quantization=quantization)
         if is_sharded_here := fsdp and args.world_size > 1 and not is_sharded(start):
@@ -136,7 +133,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         super().__init__(
             model=start,
             args=args,
-            data_collator=collate,
+            data_collator=_collate,
             train_dataset=sessions,
             eval_dataset=eval_sessions,
             callbacks=[*callbacks, StepCallback(self), metrics],
@@ -147,32 +144,60 @@ class OfflineTrainer(WithTeacher, Trainer):
         if is_sharded(model):
             self.is_distributed_loading_by_transformers = True
         if not is_sharded_here and warmed_up is not None:
-            self.phase = take_warmed_up(model, Path(warmed_up))
+            self.phase = _take_warmed_up(model, Path(warmed_up))
         # Training steps compare their log-probs with these, so both must be rounded in the same way.
         with self.accelerator.autocast():
             shared_options = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
             proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
-            self.train_dataset = ready_sessions(sessions, model, reference_path, **proof, **shared_options)
+            self.train_dataset = _ready_sessions(sessions, model, reference_path, **proof, **shared_options)
             if eval_sessions is not None:
-                self.eval_dataset = ready_sessions(eval_sessions, model, reference_path, **shared_options)
-        for warning in startup_warnings(self, model, self._train_sessions):
+                self.eval_dataset = _ready_sessions(eval_sessions, model, reference_path, **shared_options)
+        for warning in _startup_warnings(self, model, self._train_sessions):
             self._warn(warning)
         if not is_sharded_here:
             attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
-        self._num_weights = sum(parameter.numel() for parameter in model.parameters())
+        self._num_weights = sum(parameter.numel() for parameter in self._start_model.parameters())
 
     def _shard(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
         """Shard model and teacher over all processes, after loading a warm-up's weights and copying the teacher."""
         if warmed_up is not None:
-            self.phase = take_warmed_up(model, Path(warmed_up))
+            self.phase = _take_warmed_up(model, Path(warmed_up))
         attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
         shard_model(model, args)
         shard_teacher(self.teacher, model)
 
     def plan(self) -> MemoryPlan:
         """Return an estimate of whether the largest step fits into memory, and what to change if it does not."""
-        model, sessions = self._start_model, self._train_sessions
-        return plan_run(model, self.args, sessions, self.teacher.kind, warmed_up=bool(self.phase))
+        args, model, bare = self.args, self._start_model, unwrapped(self._start_model)
+        adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
+        sizes = sorted((item.num_tokens for item in self._train_sessions.items), reverse=True)
+        # From the first floating-point weight, since 4-bit weights are packed into integers.
+        weight_bytes = next(
+            (parameter.element_size() for parameter in bare.parameters() if parameter.is_floating_point()), 4
+        )
+        local_tensors = (
+            parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in bare.parameters()
+        )
+        # The model is already loaded, so the memory that it occupies counts as available.
+        model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)
+        optim = str(getattr(args.optim, "value", args.optim))
+        return plan_memory(
+            causal_lm_of(model).config,
+            longest_tree=sum(sizes[: args.per_device_train_batch_size]),
+            available=free_memory(args.device) + model_bytes,
+            device=args.device,
+            weight_bytes=weight_bytes,
+            compute_bytes=2 if args.bf16 or args.fp16 else weight_bytes,
+            checkpointing=args.gradient_checkpointing,
+            lora_rank=max((adapter.r for adapter in adapters.values() if hasattr(adapter, "r")), default=None),
+            # bitsandbytes packs two 4-bit weights into a uint8.
+            four_bit=any(parameter.dtype == torch.uint8 for parameter in bare.parameters()),
+            teacher=self.teacher.kind,
+            warmed_up=bool(self.phase),
+            optimizer="adamw_8bit" if "8bit" in optim else "sgd" if optim == "sgd" else "adamw",
+            accumulation=args.gradient_accumulation_steps,
+            num_shards=args.world_size if args.fsdp or is_sharded(model) else 1,
+        )
 
     # ---- one step
 
@@ -186,10 +211,13 @@ class OfflineTrainer(WithTeacher, Trainer):
     ) -> tuple[list[Any], Any]:
         """Return the micro-batches for one optimizer step, and each channel's number of items over all processes."""
         batches, _ = super().get_batch_samples(epoch_iterator, num_batches, device)
-        local_items = items_of(batches)
-        totals = self._sum_over_processes(torch.tensor([local_items[name] for name in (*CHANNELS, TOKENS)])).tolist()
-        self._step_items = dict(zip(CHANNELS, totals[:-1], strict=True))
-        self._step_tokens = totals[-1]
+        trees = [batch[_INPUT].trees for batch in batches]
+        counts = [tree_batch.counts() for tree_batch in trees]
+        local_items = [sum(batch_counts[name] for batch_counts in counts) for name in CHANNELS]
+        local_tokens = sum(tree_batch.tree.input_ids.numel() for tree_batch in trees)
+        *num_items, num_tokens = self._sum_over_processes(torch.tensor([*local_items, local_tokens])).tolist()
+        self._step_items = dict(zip(CHANNELS, num_items, strict=True))
+        self._step_tokens = num_tokens
         return batches, self._step_items
 
     def compute_loss(
@@ -201,8 +229,9 @@ class OfflineTrainer(WithTeacher, Trainer):
         summing them.
         """
         weights = self.weights()
-        components = self._components(model, inputs[KEY], weights, num_items_in_batch)
-        loss = weighted_total(components, weights)
+        components = self._components(model, inputs[_INPUT].trees, weights, num_items_in_batch)
+        # `compose_loss` always gives channel 1 weight 1.
+        loss = components.total if weights[CHANNELS[0]] == 1.0 else _weighted_sum(components, weights)
         if num_items_in_batch is not None:
             self.channel_log.add(components)
             loss = loss * self.accelerator.num_processes
@@ -217,24 +246,29 @@ class OfflineTrainer(WithTeacher, Trainer):
         # At the end of annealing channel 2's weight may be 0, but its loss is then of most interest.
         measured = {**weights, CHANNELS[1]: weights[CHANNELS[1]] or self.settings.alpha_sdpo}
         with torch.no_grad():
-            components = self._components(model, inputs[KEY], measured, None)
+            components = self._components(model, inputs[_INPUT].trees, measured, None)
         if self._evaluation is not None:
-            self._evaluation.add(components)
-        return weighted_sum(components, weights).detach(), None, None
+            items = torch.tensor([components.counts.get(name, 0) for name in CHANNELS], dtype=torch.float64)
+            losses = torch.stack([getattr(components, name).detach() for name in CHANNELS]).double().cpu()
+            self._evaluation += torch.stack([losses * items, items])
+        return _weighted_sum(components, weights).detach(), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
         """Evaluate as transformers does, and add the channels' losses over all items; `loss` is their weighted sum."""
-        self._evaluation = EvaluationSums()
+        # Loss sums and item counts, so that losses are means over all items instead of means of means.
+        self._evaluation = torch.zeros(2, len(CHANNELS), dtype=torch.float64)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **options)
-        metrics = EvaluationSums.metrics(self._sum_over_processes(self._evaluation.both()), self.weights())
-        self._evaluation = None
-        metrics["loss"] = metrics.pop("total")
+        sums, items = self._sum_over_processes(self._evaluation).cpu().double().tolist()
+        self._evaluation, weights = None, self.weights()
+        means = {name: total / count for name, total, count in zip(CHANNELS, sums, items, strict=True) if count}
+        metrics = {METRIC_NAMES[name]: mean for name, mean in means.items()}
+        metrics["loss"] = sum(weights[name] * mean for name, mean in means.items())
         assert output.metrics is not None
         output.metrics.update({f"{metric_key_prefix}_{name}": value for name, value in metrics.items()})
         return output
 
     def _components(
-        self, model: nn.Module, batch: SessionBatch, weights: Mapping[str, float], items: Mapping[str, int] | None
+        self, model: nn.Module, trees: TreeBatch, weights: Mapping[str, float], items: Mapping[str, int] | None
     ) -> LossComponents:
         options = self.settings.loss_options()
         if self.settings.sdpo_wrapper == "taid":
@@ -243,7 +277,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         with self.accelerator.autocast():
             return compose_loss(
                 model,
-                moved(batch.batch, self.args.device),
+                map_tensors(trees, lambda tensor: tensor.to(self.args.device)),
                 alpha_sdpo=weights[CHANNELS[1]],
                 beta_replay=weights[CHANNELS[2]],
                 denominators=items,
@@ -294,13 +328,13 @@ class OfflineTrainer(WithTeacher, Trainer):
             if self.settings.sdpo_wrapper == "taid":
                 logs["loss/taid_t"] = self.taid.t
         if "train_runtime" in logs:
-            logs |= {f"ran_steps/{NAMES[name]}": self.channel_log.ran_steps[name] for name in CHANNELS}
+            logs |= {f"ran_steps/{METRIC_NAMES[name]}": self.channel_log.ran_steps[name] for name in CHANNELS}
             self._warn_about_idle_channels()
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
         """Return the estimated operations: 6 per weight and token (2 in the forward pass, 4 in the backward pass)."""
-        return 6 * self._num_weights * len(inputs[KEY].batch.tree)
+        return 6 * self._num_weights * len(inputs[_INPUT].trees.tree)
 
     def resume_geometry(self) -> dict[str, Any]:
         """Add the digest of the sessions, since different sessions may have the same number of items."""
@@ -330,8 +364,11 @@ class OfflineTrainer(WithTeacher, Trainer):
         # A warm-up trains channel 1 only.
         if self.phase.get("phase") == WARM_UP:
             return
-        for warning in channels_that_never_ran(self.channel_log, self._train_sessions.channels):
-            self._warn(warning)
+        log, items = self.channel_log, self._train_sessions.channels
+        for name in (name for name in CHANNELS if not log.ran_steps.get(name, 0)):
+            coverage = f"{log.seen_items[name]:,} of its {items[name]:,} items in them"
+            weight = f"{_WEIGHT_OPTIONS[name]} {log.top_weights[name]:g}"
+            self._warn(f"channel {name} never ran in {log.num_steps} steps: {coverage}, {weight}")
 
     def _warn(self, message: str) -> None:
         if self.is_world_process_zero():
@@ -341,3 +378,224 @@ class OfflineTrainer(WithTeacher, Trainer):
     def _train_sessions(self) -> LoggedSessions:
         assert isinstance(self.train_dataset, LoggedSessions)
         return self.train_dataset
+
+
+def _check_arguments(args: Any) -> None:
+    """Raise ConfigError unless each process has one device, all are in one group, and all get equally many
+    micro-batches.
+    """
+    check_is_in_group(args.world_size)
+    if args.n_gpu > 1:
+        fix = "Start one process per GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
+        raise ConfigError(explain("GPUs in this process", got=args.n_gpu, expected=1, fix=fix))
+    if args.world_size > 1 and not args.accelerator_config.even_batches:
+        fix = "Set even_batches to True, since a process with fewer micro-batches would leave the others waiting."
+        raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
+
+
+def _ready_sessions(
+    sessions: LoggedSessions,
+    model: nn.Module,
+    reference_path: str | Path | None = None,
+    *,
+    settings: ChannelSettings,
+    lm_weight: float,
+    hint_margin: float | None = None,
+    with_adapter: bool = False,
+    shuffle_seed: int | None = None,
+) -> LoggedSessions:
+    """Return the sessions after the hint check, with reference log-probs if needed.
+
+    Call it under the same autocast as the training steps.
+    """
+    if hint_margin is not None:
+        sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
+    # After the hint check, so that a control has the same sites as the real training.
+    if shuffle_seed is not None:
+        sessions = sessions.shuffled(shuffle_seed)
+    sessions.require_items()
+    # Other variants of DPO need no reference log-probs.
+    needs_references = settings.beta_replay > 0 and settings.dpo_variant == "dpo"
+    if needs_references and sessions.has_references:
+        sessions.check_references(model)
+    elif needs_references:
+        sessions = sessions.with_references(model, reference_path, with_adapter=with_adapter)
+    return sessions if lm_weight > 0 else sessions.without_responses()
+
+
+def _take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
+    """Load a warm-up's final weights into the model, and return the phase of the training that follows.
+
+    Raises StaleArtefactError if the checkpoint was not written by a warm-up, or if that warm-up began with other
+    weights.
+    """
+    manifest = check_manifest(checkpoint)
+    if manifest["about"]["data"].get("phase") != WARM_UP:
+        fix = "Pass the folder of the `checkpoint` that `trainer.warmup.warm_up` returns."
+        got = "a checkpoint from another training phase"
+        raise StaleArtefactError(explain(str(checkpoint), got=got, expected="a checkpoint from a warm-up", fix=fix))
+    # Compared before anything is loaded, so that a refused checkpoint leaves the model unchanged.
+    check_identity(manifest["about"]["model"], model_identity(model), checkpoint)
+    start_weights, origin = weights_digest(model), manifest["about"]["data"]
+    start = {"start_weights": start_weights, "start_adapter": trained_adapter_digest(model)}
+    for name, now in start.items():
+        if (before := origin.get(name)) != now:
+            fix = "Use the model that the warm-up began with, or run a warm-up of this model in another folder."
+            got, expected = f"{name} {str(before)[:12]}", f"{name} {str(now)[:12]}, as in this model"
+            raise StaleArtefactError(explain(str(checkpoint), got=got, expected=expected, fix=fix))
+    load_weights(model, checkpoint)
+    return {
+        "phase": "after a warm-up",
+        "warmup_steps": str(manifest["step"]),
+        "start_weights": start_weights,
+        "warmed_up_weights": weights_digest(model, with_adapter=True),
+    }
+
+
+def _startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
+    """Return the warnings to log before an `OfflineTrainer`'s first step. Raises an error if the run cannot work at
+    all.
+    """
+    cannot_run = _channels_that_cannot_run(sessions.channels, trainer.weights())
+    live_teacher = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
+    plan: MemoryPlan = trainer.plan()
+    too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
+    return [warning for warning in (*cannot_run, live_teacher, check_router_loss(model), too_large) if warning]
+
+
+def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
+    """Return a warning for each channel that has a weight but no items.
+
+    Raises InactiveChannelError if no channel can run.
+    """
+    if not any(items[name] and weights[name] > 0 for name in CHANNELS):
+        got = ", ".join(f"{_WEIGHT_OPTIONS[name]} {weights[name]:g} with {items[name]} items" for name in CHANNELS)
+        fix = "Set the weight of a channel that has items, or add sites and pairs to the sessions."
+        raise InactiveChannelError(
+            explain("channels", got=got, expected="a weight above 0 for a channel with items", fix=fix)
+        )
+    return [
+        NO_PAIR.format(weights[name])
+        if name == CHANNELS[2]
+        else f"channel {name} cannot run: {_WEIGHT_OPTIONS[name]} is {weights[name]:g}, but it has no items"
+        for name in CHANNELS
+        if weights[name] > 0 and not items[name]
+    ]
+
+
+class _ChannelLog:
+    """The channels' metrics since the last log line: means over items, and how often each channel ran.
+
+    Micro-batches are summed into steps, and steps are averaged. Values stay on their device until they are logged. For
+    the whole run, each channel has its `ran_steps`, its `seen_items` (including items in steps where its weight was 0)
+    and its largest weight in `top_weights`.
+    """
+
+    def __init__(self) -> None:
+        self.ran_steps: Counter[str] = Counter()
+        self.seen_items: Counter[str] = Counter()
+        self.top_weights: dict[str, float] = dict.fromkeys(CHANNELS, 0.0)
+        self.num_steps = 0
+        self._open: Tensor | None = None
+        self._reset()
+
+    def add(self, components: LossComponents) -> None:
+        """Add one micro-batch, in which each channel is already divided by its items in the whole batch."""
+        values = torch.stack([getattr(components, name).detach().float() for name in CHANNELS])
+        self._open = values if self._open is None else self._open + values
+
+    def take_step(self) -> Tensor:
+        """Return this process's losses in the finished step, of shape (3,), and begin the next step."""
+        values = torch.zeros(len(CHANNELS)) if self._open is None else self._open
+        self._open = None
+        return values
+
+    def finish_step(
+        self, values: Tensor, items: Mapping[str, int], weights: Mapping[str, float], *, tokens: int = 0
+    ) -> None:
+        """Add a step's losses, summed over all processes. A channel ran if it had items and a weight above 0.
+
+        `tokens` is the number of tokens in all trees of the step.
+        """
+        ran = [name for name in CHANNELS if items.get(name, 0) and weights[name] > 0]
+        self.ran_steps.update(ran)
+        self._ran.update(ran)
+        self.seen_items.update({name: items.get(name, 0) for name in CHANNELS})
+        self.top_weights = {name: max(self.top_weights[name], weights[name]) for name in CHANNELS}
+        self.num_steps += 1
+        self._steps += 1
+        self._tokens += tokens
+        self._items.update({name: items[name] for name in ran})
+        means = values.double().cpu()
+        # Multiply means by item counts to get sums, so that steps with more items have more weight.
+        self._sums = self._sums + means * torch.tensor([items.get(name, 0) for name in CHANNELS], dtype=torch.float64)
+        self._total += float((means * torch.tensor([weights[name] for name in CHANNELS], dtype=torch.float64)).sum())
+        self._weights = dict(weights)
+
+    def take(self) -> dict[str, float]:
+        """Return the metrics since the last call, and reset them.
+
+        A channel that never ran has 0 under `ran/`, and no loss.
+        """
+        if not self._steps:
+            return {}
+        metrics: dict[str, float] = {"loss/total": self._total / self._steps, "tokens": self._tokens / self._steps}
+        for index, name in enumerate(CHANNELS):
+            label = METRIC_NAMES[name]
+            metrics[f"ran/{label}"] = self._ran[name] / self._steps
+            metrics[f"items/{label}"] = self._items[name] / self._steps
+            if self._ran[name]:
+                metrics[f"loss/{label}"] = float(self._sums[index]) / self._items[name]
+        metrics["loss/alpha_sdpo"], metrics["loss/beta_replay"] = (self._weights[name] for name in CHANNELS[1:])
+        self._reset()
+        return metrics
+
+    def state(self) -> dict[str, Any]:
+        return {
+            "ran_steps": dict(self.ran_steps),
+            "seen_items": dict(self.seen_items),
+            "top_weights": dict(self.top_weights),
+            "num_steps": self.num_steps,
+            "since_log": {
+                "steps": self._steps,
+                "tokens": self._tokens,
+                "ran": dict(self._ran),
+                "items": dict(self._items),
+                "sums": self._sums.tolist(),
+                "total": self._total,
+                "weights": dict(self._weights),
+            },
+        }
+
+    def load_state(self, tree: dict[str, Any]) -> None:
+        self.ran_steps, self.num_steps = Counter(tree["ran_steps"]), tree["num_steps"]
+        self.seen_items, self.top_weights = Counter(tree["seen_items"]), dict(tree["top_weights"])
+        since = tree["since_log"]
+        self._steps, self._ran, self._items = since["steps"], Counter(since["ran"]), Counter(since["items"])
+        # Checkpoints written by earlier versions have no token count.
+        self._tokens = since.get("tokens", 0)
+        self._sums = torch.tensor(since["sums"], dtype=torch.float64)
+        self._total, self._weights = since["total"], dict(since["weights"])
+
+    def _reset(self) -> None:
+        self._steps, self._tokens, self._total = 0, 0, 0.0
+        self._ran: Counter[str] = Counter()
+        self._items: Counter[str] = Counter()
+        self._sums = torch.zeros(len(CHANNELS), dtype=torch.float64)
+        self._weights: dict[str, float] = dict.fromkeys(CHANNELS, 0.0)
+
+
+def _weighted_sum(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
+    """Return the weighted sum of the channels' losses, regardless of the weights passed to `compose_loss`."""
+    return sum((weights[name] * getattr(components, name) for name in CHANNELS), start=components.lm_ce.new_zeros(()))
+
+
+@dataclass(frozen=True, eq=False)
+class _MicroBatch:
+    """One tree batch, wrapped so that no library mistakes it for a mapping of tensors to move or slice."""
+
+    trees: TreeBatch
+
+
+def _collate(batches: Sequence[TreeBatch]) -> dict[str, _MicroBatch]:
+    return {_INPUT: _MicroBatch(pack_batches(batches))}

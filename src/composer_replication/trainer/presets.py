@@ -47,7 +47,7 @@ _TRL_NAMES = {
 }
 
 
-def preset_config(name: PresetName) -> CrfConfig:
+def _preset_config(name: PresetName) -> CrfConfig:
     """Return the default config with only this preset applied."""
     return load_with_preset(overrides=[f"train.preset={name}"])
 
@@ -72,33 +72,6 @@ def channel_settings(config: CrfConfig) -> ChannelSettings:
 def grpo_arguments(config: TrainConfig) -> dict[str, Any]:
     """Return the arguments for `trl.GRPOConfig` from [train.grpo]."""
     return {trl_name: getattr(config.grpo, name) for name, trl_name in _TRL_NAMES.items()}
-
-
-def training_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Return the arguments for `transformers.TrainingArguments` (and so for GRPOConfig) from the rest of [train]."""
-    optimiser = config.optimiser
-    # transformers' plain "constant" schedule ignores warmup_steps.
-    warmed = "constant_with_warmup" if optimiser.warmup else "constant"
-    return {
-        "max_steps": optimiser.steps,
-        "learning_rate": optimiser.lr,
-        "lr_scheduler_type": warmed if optimiser.schedule == "constant" else optimiser.schedule,
-        "warmup_steps": optimiser.warmup,
-        "gradient_accumulation_steps": optimiser.accumulation,
-        "per_device_train_batch_size": optimiser.per_device,
-        "weight_decay": optimiser.weight_decay,
-        "max_grad_norm": optimiser.max_grad_norm,
-        "seed": optimiser.seed,
-        "bf16": optimiser.bf16,
-        "gradient_checkpointing": optimiser.checkpointing,
-        "save_strategy": "steps",
-        "save_steps": config.save.every,
-        "save_total_limit": config.save.keep,
-        "logging_steps": config.log_every,
-        "eval_strategy": "steps" if config.eval_every else "no",
-        "eval_steps": config.eval_every or None,
-        "report_to": config.report_to,
-    }
 
 
 def composer_grpo_config(
@@ -127,7 +100,7 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
     except for the rewards that a preset adds (`preset_rewards`). Without logged data channel 3 is skipped, with a
     warning.
     """
-    config = preset_config(preset)
+    config = _preset_config(preset)
     return {
         "settings": channel_settings(config),
         "teacher": teacher_of(config),
@@ -164,22 +137,12 @@ def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callab
     # The option is a fraction of the limit, but TRL takes a number of tokens.
     soft_length = round(grpo.soft_overlong * grpo.max_completion_length)
     if soft_length:
-        rewards.append(_overlong_reward(grpo.max_completion_length, soft_length))
+        # DAPO's soft overlong penalty: 0 up to `soft_length` tokens before the limit, then falling to -1.
+        penalty = require("trl.rewards", extra="train").get_soft_overlong_punishment
+        rewards.append(penalty(max_completion_len=grpo.max_completion_length, soft_punish_cache=soft_length))
     if grpo.error_penalty:
         rewards.append(ErrorPenalty(grpo.error_penalty))
     if effort.on:
         prices = {name: getattr(effort, name) for name in EffortWeights.__dataclass_fields__}
         rewards.append(effort_penalty_reward(tokenizer, weights=EffortWeights(**prices), k=effort.k, q=effort.q))
     return rewards
-
-
-def _overlong_reward(max_completion_length: int, soft_length: int) -> Callable[..., list[float]]:
-    """Return DAPO's soft overlong penalty: 0 up to `soft_length` tokens before the limit, then falling to -1."""
-    rewards = require("trl.rewards", extra="train")
-    return rewards.get_soft_overlong_punishment(max_completion_len=max_completion_length, soft_punish_cache=soft_length)
-
-
-NO_PAIR = (
-    "channel trace_replay_dpo cannot run: beta_replay is {:g}, but there are no preference pairs. Create pairs with"
-    " `crf replay` and `crf pairs`, or set loss.beta_replay = 0"
-)

@@ -29,7 +29,7 @@ _NO_WEIGHTS = "no weights"
 _WAIT_SECONDS = 3.0
 
 
-def num_processes() -> int:
+def _num_processes() -> int:
     """Return the number of processes that train together, or 1 without a process group."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
@@ -54,7 +54,7 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
     An adapter that is still untrained is initialized at random, and is taken from rank 0 as well. Raises InputError, on
     every rank, that names the ranks with other weights. A model that is already sharded is left unchanged.
     """
-    if num_processes() == 1 or is_sharded(model):
+    if _num_processes() == 1 or is_sharded(model):
         return
     module = unwrapped(model)
     refuse_differences({f"shapes and dtypes of the {what}": _layout(module)}, fix=_FIX)
@@ -78,17 +78,17 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
 
 def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
     """Raise InputError on every rank if a model has only zeros on some ranks, and name these ranks."""
-    if num_processes() == 1:
+    if _num_processes() == 1:
         return
     empty = [rank for rank, text in enumerate(_gather(str(has_no_weights(unwrapped(model))))) if text == "True"]
     if empty:
-        got = f"only zeros on {_ranks(empty)}"
+        got = f"only zeros on rank{'s' if len(empty) > 1 else ''} {', '.join(map(str, empty))}"
         raise InputError(explain(what, got=got, expected="loaded weights", fix=fix))
 
 
 def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank with the same command.") -> None:
     """Raise InputError on every rank if one of these texts differs between ranks, and name the ranks unlike rank 0."""
-    if num_processes() == 1:
+    if _num_processes() == 1:
         return
     for what, text in about.items():
         _refuse(what, _gather(text), fix)
@@ -128,10 +128,6 @@ def _refuse(what: str, texts: Sequence[str], fix: str) -> None:
         got = "; ".join(f"{_unique_lines(texts[rank], texts[0])} on rank {rank}" for rank in differing_ranks)
         expected = f"{_unique_lines(texts[0], texts[differing_ranks[0]])}, as on rank 0"
         raise InputError(explain(what, got=got, expected=expected, fix=fix))
-
-
-def _ranks(ranks: Sequence[int]) -> str:
-    return f"rank{'s' if len(ranks) > 1 else ''} {', '.join(map(str, ranks))}"
 
 
 def _unique_lines(text: str, other_text: str) -> str:
@@ -179,7 +175,7 @@ def _gather(text: str) -> list[str]:
     """Gather one text from every rank, in rank order. Texts are sent as bytes, since torch would pickle objects."""
     device = _device()
     encoded = text.encode()
-    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(num_processes())]
+    lengths = [torch.zeros(1, dtype=torch.int64, device=device) for _ in range(_num_processes())]
     distributed.all_gather(lengths, torch.tensor([len(encoded)], device=device))
     longest = max(int(length) for length in lengths)
     # `all_gather` needs tensors of the same length on all ranks, so texts are padded with zeros.

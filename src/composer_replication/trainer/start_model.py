@@ -151,7 +151,7 @@ def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quanti
         raise ConfigError(explain("peft_config", got="a config for a sharded model", expected="None", fix=fix))
     if quantization == "4bit":
         model = peft.prepare_model_for_kbit_training(model, use_gradient_checkpointing=args.gradient_checkpointing)
-    check_targets(model, peft_config)
+    _check_targets(model, peft_config)
     try:
         adapted = peft.get_peft_model(model, peft_config)
     except ValueError as error:
@@ -165,7 +165,7 @@ def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quanti
     return adapted
 
 
-def check_targets(model: nn.Module, peft_config: Any) -> None:
+def _check_targets(model: nn.Module, peft_config: Any) -> None:
     """Raise ConfigError if one of an adapter's targets matches no layer. PEFT complains only if
     none of them matches.
     """
@@ -214,6 +214,36 @@ def _load(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Modul
             bnb_4bit_compute_dtype=dtype,
         )
     return load_model(name, what=f"model {name!r}", **options)
+
+
+def choose_token_rows(
+    names: Sequence[str],
+    model: nn.Module,
+    tokenizer: Any,
+    written_ids: Iterable[int],
+    say: Callable[[str], None],
+    *,
+    why_not: str = "",
+) -> list[int]:
+    """Return the token ids whose embedding and head rows the adapter trains; `names` is `train.adapter.token_rows`.
+
+    If `why_not` has a reason, such as "with FSDP", no rows are trained. In any case, tokens with untrained rows among
+    `written_ids`, the ids that the model has to write, are reported with `say`.
+    """
+    is_auto = tuple(names) == ("auto",)
+    if why_not and names and not is_auto:
+        expected = "auto, or an empty list"
+        raise ConfigError(explain(f"train.adapter.token_rows {why_not}", got=list(names), expected=expected))
+    chosen = [] if is_auto else _token_ids(tokenizer, names)
+    untrained = untrained_rows(model, tokenizer, written_ids)
+    if untrained is None or untrained.tokens.keys() <= set(chosen):
+        return chosen
+    is_trained = is_auto and not why_not
+    consequence = (
+        "their rows are trained with the adapter" if is_trained else f"their rows stay untrained {why_not}".strip()
+    )
+    say(f"{untrained.describe()}; {consequence} (train.adapter.token_rows)")
+    return [*untrained.tokens] if is_trained else chosen
 
 
 # "<|reserved_special_token_7|>", "[unused12]"; not "<|im_end|>"
@@ -334,7 +364,7 @@ def settle_token_rows(model: nn.Module) -> None:
             weight.data = weight.data.float() if weight.dtype in (torch.bfloat16, torch.float16) else weight.data
 
 
-def ids_of_tokens(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
+def _token_ids(tokenizer: Any, tokens: Sequence[str]) -> list[int]:
     """Return the tokens' ids. Raises ConfigError for tokens that are not in the vocabulary."""
     vocabulary = tokenizer.get_vocab()
     if unknown := [token for token in tokens if token not in vocabulary]:

@@ -1,4 +1,4 @@
-"""Turn one trace into rows of token ids: the student's sequences, a hinted context per error site, preference pairs.
+"""Turn traces into rows of token ids and tensors: the student's sequences, a hinted context per site, preference pairs.
 
 A sequence that is too long is truncated on the left, at the start of a message if possible; both answers in a pair are
 truncated at the same token. A target is never truncated: a turn, site or pair that does not fit as a whole is dropped,
@@ -12,7 +12,11 @@ from collections import Counter
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from typing import Any, NamedTuple
 
+import torch
+from torch import Tensor
+
 from composer_replication.action_text import action_text, action_text_without_thinking, answer_turn
+from composer_replication.batch.alignment import pad_rows
 from composer_replication.batch.hint_placement import (
     HINT_MAKES_NO_TOKENS,
     NOTHING_BEFORE_IT,
@@ -34,14 +38,14 @@ from composer_replication.types import Conversation, Turn
 LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
 
 
-class StudentRow(NamedTuple):
+class _StudentRow(NamedTuple):
     """A sequence for the student; each target is a turn's half-open token range [start, end)."""
 
     ids: list[int]
     targets: list[tuple[int, int]]
 
 
-class SiteRow(NamedTuple):
+class _SiteRow(NamedTuple):
     """A hinted context: `ids[start:]` is the erring turn, which begins at `student_start` in row `student_row`."""
 
     ids: list[int]
@@ -50,18 +54,51 @@ class SiteRow(NamedTuple):
     student_start: int
 
 
-class Hinted(NamedTuple):
-    """A hint, and the id of the turn that it is for."""
+class TraceRows:
+    """The rows of one or several traces; a site's `student_row` is an index into `students`."""
 
-    turn_id: str
-    hint: str
+    def __init__(self) -> None:
+        self.students: list[_StudentRow] = []
+        self.sites: list[_SiteRow] = []
 
+    def extend(self, rows: TraceRows) -> None:
+        """Append the rows of another trace, and renumber the rows of its sites."""
+        offset = len(self.students)
+        self.sites += [site._replace(student_row=offset + site.student_row) for site in rows.sites]
+        self.students += rows.students
 
-class TraceRows(NamedTuple):
-    """The rows of one trace; a site's `student_row` is an index into `students`."""
+    def add_token_without_target(self, token_id: int) -> None:
+        self.students.append(_StudentRow([token_id], []))
 
-    students: list[StudentRow]
-    sites: list[SiteRow]
+    def tensors(self, pad: int, ignore_index: int) -> dict[str, Tensor]:
+        """Return the batch entries for the student's rows and, if there are sites, for channel 2."""
+        ids = [row.ids for row in self.students]
+        mask = torch.zeros_like(_attention(ids))
+        for number, row in enumerate(self.students):
+            for start, end in row.targets:
+                mask[number, start:end] = 1
+        batch = {"input_ids": pad_rows(ids, pad), "attention_mask": _attention(ids), "response_mask": mask}
+        return batch | (self._site_tensors(batch["input_ids"], pad, ignore_index) if self.sites else {})
+
+    def _site_tensors(self, input_ids: Tensor, pad: int, ignore_index: int) -> dict[str, Tensor]:
+        # Row n of both index tensors predicts the same token; the mask marks that token in `input_ids`.
+        mask = torch.full_like(input_ids, ignore_index)
+        student: list[Tensor] = []
+        teacher: list[Tensor] = []
+        for number, site in enumerate(self.sites):
+            offsets = torch.arange(len(site.ids) - site.start)
+            mask[site.student_row, site.student_start + offsets] = 1
+            # The hidden state of a token predicts the next one, hence the - 1.
+            student.append(_index(site.student_row, site.student_start - 1 + offsets))
+            teacher.append(_index(number, site.start - 1 + offsets))
+        ids = [site.ids for site in self.sites]
+        return {
+            "ctx_teacher_input_ids": pad_rows(ids, pad),
+            "ctx_teacher_attention_mask": _attention(ids),
+            "sdpo_loss_mask": mask,
+            "sdpo_student_index": torch.cat(student),
+            "sdpo_teacher_index": torch.cat(teacher),
+        }
 
 
 class _Fitted(NamedTuple):
@@ -73,25 +110,28 @@ class _Fitted(NamedTuple):
     lost: dict[str, str]
 
 
-class RowMaker:
-    """Renders conversations and truncates them to a maximum length; `counts` counts what is dropped."""
+class TraceRenderer:
+    """Renders conversations and preference pairs, truncated to a maximum length. `counts` counts what is dropped."""
 
     def __init__(
         self,
         renderer: Renderer | SegmentRenderer,
-        cut: LeftCut,
         counts: Counter[str],
         *,
         max_seq_len: int,
+        max_dpo_seq_len: int,
         placement: Placement,
     ) -> None:
-        self._renderer, self._cut, self._counts = renderer, cut, counts
-        self._max_seq_len = max_seq_len
+        self._renderer, self._cut, self._counts = renderer, _LeftCut(renderer), counts
+        self._max_seq_len, self._max_dpo_seq_len = max_seq_len, max_dpo_seq_len
         self._placement: Placement = placement
 
-    def rows(self, conversation: Conversation, hints: Sequence[Hinted]) -> TraceRows:
-        """Return a row per sequence with a complete assistant turn, and a site row per hint for such a turn."""
-        rows = TraceRows([], [])
+    def rows(self, conversation: Conversation, hints: Sequence[tuple[str, str]]) -> TraceRows:
+        """Return a row per sequence with a complete assistant turn, and a site row per hint for such a turn.
+
+        `hints` are pairs of a turn's id and the hint for that turn.
+        """
+        rows = TraceRows()
         sequences = self._renderer.render(conversation)
         if not sequences:
             self._counts["no_assistant_turn"] += 1
@@ -99,14 +139,14 @@ class RowMaker:
             # A template that rewrites history renders one conversation as several sequences.
             fitted = self._fit(sequence)
             targets = {span.turn_id: span for span in sequence.spans if span.turn_id not in fitted.lost}
-            for hinted in hints:
-                if reason := fitted.lost.get(hinted.turn_id):
+            for turn_id, hint in hints:
+                if reason := fitted.lost.get(turn_id):
                     self._counts[f"site_{reason}"] += 1
-                elif span := targets.get(hinted.turn_id):
-                    rows.sites.extend(self._site_rows(fitted, span, hinted.hint, len(rows.students)))
+                elif span := targets.get(turn_id):
+                    rows.sites.extend(self._site_rows(fitted, span, hint, len(rows.students)))
             if targets:
                 spans = [(span.start - fitted.first, span.end - fitted.first) for span in targets.values()]
-                rows.students.append(StudentRow(sequence.ids[fitted.first : fitted.end], spans))
+                rows.students.append(_StudentRow(sequence.ids[fitted.first : fitted.end], spans))
         return rows
 
     def _fit(self, sequence: RenderedSequence) -> _Fitted:
@@ -146,7 +186,7 @@ class RowMaker:
         starts = sequence.message_starts
         return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span), starts=starts)
 
-    def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[SiteRow]:
+    def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[_SiteRow]:
         turn = self._hinted(fitted, span, hint)
         if isinstance(turn, str):
             self._counts[turn] += 1
@@ -155,7 +195,7 @@ class RowMaker:
         used = turn.context.placement
         if used != self._placement:
             self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
-        return [SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
+        return [_SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
 
     def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
         """Return the erring turn in the student's context with the hint added, or the reason why this is impossible.
@@ -176,21 +216,6 @@ class RowMaker:
             # Cut at a later message start, to remove the tokens by which the context is too long.
             first = self._first(fitted.sequence, span, span.end - first - over)
         return f"site_{LONGER}"
-
-
-def _latest(span: TurnSpan) -> int:
-    """Return the last index at which a cut still keeps the turn's header and one token before the turn."""
-    return min(span.header_start, span.start - 1)
-
-
-class PairMaker:
-    """Renders preference pairs and truncates them to a maximum length; `counts` counts what is dropped."""
-
-    def __init__(
-        self, renderer: Renderer | SegmentRenderer, cut: LeftCut, counts: Counter[str], *, max_dpo_seq_len: int
-    ) -> None:
-        self._renderer, self._cut, self._counts = renderer, cut, counts
-        self._max_length = max_dpo_seq_len
 
     def pair(self, pair: Mapping[str, Any], where: str) -> PairIds | None:
         """Return a `DPOPair` as token ids, or None if it was dropped."""
@@ -220,12 +245,17 @@ class PairMaker:
         longest = max(pair, key=lambda answer: len(answer.ids))
         latest = max(0, longest.start - max(1, self._cut.header_tokens))
         end = len(longest.ids)
-        first = self._cut.first(longest.ids, end=end, limit=self._max_length, latest=latest, starts=starts)
+        first = self._cut.first(longest.ids, end=end, limit=self._max_dpo_seq_len, latest=latest, starts=starts)
         if first is None or any(answer.start <= first for answer in pair):
             return None
         if first:
             self._counts["pair_context_cut"] += 1
         return PairIds(*(ResponseIds(answer.ids[first:], answer.start - first) for answer in pair))
+
+
+def _latest(span: TurnSpan) -> int:
+    """Return the last index at which a cut still keeps the turn's header and one token before the turn."""
+    return min(span.header_start, span.start - 1)
 
 
 def _field(pair: Mapping[str, Any], key: str, where: str) -> Any:
@@ -245,7 +275,7 @@ def _answer(pair: Mapping[str, Any], key: str, where: str) -> Turn:
 _PROBE_WORD = "Zqword"
 
 
-class LeftCut:
+class _LeftCut:
     """Finds where to truncate a sequence: at the special tokens that open a message, which no text can contain.
 
     The template is rendered once to find these tokens. For a sequence that was rendered without a template, the caller
@@ -534,3 +564,23 @@ def _flat_ids(encoded: Any) -> list[int]:
         expected = "token ids for one text: a list, a tensor, or a mapping with input_ids"
         raise InputError(explain("tokenizer output", got=got, expected=expected))
     return list(ids)
+
+
+def pair_tensors(pairs: Sequence[PairIds], pad: int) -> dict[str, Tensor]:
+    """Return the batch entries for channel 3, without reference log-probs."""
+    batch: dict[str, Tensor] = {}
+    for name, rows in (("chosen", [pair.chosen for pair in pairs]), ("rejected", [pair.rejected for pair in pairs])):
+        ids = [row.ids for row in rows]
+        masks = [[0] * row.start + [1] * (len(row.ids) - row.start) for row in rows]
+        batch[f"dpo_{name}_input_ids"] = pad_rows(ids, pad)
+        batch[f"dpo_{name}_attention_mask"] = _attention(ids)
+        batch[f"dpo_{name}_response_mask"] = pad_rows(masks, 0)
+    return batch
+
+
+def _attention(rows: Sequence[Sequence[int]]) -> Tensor:
+    return pad_rows([[1] * len(row) for row in rows], 0)
+
+
+def _index(row: int, positions: Tensor) -> Tensor:
+    return torch.stack([torch.full_like(positions, row), positions], dim=1)

@@ -19,7 +19,6 @@ from composer_replication.envs.student import student_folder
 from composer_replication.errors import ArtefactNotFoundError, ComposerError, InputError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.directory import MARKER, outside_copies
-from composer_replication.runs.files import hash_weight_files, read_evaluation
 from composer_replication.runs.lineage import (
     describe_channel,
     describe_unfinished,
@@ -133,7 +132,7 @@ def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
     return resolve_model(name)
 
 
-def is_folder(base: str) -> bool:
+def _is_folder(base: str) -> bool:
     return Path(base).is_dir()
 
 
@@ -145,9 +144,9 @@ def settle_base(adapter: Path) -> str:
     return base
 
 
-def licence_of(base: str) -> str:
+def _licence_of(base: str) -> str:
     """Return the license that the base model's card or config states, or `UNKNOWN_LICENCE`."""
-    if is_folder(base) and Path(base).samefile(student_folder()):
+    if _is_folder(base) and Path(base).samefile(student_folder()):
         # The demo student is part of this package.
         return "apache-2.0"
     # These files come from third parties, so limit their size.
@@ -167,7 +166,7 @@ def licence_of(base: str) -> str:
 
 def _cards_of(base: str) -> list[Path]:
     names = ("README.md", "config.json", "card.json")
-    if is_folder(base):
+    if _is_folder(base):
         return [Path(base) / name for name in names]
     # Look only in the local cache, since writing a card must not need network access.
     from huggingface_hub import try_to_load_from_cache
@@ -217,11 +216,11 @@ def model_card(
     is_public: bool = False,
 ) -> str:
     """Return the README for weights. A public README names a local base model by the last part of its path only."""
-    base = Path(trained.base).name if is_public and is_folder(trained.base) else trained.base
-    licence, version = licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
+    base = Path(trained.base).name if is_public and _is_folder(trained.base) else trained.base
+    licence, version = _licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
     head: dict[str, Any] = {"library_name": "peft" if form == "adapter" else "transformers", "tags": list(_TAGS)}
     # A local path is meaningless on the hub.
-    head |= {"base_model": base} if not (is_public and is_folder(trained.base)) else {}
+    head |= {"base_model": base} if not (is_public and _is_folder(trained.base)) else {}
     head |= {"license": licence} if licence != UNKNOWN_LICENCE else {}
     parts = [
         _front_matter(head),
@@ -269,46 +268,6 @@ def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], f
         ),
     ]
     return "\n\n".join(parts) + "\n"
-
-
-_ARTEFACTS = {
-    "conversations": "sessions, split into the contexts that a model saw: turns with text, calls and results",
-    "sites": "failed calls with kind, blame, evidence and, if they can be trained on, a hint",
-    "pairs": "preference pairs: the messages before a turn, the chosen and the rejected action",
-}
-
-
-def run_card(run: RunDir) -> str:
-    """Return the README for the data that weights were trained on; the data itself stays in the run."""
-    files = {name: run.path(name).name for name in _ARTEFACTS if run.path(name).exists()}
-    what = (
-        "The data that the weights next to this card were trained on. It stays in the run directory, where each of the "
-        "files below can be loaded."
-    )
-    fields = {file: _ARTEFACTS[name] for name, file in files.items()}
-    return data_card(run, name="Data", what=what, fields=fields, files=files)
-
-
-def preferences_card(run: RunDir, file: str) -> str:
-    """Return the README for preference pairs that were exported for TRL's DPOTrainer."""
-    fields = {
-        "state_id": "conversation and turn of the pair",
-        "prompt": "messages before the turn",
-        "chosen": "the preferred action: one assistant message",
-        "rejected": "the rejected action: one assistant message",
-        "tools": "JSON schemas of the tools, as text",
-    }
-    what = "Preference pairs from sessions of coding agents: the consensus of teachers, or corrections in a session."
-    return data_card(run, name=file, what=what, fields=fields, files={"train": file})
-
-
-def evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
-    """Return the evaluation for these weights, or None if `crf evaluate` did not run or evaluated other weights."""
-    run, folder = trained.run, trained.folder
-    if run is None or folder is None or not run.path("evaluation").exists():
-        return None
-    evaluation = read_evaluation(run)
-    return evaluation if evaluation["models"]["after"].get("files") == (hash_weight_files(folder) or "") else None
 
 
 def _data_facts(run: RunDir | None) -> Iterator[str]:

@@ -14,21 +14,18 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from signal import SIGINT, SIGTERM
-from statistics import fmean
 from typing import Any
 
 from torch import nn
 from transformers import PrinterCallback, TrainerCallback, TrainerState, TrainingArguments
 
 from composer_replication.atomic import atomic_write_json
-from composer_replication.batch.render.decision import find_decision
 from composer_replication.canonical_json import decode_object
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.trainer.checkpoints.manifest import check_manifest, newest_complete
 from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.fingerprint import trained_adapter_digest, weights_digest
-from composer_replication.trainer.objective.reference import response_logprobs
-from composer_replication.trainer.offline_checks import WARM_UP
+from composer_replication.trainer.offline_trainer import WARM_UP
 from composer_replication.trainer.sessions.dataset import HINTED_CORRECTIONS, LoggedSessions
 from composer_replication.trainer.sessions.phases import Phase, report_phase
 
@@ -43,8 +40,6 @@ _ARGUMENTS = (
 )
 _START = ("start_weights", "start_adapter")
 _HELD_OUT, _LEARNT = "eval_lm_ce", "loss/lm_ce"
-# `name_logprob` scores this many calls, each with at most this many tokens of context.
-_MAX_CALLS, _MAX_CONTEXT = 8, 2048
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -63,6 +58,21 @@ class FinishedWarmUp:
     start_adapter: str | None = None
     learnt: Sequence[float] = ()
     """The training loss on good turns in the first and the last line of the metrics."""
+
+    @classmethod
+    def read(cls, folder: Path) -> FinishedWarmUp | None:
+        """Return the finished warm-up in this folder, or None."""
+        try:
+            fields: dict[str, Any] = decode_object((folder / FINISHED).read_bytes())
+        except FileNotFoundError:
+            return None
+        if (fields.pop("schema", None), fields.pop("version", None)) != (_SCHEMA, _VERSION):
+            fix = "Delete it; the warm-up then continues from its last checkpoint."
+            got = "another schema or version"
+            raise StaleArtefactError(
+                explain(str(folder / FINISHED), got=got, expected=f"{_SCHEMA} {_VERSION}", fix=fix)
+            )
+        return cls(**fields)
 
     def describe(self) -> str:
         losses = [loss for _, loss in self.held_out]
@@ -106,7 +116,7 @@ def warm_up(
         fix = "Run `crf pairs`, or set train.warmup.hinted_corrections = false."
         expected = "sites with a known correction"
         raise InputError(explain("hinted corrections", got=f"none; {dict(data.drops)}", expected=expected, fix=fix))
-    outcome, origin = finished_warm_up(folder), _origin(model, args, patience)
+    outcome, origin = FinishedWarmUp.read(folder), _origin(model, args, patience)
     if outcome is not None:
         _check_same_origin(folder, outcome, origin)
         _check_same_data(folder / outcome.checkpoint, data, origin)
@@ -166,40 +176,6 @@ def _run_steps(
     if trainer.stopped_by:
         raise KeyboardInterrupt
     return trainer.state
-
-
-def finished_warm_up(folder: Path) -> FinishedWarmUp | None:
-    """Return the finished warm-up in this folder, or None."""
-    try:
-        fields: dict[str, Any] = decode_object((folder / FINISHED).read_bytes())
-    except FileNotFoundError:
-        return None
-    if (fields.pop("schema", None), fields.pop("version", None)) != (_SCHEMA, _VERSION):
-        fix = "Delete it; the warm-up then continues from its last checkpoint."
-        got = "another schema or version"
-        raise StaleArtefactError(explain(str(folder / FINISHED), got=got, expected=f"{_SCHEMA} {_VERSION}", fix=fix))
-    return FinishedWarmUp(**fields)
-
-
-def name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
-    """Return the mean log-prob of a few good calls, from their start to the end of the tool's name.
-
-    A model that knows the harness is almost certain how a call begins, and chooses among a few names. The calls are
-    spread evenly over the sessions, and are the same in every run. Returns None if there are no calls.
-    """
-    calls = [call for session in sessions.rendered for call in session.good_calls]
-    chosen = [calls[n * len(calls) // _MAX_CALLS] for n in range(_MAX_CALLS)] if len(calls) > _MAX_CALLS else calls
-    logprobs: list[float] = []
-    for call in chosen:
-        span = call.span
-        decision = find_decision(sessions.renderer, call.rendered, span, call.words)
-        # Without a tool name to find, the decision is the whole call or turn.
-        if span.call_start is None or decision.basis in ("call", "turn"):
-            continue
-        first = max(0, span.call_start - _MAX_CONTEXT)
-        ids = call.rendered.ids[first : decision.stretches[0][1]]
-        logprobs += response_logprobs(model, [(ids, span.call_start - first)]).tolist()
-    return fmean(logprobs) if logprobs else None
 
 
 class _WarmUpCallback(TrainerCallback):

@@ -286,14 +286,14 @@ def test_a_job_trains_on_rollouts_and_plays_held_out_tasks(tmp_path: Path, monke
 
 def test_a_rollout_function_beside_an_environment_is_refused():
     from composer_replication.config.train import GRPOSection
-    from composer_replication.trainer.from_config.training import rewards_and_environment
+    from composer_replication.trainer.from_config.grpo import _rewards_and_environment
 
     both = GRPOSection(
         rollouts="composer_replication.evaluation.ablation.workspace:rollouts",
         environment="composer_replication.envs.trl_environment:WorkspaceEnvironment",
     )
     with refusal(ConfigError, what="train.grpo", got="environment") as caught:
-        rewards_and_environment(both)
+        _rewards_and_environment(both)
     assert "rollouts" in caught.value.got
 
 

@@ -13,7 +13,7 @@ from composer_replication.batch import pair_tokens
 from composer_replication.batch.pair_tokens import ResponseIds, _pair_ids, _response_ids
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import AlignmentError, InputError
-from composer_replication.trainer.trace_rows import LeftCut
+from composer_replication.trainer.trace_rows import _LeftCut
 from composer_replication.types import Turn
 from refusals import refusal
 from tokenizer_assets import FAMILIES, load
@@ -141,7 +141,7 @@ def test_logged_actions_as_text_give_the_ids_of_the_logged_turns(family, shared_
 def test_a_left_cut_is_at_the_start_of_a_message_where_one_starts_in_time(family):
     renderer = renderer_of(family)
     sequence = renderer.render(coding_session())[-1]
-    cut, span = LeftCut(renderer), sequence.spans[-1]
+    cut, span = _LeftCut(renderer), sequence.spans[-1]
     latest = min(span.header_start, span.start - 1)
     least = span.end - latest
     assert cut.first(sequence.ids, end=span.end, limit=len(sequence.ids), latest=latest) == 0

@@ -17,7 +17,7 @@ from hypothesis import strategies as st
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.errors import InputError
 from composer_replication.trainer.objective.attention import attend as tree_flash
-from composer_replication.trainer.objective.attention.attend import attend_to_tree, tree_mask
+from composer_replication.trainer.objective.attention.attend import _attend_to_tree, tree_mask
 from refusals import refusal
 
 HEADS, KEY_HEADS, DIM = 4, 2, 8
@@ -90,7 +90,7 @@ def formula_backward(grad, query, key, value, out, lse, lengths, is_causal, scal
 
 @pytest.fixture
 def formulas(monkeypatch):
-    monkeypatch.setattr(tree_flash, "flash_forward", formula_forward)
+    monkeypatch.setattr(tree_flash, "_flash_forward", formula_forward)
     monkeypatch.setattr(tree_flash, "flash_backward", formula_backward)
     monkeypatch.setattr(tree_flash, "_SUMS", torch.float64)
 
@@ -98,7 +98,7 @@ def formulas(monkeypatch):
 def assert_equals_dense(tree, kind, scale=0.3):
     inputs = tensors(tree)
     weights = torch.randn(1, HEADS, len(tree), DIM, dtype=torch.float64)
-    got = attend_to_tree(*inputs, tree_mask(tree, kind), scaling=scale).transpose(1, 2)
+    got = _attend_to_tree(*inputs, tree_mask(tree, kind), scaling=scale).transpose(1, 2)
     wanted = dense(*inputs, tree, scale)
     torch.testing.assert_close(got, wanted, rtol=1e-10, atol=1e-12)
     pairs = (torch.autograd.grad((each * weights).sum(), inputs) for each in (got, wanted))
@@ -116,7 +116,7 @@ def test_a_session_equals_the_dense_mask(formulas, kind):
 def test_how_branches_are_read_together_changes_nothing(formulas, monkeypatch, spread):
     monkeypatch.setattr(tree_flash, "_MIN_SPREAD", spread)
     monkeypatch.setattr(tree_flash, "_SPREAD", 0.0)
-    branches = tree_flash.plan_branches(session_tree()).branches
+    branches = tree_flash._plan_branches(session_tree()).branches
     assert branches is not None
     assert len(branches.trunk_part.lengths.query_ends) - 1 == {1: 4, 4: 3, 50: 2}[spread]
     assert_equals_dense(session_tree(), "flash")
@@ -125,7 +125,7 @@ def test_how_branches_are_read_together_changes_nothing(formulas, monkeypatch, s
 @given(st.lists(sequences, min_size=1, max_size=3), st.sampled_from(["flash", "paths"]), st.integers(1, 9))
 def test_random_trees_equal_the_dense_mask(several, kind, multiple):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(tree_flash, "flash_forward", formula_forward)
+        patch.setattr(tree_flash, "_flash_forward", formula_forward)
         patch.setattr(tree_flash, "flash_backward", formula_backward)
         patch.setattr(tree_flash, "_MIN_SPREAD", 1)
         patch.setattr(tree_flash, "_SUMS", torch.float64)
@@ -138,7 +138,7 @@ def test_what_is_broken_in_a_branch_stays_there(formulas, kind):
     query, key, value = tensors(tree)
     with torch.no_grad():
         value[:, :, -1], key[:, :, -1] = torch.inf, torch.nan
-    got = attend_to_tree(query, key, value, tree_mask(tree, kind)).transpose(1, 2)
+    got = _attend_to_tree(query, key, value, tree_mask(tree, kind)).transpose(1, 2)
     assert torch.isfinite(got[:, :, :90]).all()  # the trunk
 
 
@@ -162,9 +162,9 @@ def test_blocks_of_a_flex_mask_hold_every_pair_that_is_seen():
 def test_what_a_kind_cannot_do_is_refused():
     tree = session_tree()
     with refusal(InputError, got="30.0"):
-        attend_to_tree(*tensors(tree), tree_mask(tree, "paths"), softcap=30.0)
+        _attend_to_tree(*tensors(tree), tree_mask(tree, "paths"), softcap=30.0)
     for option in ({"dropout": 0.1}, {"s_aux": torch.zeros(HEADS)}, {"position_bias": torch.zeros(1)}):
         with refusal(InputError, what="tree", got=str(list(option))):
-            attend_to_tree(*tensors(tree), tree_mask(tree, "paths"), **option)
+            _attend_to_tree(*tensors(tree), tree_mask(tree, "paths"), **option)
     with refusal(InputError, what="tree", got="112", expected="128"):
         tree_mask(tree, "flex")

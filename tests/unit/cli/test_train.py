@@ -23,10 +23,10 @@ from composer_replication.runs import RunDir
 from composer_replication.runs.directory import MARKER
 from composer_replication.runs.lineage import _channel_state, describe_channel
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.from_config import requirements as run_arguments
-from composer_replication.trainer.from_config.offline import check_memory
+from composer_replication.trainer.from_config import inputs as run_arguments
+from composer_replication.trainer.from_config.offline import _check_memory
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
-from composer_replication.trainer.presets import NO_PAIR
+from composer_replication.trainer.objective.channels import NO_PAIR
 from composer_replication.trainer.watch import memory_plan as planner
 from output_facts import lines_with
 from refusals import refusal
@@ -150,7 +150,7 @@ def test_what_does_not_fit_is_refused_with_advice_unless_forced(train, monkeypat
 def test_memory_that_is_not_free_is_an_error_of_its_own_as_it_may_be_later():
     plan = planner.MemoryPlan(parts={"weights": 2 << 30}, available=1 << 30, advice=("Wait.",))
     with refusal(NotEnoughMemoryError, got="2.00 GiB"):
-        check_memory(plan, print, must_fit=True)
+        _check_memory(plan, print, must_fit=True)
 
 
 def test_a_channel_of_weight_0_is_called_off_and_figures_come_as_json(train):

@@ -15,7 +15,7 @@ from composer_replication import optional
 from composer_replication.cli import progress as train_progress
 from composer_replication.cli.progress import PhaseLines, as_shown, duration
 from composer_replication.runs import RunDir
-from composer_replication.trainer.from_config import requirements as arguments
+from composer_replication.trainer.from_config import inputs as arguments
 from composer_replication.trainer.objective import hint_proof
 from composer_replication.trainer.sessions import reference
 from composer_replication.trainer.sessions.phases import Phase

@@ -133,7 +133,7 @@ def test_until_the_held_out_loss_stops_falling(train, own_run):
     assert lines_with(err, "warm-up", "step 1", "loss")
     lines = [json.loads(line) for line in (train.output / "metrics.jsonl").read_text().splitlines()]
     assert not any("eval_lm_ce" in line for line in lines)  # train.eval_every asks for none
-    done = warmup.finished_warm_up(train.output / "checkpoints" / "warmup")
+    done = warmup.FinishedWarmUp.read(train.output / "checkpoints" / "warmup")
     assert [step for step, _ in done.held_out] == [1, 2][: len(done.held_out)]
     assert json.loads((train.output / "adapter" / "training.json").read_text())["counts"]["conversations"] == 10
 

@@ -11,7 +11,7 @@ from transformers.masking_utils import sdpa_mask
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.trainer.objective.attention.passes import check_causal
+from composer_replication.trainer.objective.attention.model_checks import check_causal
 from refusals import refusal
 
 IDS = list(range(3, 35))

@@ -11,7 +11,7 @@ from transformers.integrations.neftune import activate_neftune, deactivate_neftu
 
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
-from composer_replication.trainer.objective.compose import is_noisy
+from composer_replication.trainer.objective.compose import _is_noisy
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from tiny_models import build as tiny
 
@@ -44,50 +44,50 @@ def test_dropout_of_a_fresh_adapter_is_noticed_and_random_numbers_stay_as_they_w
     before = torch.random.get_rng_state()
     model = adapted(0.1).train()
     torch.random.set_rng_state(before)
-    assert is_noisy(model)
+    assert _is_noisy(model)
     assert torch.equal(torch.random.get_rng_state(), before)
-    assert not is_noisy(model.eval())
-    assert not is_noisy(adapted(0.0).train())
+    assert not _is_noisy(model.eval())
+    assert not _is_noisy(adapted(0.0).train())
 
 
 def test_functional_dropout_is_noticed_on_a_module_and_in_its_config():
     model = tiny("qwen2-tied").train()
-    assert not is_noisy(model)
+    assert not _is_noisy(model)
     model.model.layers[1].self_attn.attention_dropout = 0.5
-    assert is_noisy(model)
+    assert _is_noisy(model)
     falcon = FalconConfig(**SIZE, hidden_dropout=0.1, attention_dropout=0.0)  # read from the config at every call
-    assert is_noisy(of(falcon))
-    assert not is_noisy(of(FalconConfig(**SIZE, hidden_dropout=0.0, attention_dropout=0.0)))
+    assert _is_noisy(of(falcon))
+    assert not _is_noisy(of(FalconConfig(**SIZE, hidden_dropout=0.0, attention_dropout=0.0)))
 
 
 def test_a_classifiers_rate_is_not_a_language_models():
     config = GPTNeoXConfig(**SIZE, intermediate_size=32, classifier_dropout=0.1)
-    assert not is_noisy(of(config))
+    assert not _is_noisy(of(config))
 
 
 @pytest.mark.parametrize("rate", [0.0, 0.2])
 def test_one_rate_an_adapter_and_a_routers_jitter_are_noticed(rate):
     layers = LoHaConfig(r=2, module_dropout=rate, target_modules=["q_proj"])
-    assert is_noisy(get_peft_model(tiny("qwen2-tied"), layers).train()) == (rate > 0)
+    assert _is_noisy(get_peft_model(tiny("qwen2-tied"), layers).train()) == (rate > 0)
     experts = {"num_local_experts": 2, "num_experts_per_tok": 1, "num_key_value_heads": 4}
     config = MixtralConfig(**SIZE, intermediate_size=32, **experts, router_jitter_noise=rate)
-    assert is_noisy(of(config)) == (rate > 0)
+    assert _is_noisy(of(config)) == (rate > 0)
 
 
 def test_noise_on_the_embeddings_is_noticed_while_it_is_on():
     model = tiny("qwen2-tied").train()
     handle = activate_neftune(model, 5.0)
-    assert is_noisy(model)
+    assert _is_noisy(model)
     deactivate_neftune(model, handle)
-    assert not is_noisy(model)
+    assert not _is_noisy(model)
 
 
 def test_a_dropout_module_with_a_rate_of_0_is_no_noise():
     model = tiny("qwen2-tied").train()
     model.model.layers[0].mlp = nn.Sequential(nn.Dropout(0.0), model.model.layers[0].mlp)
-    assert not is_noisy(model)
+    assert not _is_noisy(model)
     model.model.layers[0].mlp[0].p = 0.3
-    assert is_noisy(model)
+    assert _is_noisy(model)
 
 
 def channel_2(model, teachers, hint):

@@ -12,7 +12,7 @@ from composer_replication.batch.alignment import positions_in_sites
 from composer_replication.errors import InputError, ShapeError
 from composer_replication.loss import JSD
 from composer_replication.loss.linear import LinearHead
-from composer_replication.trainer.objective.channels import ChannelOptions, Denominators, Preference, hint_channel
+from composer_replication.trainer.objective.channels import ChannelOptions, Denominators, _Preference, hint_channel
 from composer_replication.trainer.objective.row_weighting import Contrast, HintTargets, RowWeighting, TeacherRows
 from refusals import refusal
 
@@ -27,7 +27,7 @@ def by_hand(student, teacher, weighting, targets=None, beta=0.0):
 
 def options_of(weighting, beta):
     options = ChannelOptions(
-        JSD(beta=beta), Preference(True, 0.1, 0.0), None, None, 0.0, Denominators(None), 1.0, 0.0, ()
+        JSD(beta=beta), _Preference(True, 0.1, 0.0), None, None, 0.0, Denominators(None), 1.0, 0.0, ()
     )
     return options._replace(weighting=weighting)
 

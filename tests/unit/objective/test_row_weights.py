@@ -11,11 +11,11 @@ from composer_replication.errors import InputError, ShapeError
 from composer_replication.loss import JSD, CrossEntropyToTeacher, EntropyGate
 from composer_replication.loss.linear import LinearHead, TeacherTerm, linear_divergence
 from composer_replication.loss.linear.logprobs import linear_row_stats
-from composer_replication.trainer.objective.row_weighting import (
-    position_decay,
-    sigmoid_gate,
-    teacher_certainty,
-    with_mean_one,
+from composer_replication.trainer.objective.channels import (
+    _position_decay,
+    _sigmoid_gate,
+    _teacher_certainty,
+    _with_mean_one,
 )
 
 N, V, H = 7, 19, 5
@@ -28,46 +28,46 @@ def numbers(seed, *shape, dtype=torch.float64):
 def test_the_gate_is_one_where_both_agree_and_half_as_much_again_where_the_teacher_finds_a_third():
     student = torch.tensor([-1.0, -1.0, -1.0]).double()
     teacher = student + torch.tensor([0.0, -1.0, 1.0]).double() * math.log(3)
-    torch.testing.assert_close(sigmoid_gate(student, teacher, 1.0), torch.tensor([1.0, 1.5, 0.5]).double())
+    torch.testing.assert_close(_sigmoid_gate(student, teacher, 1.0), torch.tensor([1.0, 1.5, 0.5]).double())
     # tau = 1/2: nine to one instead of three to one
-    torch.testing.assert_close(sigmoid_gate(student, teacher, 0.5), torch.tensor([1.0, 1.8, 0.2]).double())
+    torch.testing.assert_close(_sigmoid_gate(student, teacher, 0.5), torch.tensor([1.0, 1.8, 0.2]).double())
 
 
 def test_a_teacher_that_wavers_between_two_of_four_counts_half():
     entropies = torch.tensor([0.0, math.log(2), math.log(4), math.log(4) + 1e-9]).double()
-    torch.testing.assert_close(teacher_certainty(entropies, 4), torch.tensor([1.0, 0.5, 0.0, 0.0]).double())
-    assert teacher_certainty(torch.zeros(1), 1).item() == 1.0
+    torch.testing.assert_close(_teacher_certainty(entropies, 4), torch.tensor([1.0, 0.5, 0.0, 0.0]).double())
+    assert _teacher_certainty(torch.zeros(1), 1).item() == 1.0
 
 
 def test_the_jth_token_counts_decay_to_the_j():
     position = torch.tensor([0, 1, 2, 0, 1])
     wanted = torch.tensor([1.0, 0.5, 0.25, 1.0, 0.5])
-    assert torch.equal(position_decay(position, 0.5, torch.float32), wanted)
-    assert torch.equal(position_decay(position, 1.0, torch.float64), torch.ones(5).double())
+    assert torch.equal(_position_decay(position, 0.5, torch.float32), wanted)
+    assert torch.equal(_position_decay(position, 1.0, torch.float64), torch.ones(5).double())
 
 
 def test_normalised_weights_have_mean_one_and_weights_of_zero_stay_zero():
-    assert torch.equal(with_mean_one(torch.tensor([1.0, 3.0])), torch.tensor([0.5, 1.5]))
-    assert torch.equal(with_mean_one(torch.zeros(3)), torch.zeros(3))
-    assert with_mean_one(torch.zeros(0)).shape == (0,)
+    assert torch.equal(_with_mean_one(torch.tensor([1.0, 3.0])), torch.tensor([0.5, 1.5]))
+    assert torch.equal(_with_mean_one(torch.zeros(3)), torch.zeros(3))
+    assert _with_mean_one(torch.zeros(0)).shape == (0,)
 
 
 def test_no_gradient_flows_through_a_weight():
     student, entropy = (numbers(seed, 3).requires_grad_() for seed in (0, 1))
-    assert not sigmoid_gate(student, student - 1, 0.7).requires_grad
-    assert not teacher_certainty(entropy, 9).requires_grad
+    assert not _sigmoid_gate(student, student - 1, 0.7).requires_grad
+    assert not _teacher_certainty(entropy, 9).requires_grad
 
 
 @pytest.mark.parametrize("tau", [0.0, -1.0, math.nan, math.inf])
 def test_a_gate_needs_a_positive_temper(tau):
     with pytest.raises(InputError, match="tau"):
-        sigmoid_gate(torch.zeros(1), torch.zeros(1), tau)
+        _sigmoid_gate(torch.zeros(1), torch.zeros(1), tau)
 
 
 @pytest.mark.parametrize("decay", [0.0, -0.5, 1.01, math.nan])
 def test_a_decay_lies_above_zero_and_does_not_grow(decay):
     with pytest.raises(InputError, match="decay"):
-        position_decay(torch.zeros(1, dtype=torch.long), decay, torch.float32)
+        _position_decay(torch.zeros(1, dtype=torch.long), decay, torch.float32)
 
 
 class Case:

@@ -25,7 +25,7 @@ from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import UnsupportedModelError
 from composer_replication.trainer.objective.attention.attend import use_tree_attention
-from composer_replication.trainer.objective.attention.forward import tree_hidden_states, why_flat
+from composer_replication.trainer.objective.attention.forward import _why_flat, tree_hidden_states
 from composer_replication.trainer.objective.model_head import hidden_states
 from model_families import LEAK
 from refusals import refusal
@@ -132,7 +132,7 @@ def test_a_model_that_does_not_heed_masks_is_found_out_by_experiment(dtype):
     got = tree_hidden_states(model, TREE)
     assert got.kind is None
     assert re.search(f"dense: {LEAK}", got.flat_because)
-    assert why_flat(model, TREE) == got.flat_because
+    assert _why_flat(model, TREE) == got.flat_because
     batch = SessionTargets()
     batch.add_response([1, 5, 9, 3, 2], 2, 4)
     batch.add_response([1, 5, 9, 4, 2], 3, 5)

@@ -11,8 +11,7 @@ from hypothesis import strategies as st
 from composer_replication import compose_loss
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.trainer.objective.attention import forward
-from composer_replication.trainer.objective.attention.forward import tree_hidden_states
-from composer_replication.trainer.objective.attention.passes import run_sequences
+from composer_replication.trainer.objective.attention.forward import _run_sequences, tree_hidden_states
 from composer_replication.trainer.objective.model_head import hidden_states
 
 TREES = st.lists(
@@ -59,7 +58,7 @@ def test_under_autocast_a_tree_is_as_near_to_the_exact_rows_as_flat_sequences_ar
     exact = tree_hidden_states(model, tree).hidden
     with torch.autocast("cpu", torch.bfloat16):
         half = tree_hidden_states(model, tree)
-        flat = run_sequences(model, tree)
+        flat = _run_sequences(model, tree)
     assert half.flat_because is None
     gaps = [(each.float() - exact).norm() / exact.norm() for each in (half.hidden, flat)]
     assert 1e-4 < gaps[0] < 2 * gaps[1]

@@ -13,7 +13,7 @@ from transformers.masking_utils import sdpa_mask
 from composer_replication.batch.tree import build_tree, pack_trees
 from composer_replication.trainer.objective.attention import forward
 from composer_replication.trainer.objective.attention import forward as tree_trial
-from composer_replication.trainer.objective.attention.forward import tree_hidden_states, why_flat
+from composer_replication.trainer.objective.attention.forward import _why_flat, tree_hidden_states
 from composer_replication.trainer.objective.model_head import hidden_states
 from model_families import FAMILIES, LEAK, UNSEEN, build
 
@@ -73,7 +73,7 @@ def test_the_experiment_alone_finds_hybrids_however_weak_and_in_any_precision(mo
     """Neither the config nor the masks are asked: other tokens in a branch are enough."""
     monkeypatch.setattr(forward, "why_never", lambda _config: None)
     monkeypatch.setattr(tree_trial, "_other_masks", lambda *_: None)
-    because = why_flat(build(name, dtype, scale=scale), session(80))
+    because = _why_flat(build(name, dtype, scale=scale), session(80))
     assert re.search(LEAK, because)
     assert because.count("dense: ") == 1
 
@@ -85,7 +85,7 @@ def test_layers_that_choose_by_themselves_are_found_without_the_config(monkeypat
     model, tree = build(name), session(80)
     usual = model.config._attn_implementation
     flat = [hidden_states(model, tree.input_ids[rows][None], None)[0] for rows in tree.rows]
-    because = why_flat(model, tree)
+    because = _why_flat(model, tree)
     assert re.search(rf"dense: ([^;]*\w+Attention\b|{UNSEEN})", because)  # whose mask is another, or how many have none
     # What was tried on the model is gone: MiniMax-M3 leaves its selection out where its attention has another name.
     assert model.config._attn_implementation == usual
@@ -96,7 +96,7 @@ def test_layers_that_choose_by_themselves_are_found_without_the_config(monkeypat
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
 @pytest.mark.parametrize("name", MIXTURES)
 def test_mixtures_of_experts_pass_although_their_products_change_size(name, dtype):
-    assert why_flat(build(name, dtype), session(80)) is None
+    assert _why_flat(build(name, dtype), session(80)) is None
 
 
 @pytest.mark.parametrize("dtype", [SINGLE, HALF])
@@ -107,7 +107,7 @@ def test_a_leak_of_a_thousandth_is_a_leak(dtype):
         return found + 1e-3 * value.cumsum(2).mean(1)[:, :, None] / value.shape[2]
 
     model = qwen2(dtype, registered("leaking", also))
-    assert re.search(LEAK, why_flat(model, session(80)))
+    assert re.search(LEAK, _why_flat(model, session(80)))
 
 
 def test_what_begins_beyond_a_length_is_found_when_a_tree_has_it_and_the_numbers_stay_right():
@@ -132,7 +132,7 @@ def test_a_bias_by_slots_is_found_though_no_branch_leaks(dtype):
         return found * (1 + torch.arange(value.shape[2], dtype=found.dtype)[None, :, None, None] / 100)
 
     model = qwen2(dtype, registered("by slot", also))
-    because = why_flat(model, session(80))
+    because = _why_flat(model, session(80))
     assert "branch" in because
     assert len(re.findall(r"\d\.\de[-+]\d\d", because)) == 2  # by how much rows of a branch differ, and of the trunk
     assert not re.search(LEAK, because)
@@ -141,28 +141,28 @@ def test_a_bias_by_slots_is_found_though_no_branch_leaks(dtype):
 def test_a_model_that_ignores_positions_runs_flat():
     model = qwen2()
     model.model.rotary_emb.register_forward_hook(lambda _m, _i, out: tuple(torch.ones_like(each) for each in out))
-    assert "position" in why_flat(model, session(80))
+    assert "position" in _why_flat(model, session(80))
 
 
 def test_a_window_that_only_a_layer_knows_of_counts_for_longer_paths_alone():
     model = qwen2()
     model.model.layers[1].self_attn.sliding_window = 50
     short, long = session(40), session(80)
-    assert why_flat(model, short) is None
-    because = why_flat(model, long)
+    assert _why_flat(model, short) is None
+    because = _why_flat(model, long)
     assert "window" in because
     assert re.findall(r"\d+", because) == [str(long.longest_path), "50"]
-    assert why_flat(model, short) is None
+    assert _why_flat(model, short) is None
 
 
 def test_the_experiment_is_made_again_for_larger_trees_only(monkeypatch):
-    made, try_tree = [], forward.try_tree
+    made, try_tree = [], forward._try_tree
 
     def counted(model, tree, kinds, longest):
         made.append((len(tree), longest))
         return try_tree(model, tree, kinds, longest)
 
-    monkeypatch.setattr(forward, "try_tree", counted)
+    monkeypatch.setattr(forward, "_try_tree", counted)
     model = qwen2()
     middle, small, large = session(60), session(40), session(100)
     for tree in (middle, small, middle, large, middle, large, small):
@@ -176,9 +176,9 @@ def test_the_experiment_is_made_again_for_larger_trees_only(monkeypatch):
 def test_a_failure_is_not_forgotten_and_costs_nothing_more(monkeypatch):
     monkeypatch.setattr(forward, "why_never", lambda _config: None)
     model = build("LFM2")
-    first = why_flat(model, session(80))
-    monkeypatch.setattr(forward, "try_tree", None)
-    assert why_flat(model, session(120)) == first
+    first = _why_flat(model, session(80))
+    monkeypatch.setattr(forward, "_try_tree", None)
+    assert _why_flat(model, session(120)) == first
 
 
 def test_one_sequence_is_no_tree():
@@ -193,7 +193,7 @@ def test_an_experiment_leaves_the_model_and_the_attention_functions_as_they_were
     before = {name: each.clone() for name, each in model.state_dict().items()}
     state = torch.random.get_rng_state()
     functions = dict(AttentionInterface._global_mapping)
-    assert why_flat(model, session(60)) is None
+    assert _why_flat(model, session(60)) is None
     assert all(module.training for module in model.modules())
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
     assert torch.equal(torch.random.get_rng_state(), state)

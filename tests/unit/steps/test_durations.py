@@ -10,7 +10,7 @@ import pytest
 from composer_replication.cli.run import estimate_times
 from composer_replication.config import CrfConfig, load
 from composer_replication.evaluation.evaluate import Measurable
-from composer_replication.trainer.from_config.plan import TrainingPace
+from composer_replication.trainer.from_config.offline import TrainingPace
 
 PACE = TrainingPace(
     speed=1e10, weights=3_000_000, tokens=1000, windows_a_step=2

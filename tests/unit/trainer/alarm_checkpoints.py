@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from composer_replication.trainer.watch.collapse_alarm import Best
+from composer_replication.trainer.watch.collapse_alarm import _Best
 
 
 def checkpoint(output: Path, step: int) -> None:
@@ -13,8 +13,8 @@ def checkpoint(output: Path, step: int) -> None:
     (folder / "weights").write_text(f"weights of {step}")
 
 
-def best_of(step: int, value: float) -> Best:
-    return Best(step=step, metric="eval_reward", value=value, higher_is_better=True)
+def best_of(step: int, value: float) -> _Best:
+    return _Best(step=step, metric="eval_reward", value=value, higher_is_better=True)
 
 
 def names(output: Path) -> set[str]:

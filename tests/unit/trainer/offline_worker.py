@@ -26,7 +26,7 @@ def run(case: dict, folder: Path, wrapper: str, *, num_processes: int):
     from offline_pieces import logged, sessions_of, tiny, trainer_of
     from torch import nn
 
-    from composer_replication.trainer.presets import ChannelSettings
+    from composer_replication.trainer.objective.channels import ChannelSettings
     from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
     bare = case.get("bare", ())
@@ -70,7 +70,7 @@ def run(case: dict, folder: Path, wrapper: str, *, num_processes: int):
     evaluation = trainer.evaluate()
     weights = {name: whole(value) for name, value in trainer.model.named_parameters()}
     rows = [row for row in trainer.state.log_history if "loss" in row]
-    own = next(iter(trainer.get_train_dataloader()))["session_batch"].items
+    own = next(iter(trainer.get_train_dataloader()))["session_batch"].trees.counts()
     return weights, [*rows, {name: evaluation[name] for name in ("eval_loss", "eval_sdpo_kl")}], dict(own)
 
 

@@ -21,21 +21,21 @@ from composer_replication.config.train import AlarmConfig
 from composer_replication.errors import InputError
 from composer_replication.evaluation.ablation.job import read_stored
 from composer_replication.trainer.watch.collapse_alarm import (
-    Alarm,
-    Best,
     CollapseAlarm,
-    Watch,
-    WatchedMetric,
-    default_watches,
-    keep_best,
-    read_best,
+    _Alarm,
+    _Best,
+    _default_watches,
+    _keep_best,
+    _read_best,
+    _Watch,
+    _WatchedMetric,
 )
 from refusals import refusal
 
 NUM_RUNS = {"ci": 20, "full": 1000}[os.environ.get("CRF_TEST_PROFILE", "ci")]
 
 
-def alarms_of(lines: Iterable[Line], watches: Iterable[Watch] | None = None) -> list[Alarm]:
+def alarms_of(lines: Iterable[Line], watches: Iterable[_Watch] | None = None) -> list[_Alarm]:
     alarm = CollapseAlarm(None if watches is None else tuple(watches))
     return [each for step, logs in lines for each in alarm.observe(logs, step)]
 
@@ -102,7 +102,7 @@ def test_tool_calls_that_fade_away_are_told_in_plain_words() -> None:
 
 def name_of(key: str) -> str:
     """What the watch of a metric is called, as states and alarms name it."""
-    [name] = [watch.name for watch in default_watches() if key in watch.keys]
+    [name] = [watch.name for watch in _default_watches() if key in watch.keys]
     return name
 
 
@@ -143,14 +143,14 @@ def test_a_change_that_is_no_collapse_is_none(key: str, before: float, after: fl
     assert alarms_of(series(key, [before, before * 1.01] * 15 + [after, after * 1.01] * 15)) == []
 
 
-WATCH = Watch(name="score", keys=("score",), fall_to=0.5, window=4, patience=3, certainty=0.0)
+WATCH = _Watch(name="score", keys=("score",), fall_to=0.5, window=4, patience=3, certainty=0.0)
 
 
 def test_the_alarm_comes_after_exactly_its_patience() -> None:
     """The mean of 4 is at half of the baseline when two of them are 0; then it has to stay there for 3 values."""
     values = [1.0] * 8 + [0.0] * 10
     [alarm] = alarms_of(series("score", values), [WATCH])
-    assert alarm == Alarm(12, "score", "score", "fell", 1.0, 4, 0.0, 4)
+    assert alarm == _Alarm(12, "score", "score", "fell", 1.0, 4, 0.0, 4)
     two = alarms_of(series("score", values[:11]), [WATCH])
     assert two == []
 
@@ -162,17 +162,17 @@ def test_a_short_dip_is_no_alarm_and_a_second_collapse_is_a_second_one() -> None
 
 
 def test_the_best_window_is_the_baseline_where_it_is_asked_for() -> None:
-    best = Watch(name="score", keys=("score",), baseline="best", fall_to=0.5, window=2, patience=1, certainty=0.0)
+    best = _Watch(name="score", keys=("score",), baseline="best", fall_to=0.5, window=2, patience=1, certainty=0.0)
     rising = [0.2, 0.2, 0.4, 0.4, 0.8, 0.8, 0.8, 0.8, 0.3, 0.3]
     [alarm] = alarms_of(series("score", rising), [best])
     assert (alarm.baseline, alarm.step) == (0.8, 10)
-    first = Watch(name="score", keys=("score",), fall_to=0.5, window=2, patience=1, certainty=0.0)
+    first = _Watch(name="score", keys=("score",), fall_to=0.5, window=2, patience=1, certainty=0.0)
     assert alarms_of(series("score", rising), [first]) == []
 
 
 def test_noise_as_large_as_the_fall_is_no_alarm() -> None:
     noisy = [2.0, 0.0] * 10 + [0.5, -0.1] * 5
-    certain = Watch(name="score", keys=("score",), fall_to=0.5, window=4, patience=3, certainty=4.0)
+    certain = _Watch(name="score", keys=("score",), fall_to=0.5, window=4, patience=3, certainty=4.0)
     assert alarms_of(series("score", noisy), [certain]) == []
     assert len(alarms_of(series("score", noisy), [WATCH])) == 1
 
@@ -182,22 +182,22 @@ def test_values_that_are_no_numbers_are_no_values() -> None:
     for value in [1.0] * 8 + [0.0] * 4:
         holes += [value, None, float("nan"), float("inf")]
     [alarm] = alarms_of(series("score", holes), [WATCH])
-    assert alarm._replace(step=0, baseline_step=0) == Alarm(0, "score", "score", "fell", 1.0, 0, 0.0, 4)
+    assert alarm._replace(step=0, baseline_step=0) == _Alarm(0, "score", "score", "fell", 1.0, 0, 0.0, 4)
 
 
 def test_a_watch_without_a_limit_or_a_key_is_refused() -> None:
     with refusal(InputError, what="x", expected="ceiling"):
-        Watch(name="x", keys=("x",))
+        _Watch(name="x", keys=("x",))
     with refusal(InputError, what="x", got="keys ()"):
-        Watch(name="x", keys=(), fall_to=0.5)
+        _Watch(name="x", keys=(), fall_to=0.5)
     with pytest.raises(InputError) as refused:
-        Watch(name="x", keys=("x",), baseline="best", fall_to=0.5, rise_to=2.0)
+        _Watch(name="x", keys=("x",), baseline="best", fall_to=0.5, rise_to=2.0)
     limits = ("fall_to", "rise_to", "ceiling")
     assert [name in refused.value.expected for name in limits] == [True, True, False]
 
 
 def test_the_limits_are_those_of_the_config() -> None:
-    watches = {watch.name: watch for watch in default_watches(AlarmConfig(entropy_floor=0.5, eval_window=7, window=5))}
+    watches = {watch.name: watch for watch in _default_watches(AlarmConfig(entropy_floor=0.5, eval_window=7, window=5))}
     entropy, held_out = watches[name_of("entropy")], watches[name_of("eval_reward")]
     assert (entropy.fall_to, entropy.window, held_out.window) == (0.5, 5, 7)
 
@@ -239,7 +239,7 @@ def test_a_state_of_other_watches_is_refused() -> None:
     with refusal(InputError, got="['score']", expected=name_of("entropy")):
         CollapseAlarm().load_state(CollapseAlarm((WATCH,)).state())
     with refusal(InputError, what="score", got="['values']"):
-        WatchedMetric(WATCH).load_state({"values": []})
+        _WatchedMetric(WATCH).load_state({"values": []})
 
 
 # --- inside a trainer ----------------------------------------------------------------------------------------------
@@ -296,7 +296,7 @@ def test_a_trainer_keeps_the_checkpoint_with_the_best_held_out_reward(tmp_path: 
     alarm = CollapseAlarm()
     train(tmp_path, alarm, {"eval_reward": [0.1, 0.2, 0.3, 0.7, 0.9, 0.6, 0.5, 0.4], "sites/per_100_turns": [9.0] * 8})
     # 0.9 was reached between two checkpoints; of those on the disk, the one of step 4 is best.
-    assert alarm.best == Best(step=4, metric="eval_reward", value=0.7, higher_is_better=True)
+    assert alarm.best == _Best(step=4, metric="eval_reward", value=0.7, higher_is_better=True)
     assert names(tmp_path) == {"checkpoint-8", "best", "best-4", "best.json"}
     fresh = train(tmp_path / "again", CollapseAlarm(), {}, steps=4)
     assert weight_in(tmp_path / "best") == fresh.model.weight.item() != weight_in(tmp_path / "checkpoint-8")  # pyright: ignore
@@ -305,7 +305,7 @@ def test_a_trainer_keeps_the_checkpoint_with_the_best_held_out_reward(tmp_path: 
 def test_without_a_held_out_reward_the_fewest_errors_are_best(tmp_path: Path) -> None:
     alarm = CollapseAlarm()
     train(tmp_path, alarm, {"sites/per_100_turns": [9, 9, 4, 6, 8, 1, 9, 9]})
-    assert alarm.best == Best(step=6, metric="sites/per_100_turns", value=4.5, higher_is_better=False)
+    assert alarm.best == _Best(step=6, metric="sites/per_100_turns", value=4.5, higher_is_better=False)
 
 
 def test_a_model_that_no_longer_acts_makes_no_errors_and_is_not_best(tmp_path: Path) -> None:
@@ -313,7 +313,7 @@ def test_a_model_that_no_longer_acts_makes_no_errors_and_is_not_best(tmp_path: P
     train(
         tmp_path, alarm, {"reward": [0.6, 0.6, 0.8, 0.7, 0.2, 0, 0, 0], "sites/per_100_turns": [9, 9, 5, 5, 2, 0, 0, 0]}
     )
-    assert alarm.best == Best(step=4, metric="reward", value=0.75, higher_is_better=True)
+    assert alarm.best == _Best(step=4, metric="reward", value=0.75, higher_is_better=True)
 
 
 def test_a_checkpoint_behind_a_collapse_is_not_best_for_what_came_before_it() -> None:
@@ -329,7 +329,7 @@ def test_a_checkpoint_behind_a_collapse_is_not_best_for_what_came_before_it() ->
 def test_the_first_held_out_reward_takes_over_from_the_rollouts(tmp_path: Path) -> None:
     alarm = CollapseAlarm()
     train(tmp_path, alarm, {"reward": [0.9] * 8, "eval_reward": [float("nan")] * 5 + [0.3, 0.3, 0.2]})
-    assert alarm.best == Best(step=6, metric="eval_reward", value=0.3, higher_is_better=True)
+    assert alarm.best == _Best(step=6, metric="eval_reward", value=0.3, higher_is_better=True)
 
 
 def test_a_checkpoint_that_nothing_was_measured_for_is_not_best(tmp_path: Path) -> None:
@@ -340,13 +340,13 @@ def test_a_checkpoint_that_nothing_was_measured_for_is_not_best(tmp_path: Path) 
 
 
 def test_an_alarm_says_what_fell_and_stops_the_run_where_it_may(tmp_path: Path) -> None:
-    watch = Watch(name="held-out reward", keys=("eval_reward",), fall_to=0.5, window=2, patience=1, certainty=0.0)
+    watch = _Watch(name="held-out reward", keys=("eval_reward",), fall_to=0.5, window=2, patience=1, certainty=0.0)
     script = {"eval_reward": [0.6, 0.6, 0.6, 0.6, 0.0, 0.0, 0.0, 0.0]}
     told: list[str] = []
     alarm = CollapseAlarm((watch,), stop=True, say=told.append)
     trainer = train(tmp_path / "stop", alarm, script)
     assert trainer.state.global_step == 5
-    assert alarm.alarms == [Alarm(5, "held-out reward", "eval_reward", "fell", 0.6, 2, 0.3, 2)]
+    assert alarm.alarms == [_Alarm(5, "held-out reward", "eval_reward", "fell", 0.6, 2, 0.3, 2)]
     assert len(told) == 1
     assert all(fact in told[0] for fact in (alarm.alarms[0].describe(), "step 5", "best-2", "eval_reward 0.6"))
     words = alarm.alarms[0].describe()
@@ -365,14 +365,14 @@ def callback_call(output: Path, step: int) -> tuple[TrainingArguments, TrainerSt
 
 def test_a_resumed_run_measures_itself_against_the_best_on_the_disk(tmp_path: Path) -> None:
     checkpoint(tmp_path, 4)
-    keep_best(tmp_path, best_of(4, 0.7))
+    _keep_best(tmp_path, best_of(4, 0.7))
     checkpoint(tmp_path, 6)
     for start, kept in ((4, 4), (0, 6)):  # a new run in the same folder has nothing to do with the old best
         alarm = CollapseAlarm()
         alarm.on_train_begin(*callback_call(tmp_path, start))
         alarm.observe({"eval_reward": 0.6}, 6)
         alarm.on_save(*callback_call(tmp_path, 6))
-        best = read_best(tmp_path)
+        best = _read_best(tmp_path)
         assert best is not None
         assert best.step == kept
 
@@ -385,9 +385,9 @@ def test_a_run_that_died_between_its_checkpoint_and_its_best_is_judged_when_it_g
     alarm.load_state(died.state())
     alarm.on_train_begin(*callback_call(tmp_path, 4))
     alarm.on_step_begin(*callback_call(tmp_path, 4))
-    assert read_best(tmp_path) == best_of(4, 0.6)
+    assert _read_best(tmp_path) == best_of(4, 0.6)
     alarm.on_step_begin(*callback_call(tmp_path, 5))
-    assert read_best(tmp_path) == best_of(4, 0.6)
+    assert _read_best(tmp_path) == best_of(4, 0.6)
 
 
 def test_other_processes_decide_alike_and_write_nothing(tmp_path: Path) -> None:

@@ -11,7 +11,7 @@ from test_composer_channels import policy as policy_fixture
 from test_composer_channels import scripted
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from refusals import refusal
 
 policy = policy_fixture

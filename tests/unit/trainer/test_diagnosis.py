@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.trainer.watch.diagnosis import diagnose, findings
+from composer_replication.trainer.watch.diagnosis import _findings, diagnose
 
 HEALTHY = [
     {
@@ -131,7 +131,7 @@ def test_every_rule_has_both_histories() -> None:
 @pytest.mark.parametrize("rule", SPEAKS)
 def test_a_rule_speaks_where_it_applies_and_no_other_does(rule: str) -> None:
     history, patterns = SPEAKS[rule]
-    [finding] = findings(history)
+    [finding] = _findings(history)
     assert finding.rule == rule
     assert [each for each in patterns if not re.search(each, finding.text)] == []
     assert diagnose(history) == [finding.text]
@@ -139,16 +139,16 @@ def test_a_rule_speaks_where_it_applies_and_no_other_does(rule: str) -> None:
 
 @pytest.mark.parametrize("rule", SILENT)
 def test_a_rule_is_silent_where_it_does_not_apply(rule: str) -> None:
-    assert rule not in [finding.rule for finding in findings(SILENT[rule])]
+    assert rule not in [finding.rule for finding in _findings(SILENT[rule])]
 
 
 def test_few_comparisons_say_little_about_hints() -> None:
     for compared, deviations, speaks in ((19, -3.0, False), (99, 0.4, True), (99, 0.6, False), (100, 0.9, True)):
         history = changed(hints__compared=float(compared), hints__deviations=deviations)
-        assert [each.rule for each in findings(history)] == ["hints_not_heeded"] * speaks
-    assert not findings(changed(hints__deviations=ABSENT))
+        assert [each.rule for each in _findings(history)] == ["hints_not_heeded"] * speaks
+    assert not _findings(changed(hints__deviations=ABSENT))
     for own, other in ((0.07, 0.03), (0.04, 0.0)):
-        [finding] = findings(changed(hints__own_drop=own, hints__other_drop=other))
+        [finding] = _findings(changed(hints__own_drop=own, hints__other_drop=other))
         assert finding.rule == "hints_not_heeded"
         assert re.search(r"\b5\b.*\b0\.1\b", finding.text)  # what would be enough
         assert re.search(rf"\b320 comparisons\b.*\+{own:.3f}\b", finding.text)
@@ -163,7 +163,7 @@ def test_a_gate_that_never_opened_is_said_to_be_why_channel_2_did_not_run(gate: 
     doubtful = diagnose(changed(hints__compared=50.0, hints__deviations=1.5, **run))
     assert len(doubtful) == is_closed
     assert all("train.grpo.heed_gate" in each for each in doubtful)
-    near = findings(changed(hints__deviations=20.0, hints__own_drop=0.3, hints__other_drop=0.08, **run))
+    near = _findings(changed(hints__deviations=20.0, hints__own_drop=0.3, hints__other_drop=0.08, **run))
     assert [each.rule for each in near] == ["hints_not_compared"] * is_closed
     assert all(re.search(r"\b5\b.*\+0\.300\b.*\+0\.080\b.*train\.grpo\.heed_gate\b", each.text) for each in near)
     [deaf], [ungated] = (diagnose(changed(hints__deviations=0.1, **each)) for each in (run, {}))
@@ -195,16 +195,16 @@ def test_a_gate_that_opens_or_was_open_is_no_riddle() -> None:
 def test_errors_that_rise_as_they_did_with_real_weights(rates: list[int], speaks: bool) -> None:
     """Hints of another kind, right hints (two), right hints behind the gate: Qwen2.5-Coder-1.5B in the workspace."""
     history = [{**line, "sites/per_100_turns": float(rate)} for line, rate in zip(HEALTHY, rates, strict=False)]
-    assert [each.rule for each in findings(history)] == ["errors_rise"] * speaks
-    assert not findings([{**line, "ran/sdpo_kl": 0.0, "hints/gate": 0.0} for line in history]), "it never ran"
+    assert [each.rule for each in _findings(history)] == ["errors_rise"] * speaks
+    assert not _findings([{**line, "ran/sdpo_kl": 0.0, "hints/gate": 0.0} for line in history]), "it never ran"
     opened = [{**line, "ran/sdpo_kl": float(line["step"] > 4)} for line in history]
-    assert not findings(opened), "five lines in which it ran"
+    assert not _findings(opened), "five lines in which it ran"
 
 
 def test_what_rises_after_channel_2_has_ended_is_not_said_to_rise_while_it_ran() -> None:
     rising = changed(sites__per_100_turns=lambda step: 9.0 + 3 * step, ran__sdpo_kl=lambda step: float(step < 4))
-    assert not findings(rising)
-    assert findings([{**line, "ran/sdpo_kl": 1.0} for line in rising])
+    assert not _findings(rising)
+    assert _findings([{**line, "ran/sdpo_kl": 1.0} for line in rising])
 
 
 def test_rates_that_wander_are_seldom_said_to_rise() -> None:
@@ -221,7 +221,7 @@ def test_rates_that_wander_are_seldom_said_to_rise() -> None:
 
 def test_the_ends_of_a_line_are_shares_and_a_straight_line_is_no_wonder() -> None:
     bent, straight = (lambda step: max(0.0, 12.0 * step - 90)), (lambda step: 2.0 * step)
-    [finding], [steep] = (findings(changed(sites__per_100_turns=each)) for each in (bent, straight))
+    [finding], [steep] = (_findings(changed(sites__per_100_turns=each)) for each in (bent, straight))
     assert finding.rule == steep.rule == "errors_rise"
     assert re.search(r"\b0\b\D+\b84\b\D+\b100\b", finding.text)
     assert re.search(r"\b99\.0\b", steep.text)
@@ -235,12 +235,12 @@ def test_a_channel_without_weight_is_not_missed() -> None:
     silent = changed(loss__sdpo_kl=ABSENT, loss__alpha_sdpo=0.0, loss__trace_replay_dpo=ABSENT, loss__beta_replay=0.0)
     assert diagnose(silent) == []
     annealed = changed(loss__sdpo_kl=ABSENT, loss__alpha_sdpo=lambda step: 0.1 * (16 - step))
-    assert [finding.rule for finding in findings(annealed)] == ["no_taught_sites"]
+    assert [finding.rule for finding in _findings(annealed)] == ["no_taught_sites"]
 
 
 def test_a_run_without_rollouts_is_told_that_its_sessions_held_nothing_to_teach() -> None:
     lines = [{"loss": 1.0, "loss/alpha_sdpo": 0.1, "loss/beta_replay": 0.0}] * 3
-    [finding] = findings(lines)
+    [finding] = _findings(lines)
     assert finding.rule == "no_taught_sites"
     assert re.findall(r"channel 2|\d+", finding.text) == ["channel 2"]  # no rate of errors was measured
 
@@ -257,26 +257,26 @@ def test_steps_that_were_too_few_are_not_said_to_lack_what_there_is() -> None:
 
 def test_one_of_several_reward_functions_may_leave_rollouts_to_the_others() -> None:
     assert diagnose(changed(rewards__judge__unjudged=0.5, rewards__tests__unjudged=0.5)) == []
-    [finding] = findings(changed(rewards__tests__unjudged=1.0))
+    [finding] = _findings(changed(rewards__tests__unjudged=1.0))
     assert finding.rule == "unjudged"
     assert re.search(r"\btests\b.*\b100%", finding.text)
     assert "judge" not in finding.text
 
 
 def test_rewards_that_trl_logs_as_none_are_a_reward_function_that_answers_nothing() -> None:
-    [finding] = findings([{"loss": 0.0, "reward": None}, {"loss": 0.0, "reward": None}])
+    [finding] = _findings([{"loss": 0.0, "reward": None}, {"loss": 0.0, "reward": None}])
     assert finding.rule == "unjudged"
     assert re.search(r"\b100% of rollouts\b", finding.text)
 
 
 def test_trls_own_share_of_equal_groups_is_read_where_ours_is_not_logged() -> None:
-    finding = findings([{"loss": 0.0, "frac_reward_zero_std": 1.0}])[0]
+    finding = _findings([{"loss": 0.0, "frac_reward_zero_std": 1.0}])[0]
     assert finding.rule == "equal_rewards"
     assert re.search(r"\b100% of groups\b", finding.text)
 
 
 def test_the_length_limit_is_named_where_it_is_known() -> None:
-    [finding] = findings(changed(completions__clipped_ratio=0.97), max_completion_length=2048)
+    [finding] = _findings(changed(completions__clipped_ratio=0.97), max_completion_length=2048)
     assert finding.rule == "length_limit"
     assert re.search(r"\b97% of completions\b.*\b2,048 tokens\b", finding.text)
 

@@ -12,11 +12,10 @@ import torch
 from offline_pieces import HINTS, hint_of, logged, renderer, sessions_of, site, tiny, write_run
 
 from composer_replication.runs import RunDir
-from composer_replication.trainer.from_config.offline import report_hint_check
 from composer_replication.trainer.objective import hint_proof
 from composer_replication.trainer.objective.hint_proof import HintProof, verdict
 from composer_replication.trainer.sessions.dataset import LoggedSessions
-from composer_replication.trainer.sessions.proof import SCHEMA, VERSION
+from composer_replication.trainer.sessions.proof import SCHEMA, VERSION, describe_hint_check
 from session_pieces import Session
 
 NUMBER = 24
@@ -99,8 +98,7 @@ def test_figures_are_means_a_token_and_differences_of_differences(monkeypatch):
 
 
 def test_the_sentence_says_whether_it_heeds_by_which_figures_and_what_to_do(monkeypatch):
-    said = []
-    report_hint_check(proved(monkeypatch, obedient), said.append)
+    said = [*describe_hint_check(proved(monkeypatch, obedient).proofs, can_warm_up=True)]
     proof, sentence = said
     assert re.search(r"\b24 of 24 sites\b", proof)
     assert re.search(r"\b100% of 24 sites\b.*\b100% of 24 sites\b.*-0\.20\b", sentence)

@@ -10,7 +10,7 @@ from offline_pieces import arguments, logged, renderer, sessions_of, tiny
 from safetensors.torch import load_file
 
 from composer_replication.errors import InputError
-from composer_replication.trainer.sessions.dataset import HINTED_CORRECTIONS, OTHER_CONTEXT, with_hinted_corrections
+from composer_replication.trainer.sessions.dataset import HINTED_CORRECTIONS, OTHER_CONTEXT, _with_hinted_corrections
 from composer_replication.trainer.warmup import warm_up
 from refusals import refusal
 
@@ -22,7 +22,7 @@ MADE = [
 
 
 def new_sequences(session, **options):
-    more = with_hinted_corrections(renderer(), session, **options)
+    more = _with_hinted_corrections(renderer(), session, **options)
     return more, more.sequences[len(session.sequences) :]
 
 
@@ -53,9 +53,9 @@ def test_only_corrections_of_the_sites_own_turn_count():
     teachers = replace(session, pairs=[pair._replace(kind="teachers Bash Bash") for pair in session.pairs])
     elsewhere = replace(session, pairs=[pair._replace(turn_id="another") for pair in session.pairs])
     for other in (teachers, elsewhere, replace(session, sites=[])):
-        assert with_hinted_corrections(renderer(), other).sequences == session.sequences
+        assert _with_hinted_corrections(renderer(), other).sequences == session.sequences
     moved = [pair._replace(chosen=pair.chosen._replace(num_shared=0)) for pair in session.pairs]
-    assert with_hinted_corrections(renderer(), replace(session, pairs=moved)).drops[f"lm_ce: {OTHER_CONTEXT}"] == 1
+    assert _with_hinted_corrections(renderer(), replace(session, pairs=moved)).drops[f"lm_ce: {OTHER_CONTEXT}"] == 1
 
 
 def test_a_warm_up_learns_them_and_the_steps_after_it_do_not(tmp_path):

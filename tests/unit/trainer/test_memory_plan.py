@@ -14,9 +14,9 @@ from composer_replication.errors import InputError
 from composer_replication.trainer.watch import memory_plan as planner
 from composer_replication.trainer.watch.memory_plan import (
     GIB,
-    StepSettings,
+    _parts_of,
+    _StepSettings,
     free_memory,
-    parts_of,
     plan_memory,
     shape_of,
 )
@@ -51,9 +51,9 @@ def config(name):
 
 @pytest.mark.parametrize(("name", "trunk", "checkpointing", "measured"), MEASURED)
 def test_estimates_are_within_a_tenth_of_what_was_measured(name, trunk, checkpointing, measured):
-    parts = parts_of(
+    parts = _parts_of(
         shape_of(config(name)),
-        StepSettings(
+        _StepSettings(
             longest_tree=trunk + 8 * 320 + 16 * 256,
             checkpointing=checkpointing,
             teacher="trust_region",
@@ -65,15 +65,15 @@ def test_estimates_are_within_a_tenth_of_what_was_measured(name, trunk, checkpoi
 
 def test_the_estimate_holds_at_131072_tokens():
     name, tokens, checkpointing, measured = LONG
-    settings = StepSettings(longest_tree=tokens, checkpointing=checkpointing, teacher="trust_region", optimizer="sgd")
-    assert sum(parts_of(shape_of(config(name)), settings).values()) / GIB == pytest.approx(measured, rel=TOLERANCE)
+    settings = _StepSettings(longest_tree=tokens, checkpointing=checkpointing, teacher="trust_region", optimizer="sgd")
+    assert sum(_parts_of(shape_of(config(name)), settings).values()) / GIB == pytest.approx(measured, rel=TOLERANCE)
 
 
 def test_weights_gradients_and_optimiser_are_those_of_the_model():
     model = tiny()
     number = sum(each.numel() for each in model.parameters())
-    settings = StepSettings(longest_tree=64, weight_bytes=4, compute_bytes=4, teacher="frozen", accumulation=2)
-    parts = parts_of(shape_of(model), settings)
+    settings = _StepSettings(longest_tree=64, weight_bytes=4, compute_bytes=4, teacher="frozen", accumulation=2)
+    parts = _parts_of(shape_of(model), settings)
     assert parts["weights"] == parts["gradients"] == parts["teacher's copy"] == 4 * number
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
@@ -89,10 +89,10 @@ def test_an_adapter_counts_as_peft_makes_it():
 
     adapted = get_peft_model(tiny(), LoraConfig(r=8, target_modules="all-linear"))
     trainable = sum(each.numel() for each in adapted.parameters() if each.requires_grad)
-    settings = StepSettings(
+    settings = _StepSettings(
         longest_tree=64, weight_bytes=4, compute_bytes=4, lora_rank=8, teacher="ema", accumulation=2
     )
-    parts = parts_of(shape_of(tiny()), settings)
+    parts = _parts_of(shape_of(tiny()), settings)
     assert parts["gradients"] == parts["teacher's copy"] == 4 * trainable
     assert parts["optimiser"] == 8 * trainable
 
@@ -100,15 +100,15 @@ def test_an_adapter_counts_as_peft_makes_it():
 @pytest.mark.parametrize("teacher", ["frozen", "trust_region"])
 def test_a_reference_costs_a_copy_without_an_adapter_and_none_with_one(teacher):
     shape = shape_of(config("0.5B"))
-    settings = StepSettings(longest_tree=1024, teacher=teacher)
-    assert parts_of(shape, settings)["teacher's copy"] == 2 * shape.num_weights
-    assert "teacher's copy" not in parts_of(shape, replace(settings, lora_rank=16))
+    settings = _StepSettings(longest_tree=1024, teacher=teacher)
+    assert _parts_of(shape, settings)["teacher's copy"] == 2 * shape.num_weights
+    assert "teacher's copy" not in _parts_of(shape, replace(settings, lora_rank=16))
 
 
 def test_shards_share_the_weights_and_not_the_activations():
     shape = shape_of(config("0.5B"))
-    alone = parts_of(shape, StepSettings(longest_tree=4096, teacher="ema"))
-    shared = parts_of(shape, StepSettings(longest_tree=4096, teacher="ema", num_shards=4))
+    alone = _parts_of(shape, _StepSettings(longest_tree=4096, teacher="ema"))
+    shared = _parts_of(shape, _StepSettings(longest_tree=4096, teacher="ema", num_shards=4))
     for name in ("weights", "optimiser", "teacher's copy"):
         assert shared[name] == pytest.approx(alone[name] / 4, abs=1)
     assert shared["activations"] == alone["activations"]
@@ -179,7 +179,7 @@ def test_bad_settings_are_named():
 def test_a_trainer_plans_for_its_largest_step_and_says_when_it_may_not_fit(tmp_path, monkeypatch, caplog):
     from peft import LoraConfig
 
-    from composer_replication.trainer import offline_checks
+    from composer_replication.trainer import offline_trainer
 
     sessions = sessions_of(*range(4))
     trainer = trainer_of(tmp_path, sessions)
@@ -189,7 +189,7 @@ def test_a_trainer_plans_for_its_largest_step_and_says_when_it_may_not_fit(tmp_p
     assert plan.parts["attention mask"] == 5 * (sizes[-1] + sizes[-2]) ** 2
     assert plan.parts["weights"] == 4 * sum(each.numel() for each in trainer.model.parameters())
     assert "GiB" not in caplog.text
-    monkeypatch.setattr(offline_checks, "free_memory", lambda device: 1000)
+    monkeypatch.setattr(offline_trainer, "free_memory", lambda device: 1000)
     adapted = trainer_of(tmp_path, sessions, peft_config=LoraConfig(r=8, target_modules="all-linear"))
     assert not adapted.plan().fits
     [warning] = [each.getMessage() for each in caplog.records if "GiB" in each.getMessage()]

@@ -13,7 +13,7 @@ from transformers import AutoModelForCausalLM, MixtralConfig, Qwen2MoeConfig
 from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import pack_batches
 from composer_replication.errors import ConfigError
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from refusals import refusal
 

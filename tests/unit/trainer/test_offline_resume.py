@@ -8,7 +8,7 @@ from offline_pieces import logged, sessions_of, tiny, trainer_of
 
 from composer_replication.errors import StaleArtefactError
 from composer_replication.runs.journal import read_journal
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 
 MADE = [logged(0), logged(1, with_site=False), logged(2), logged(3, with_pair=False), logged(4)]

@@ -6,7 +6,7 @@ import pytest
 from offline_pieces import sessions_of, trainer_of
 from transformers import TrainerCallback
 
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 
 SETTINGS = ChannelSettings(alpha_sdpo=0.7, beta_replay=0.0, sdpo_wrapper="taid")
 

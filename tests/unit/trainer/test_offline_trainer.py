@@ -14,9 +14,9 @@ from composer_replication.batch.tree_batch import CHANNELS, denominators_of, pac
 from composer_replication.errors import ConfigError, InactiveChannelError, InputError, MissingExtraError
 from composer_replication.runs.journal import read_journal
 from composer_replication.trainer import start_model
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from refusals import refusal
 

@@ -13,21 +13,21 @@ import pytest
 from composer_replication.config import CrfConfig, load, to_toml
 from composer_replication.config.presets import PRESET_FILES, load_with_preset, preset_path
 from composer_replication.errors import ConfigError, InputError, MissingExtraError
+from composer_replication.trainer.from_config.inputs import _training_arguments
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.presets import (
-    ChannelSettings,
+    _preset_config,
     channel_settings,
     composer_grpo_config,
     grpo_arguments,
-    preset_config,
     preset_rewards,
-    training_arguments,
 )
 from refusals import refusal
 
 
 def preset_settings(name: str) -> dict[str, Any]:
     """The knobs of a preset that are not TRL's, by the names of ChannelSettings, TeacherKeeper and [train.grpo]."""
-    config = preset_config(name)
+    config = _preset_config(name)
     grpo, teacher = config.train.grpo, config.train.teacher
     own = {"teacher": teacher.kind, "ema_rate": teacher.ema_rate, "live_share": teacher.live_share}
     names = ("k1_coefficient", "dynamic_sampling", "max_resamples", "soft_overlong")
@@ -92,12 +92,12 @@ def test_our_own_knobs_are_the_recommended_ones(preset: Preset) -> None:
     is_dapo = preset == "dapo"
     assert (settings["dynamic_sampling"], settings["soft_overlong"]) == (is_dapo, 0.2 if is_dapo else 0.0)
     knobs = {field.name for field in dataclasses.fields(ChannelSettings)}
-    assert ChannelSettings(**{name: settings[name] for name in knobs}) == channel_settings(preset_config(preset))
+    assert ChannelSettings(**{name: settings[name] for name in knobs}) == channel_settings(_preset_config(preset))
 
 
 def test_no_preset_means_the_defaults_of_the_functions() -> None:
-    assert preset_config("none") == load(CrfConfig, overrides=["train.preset=none"])
-    assert channel_settings(preset_config("none")) == ChannelSettings()
+    assert _preset_config("none") == load(CrfConfig, overrides=["train.preset=none"])
+    assert channel_settings(_preset_config("none")) == ChannelSettings()
 
 
 def test_arguments_of_the_function_win_over_the_preset(tmp_path: Path) -> None:
@@ -154,7 +154,7 @@ def test_the_soft_overlong_punishment_grows_over_the_last_fifth() -> None:
     config = load_with_preset(overrides=["train.preset=dapo", "train.grpo.max_completion_length=100"])
     [punish] = preset_rewards(config.train, tokenizer=None)  # pyright: ignore[reportArgumentType]
     assert punish(completion_ids=[[0] * 80, [0] * 90, [0] * 100, [0] * 101]) == [0.0, -0.5, -1.0, -1.0]
-    assert preset_rewards(preset_config("composer").train, tokenizer=None) == []  # pyright: ignore[reportArgumentType]
+    assert preset_rewards(_preset_config("composer").train, tokenizer=None) == []  # pyright: ignore[reportArgumentType]
 
 
 def test_the_effort_penalty_has_the_prices_of_the_config() -> None:
@@ -172,7 +172,7 @@ def test_the_rest_of_the_config_becomes_arguments_that_transformers_takes(tmp_pa
     from transformers import TrainingArguments
 
     overrides = ["train.optimiser.warmup=5", "train.optimiser.steps=30", "train.save.keep=3", "train.eval_every=10"]
-    arguments = training_arguments(load_with_preset(overrides=overrides).train)
+    arguments = _training_arguments(load_with_preset(overrides=overrides).train)
     made = TrainingArguments(output_dir=str(tmp_path), use_cpu=True, **arguments)
     assert (made.max_steps, made.warmup_steps, made.save_total_limit, made.eval_steps) == (30, 5, 3, 10)
     assert (made.lr_scheduler_type, made.learning_rate) == ("constant_with_warmup", 2e-5)

@@ -14,7 +14,7 @@ from composer_replication.cli.replicas.replica_training import _train_replica
 from composer_replication.config import CrfConfig, loads
 from composer_replication.diloco.training import OuterLoop
 from composer_replication.errors import ConfigError, InputError
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.replica import Replica, ReplicaSteps
 from refusals import refusal
 from rollouts.tiny_policy import save_policy

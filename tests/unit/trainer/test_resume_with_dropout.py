@@ -13,7 +13,7 @@ from peft import LoraConfig
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from rollouts.tiny_policy import load_tokenizer, save_policy

@@ -8,9 +8,9 @@ from dataclasses import asdict
 import pytest
 
 from composer_replication.runs.lineage import channel_results, describe_channel
-from composer_replication.trainer.from_config.inputs import held_out_rows
-from composer_replication.trainer.from_config.plan import metric_names
-from composer_replication.trainer.watch.diagnosis import never_ran
+from composer_replication.trainer.from_config.grpo import _held_out_rows
+from composer_replication.trainer.objective.channels import with_metric_names
+from composer_replication.trainer.watch.diagnosis import _never_ran
 
 
 def test_a_channels_steps_are_those_since_the_line_before():
@@ -52,17 +52,17 @@ def test_a_channel_is_taught_or_measured_or_off_or_never_ran(lines, alpha, state
     assert describe_channel(asdict(channel), 2) == channel.in_words(2), "training.json says the same"
     if "ran_steps/sdpo_kl" in history[-1]:  # fewer steps than lie between two lines: the diagnosis says that
         return
-    assert never_ran([{**line, "w": alpha} for line in history], "w", ["loss/sdpo_kl"]) == (state == "never_ran")
+    assert _never_ran([{**line, "w": alpha} for line in history], "w", ["loss/sdpo_kl"]) == (state == "never_ran")
 
 
 def test_counts_and_drops_call_channels_as_metrics_do():
-    assert metric_names({"sdpo_jsd": 3, "sites": 2}) == {"sdpo_kl": 3, "sites": 2}
-    assert metric_names({"sdpo_jsd: hint: no": 1, "pairs: too long": 4}) == {
+    assert with_metric_names({"sdpo_jsd": 3, "sites": 2}) == {"sdpo_kl": 3, "sites": 2}
+    assert with_metric_names({"sdpo_jsd: hint: no": 1, "pairs: too long": 4}) == {
         "sdpo_kl: hint: no": 1,
         "pairs: too long": 4,
     }
 
 
 def test_a_tenth_of_the_prompts_is_held_out_and_at_least_one():
-    assert held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
-    assert held_out_rows(3) == ([0, 1], [2])
+    assert _held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
+    assert _held_out_rows(3) == ([0, 1], [2])

@@ -12,7 +12,7 @@ from offline_pieces import sessions_of, tiny, trainer_of
 
 from composer_replication.errors import ConfigError
 from composer_replication.trainer.objective.fingerprint import weights_digest
-from composer_replication.trainer.offline_checks import check_arguments
+from composer_replication.trainer.offline_trainer import _check_arguments
 from composer_replication.trainer.same_start import errors_of_ranks
 from warm_crf import WarmCall
 
@@ -80,11 +80,11 @@ def test_a_process_that_would_train_alone_is_refused(monkeypatch, tmp_path):
     from transformers import TrainingArguments
 
     args = TrainingArguments(str(tmp_path), use_cpu=True, report_to="none")
-    check_arguments(args)
+    _check_arguments(args)
     monkeypatch.setenv("LOCAL_RANK", "1")
     monkeypatch.setenv("WORLD_SIZE", "2")
     with pytest.raises(ConfigError):
-        check_arguments(args)
+        _check_arguments(args)
 
 
 @pytest.mark.parametrize("missing", ["RANK", "MASTER_ADDR"])

@@ -10,7 +10,7 @@ from offline_pieces import tiny
 
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.trainer.logged_batches import _CyclingSampler
-from composer_replication.trainer.presets import ChannelSettings
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
 from refusals import refusal
 

@@ -16,11 +16,11 @@ from composer_replication.batch.model_folder import load_adapter
 from composer_replication.cli.export_weights import merge_adapter
 from composer_replication.errors import ConfigError
 from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.model_head import head_of
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.sessions.rendering import assistant_token_ids
-from composer_replication.trainer.start_model import ids_of_tokens, prepare_model, untrained_rows
+from composer_replication.trainer.start_model import _token_ids, prepare_model, untrained_rows
 from composer_replication.trainer.trained import Trained
 
 TOKENIZER = renderer().tokenizer
@@ -105,9 +105,9 @@ def test_a_row_that_an_adapter_trains_is_not_called_untrained(tmp_path):
 
 
 def test_tokens_by_name_are_ids_and_others_are_refused():
-    assert ids_of_tokens(TOKENIZER, ["<|eot_id|>"]) == [END]
+    assert _token_ids(TOKENIZER, ["<|eot_id|>"]) == [END]
     with pytest.raises(ConfigError, match="<nothing>"):
-        ids_of_tokens(TOKENIZER, ["<nothing>"])
+        _token_ids(TOKENIZER, ["<nothing>"])
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -15,12 +15,13 @@ from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.trainer import warmup
 from composer_replication.trainer.checkpoints.manifest import read_manifest
 from composer_replication.trainer.checkpoints.weights import load_weights
+from composer_replication.trainer.from_config.offline import _tool_name_logprob
+from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.offline_trainer import OfflineTrainer
-from composer_replication.trainer.presets import ChannelSettings
 from composer_replication.trainer.sessions.reference import precompute_ref_logprobs
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
-from composer_replication.trainer.warmup import finished_warm_up, name_logprob, warm_up
+from composer_replication.trainer.warmup import FinishedWarmUp, warm_up
 from refusals import refusal
 
 BOTH = ChannelSettings(alpha_sdpo=0.7, beta_replay=0.3)
@@ -137,7 +138,7 @@ def test_killed_in_the_warm_up_after_it_or_in_the_steps_it_ends_as_if_it_had_not
         dying(patch, 3)
         with pytest.raises(RuntimeError, match="killed"):
             main(cut)
-    assert finished_warm_up(cut / "warm") is None
+    assert FinishedWarmUp.read(cut / "warm") is None
     warm_up(adapted(tiny(dropout=0.1)), arguments(cut / "warm", **SAVING), sessions)
     (cut / "warm" / warmup.FINISHED).unlink()  # died between the last checkpoint and this
     main(cut, max_steps=4)
@@ -171,7 +172,7 @@ def test_it_ends_where_the_held_out_loss_stays_above_its_lowest_and_takes_that_c
     done = run(tmp_path / "whole")
     assert (done.checkpoint, done.steps) == ("checkpoint-2", 4)
     assert done.held_out == [[1, 3.0], [2, 2.0], [3, 2.5], [4, 2.2]] == [list(each) for each in told]
-    assert finished_warm_up(tmp_path / "whole") == done
+    assert FinishedWarmUp.read(tmp_path / "whole") == done
     assert re.search(r"\bheld-out\b.*\b3\.000\b.*\b2\.000\b", done.describe())
     with monkeypatch.context() as patch:
         dying(patch, 4)
@@ -210,7 +211,7 @@ def test_what_does_not_belong_together_is_refused(tmp_path):
 
 
 @pytest.mark.parametrize("make", [tiny, adapted])
-def test_other_start_weights_or_settings_than_a_finished_warm_ups_are_refused_by_name(tmp_path, make):
+def test_other_start_weights_or_settings_than_a_FinishedWarmUps_are_refused_by_name(tmp_path, make):
     folder, sessions = tmp_path / "warm", sessions_of(made=MADE)
     done = warm_up(make(), arguments(folder, **SAVING), sessions)
     assert warm_up(make(), arguments(folder, **SAVING), sessions) == done
@@ -230,7 +231,7 @@ def test_other_start_weights_or_settings_than_a_finished_warm_ups_are_refused_by
         trainer_of(tmp_path / "main", sessions, model=other(), warmed_up=folder / done.checkpoint)
 
 
-def test_another_trained_adapter_or_number_of_processes_than_a_finished_warm_ups_is_refused_by_name(
+def test_another_trained_adapter_or_number_of_processes_than_a_FinishedWarmUps_is_refused_by_name(
     tmp_path, monkeypatch
 ):
     """The weights below are the same; a fresh adapter's first values are the seed's, and change nothing yet."""
@@ -305,5 +306,5 @@ def test_the_log_prob_of_names_is_the_mean_over_calls_of_the_sum_up_to_the_name(
                 logits = model(input_ids=torch.tensor([ids[:end]])).logits[0, span.call_start - 1 : -1].log_softmax(-1)
             targets = torch.tensor(ids[span.call_start : end])
             found.append(float(logits.gather(-1, targets[:, None]).sum()))
-    assert name_logprob(model, sessions) == pytest.approx(sum(found) / len(found), rel=1e-9)
-    assert name_logprob(model, sessions_of(made=[logged(0)], responses="none")) is not None
+    assert _tool_name_logprob(model, sessions) == pytest.approx(sum(found) / len(found), rel=1e-9)
+    assert _tool_name_logprob(model, sessions_of(made=[logged(0)], responses="none")) is not None

@@ -14,7 +14,7 @@ from trl import GRPOTrainer
 from composer_replication.config.train import GRPOSection
 from composer_replication.envs.workspace import TOOLS, Workspace, generate_task
 from composer_replication.errors import ConfigError, MissingExtraError
-from composer_replication.trainer.from_config.training import rewards_and_environment
+from composer_replication.trainer.from_config.grpo import _rewards_and_environment
 from refusals import refusal
 from rollouts.tiny_policy import ScriptedGeneration, save_policy
 from rollouts.trainers import make, quick_config, spy
@@ -66,7 +66,7 @@ def openenv(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.usefixtures("openenv")
 def test_a_server_s_tools_are_called_in_trl_s_own_loop(tmp_path: Any) -> None:
-    rewards, environment, rollouts = rewards_and_environment(GRPOSection(environment=URL))
+    rewards, environment, rollouts = _rewards_and_environment(GRPOSection(environment=URL))
     assert (rewards, rollouts) == ([], None)
     call = '<tool_call>\n{"name": "%s", "arguments": %s}\n</tool_call>'
     asked = call % ("Read", '{"file_path": "/workspace/nowhere.py"}')
@@ -97,14 +97,14 @@ def test_without_its_library_an_engine_s_name_says_what_to_install(monkeypatch: 
     for name in ("openenv", "verifiers"):
         monkeypatch.setitem(sys.modules, name, None)
     with pytest.raises(MissingExtraError, match="openenv"):
-        rewards_and_environment(GRPOSection(environment=URL))
+        _rewards_and_environment(GRPOSection(environment=URL))
     with pytest.raises(MissingExtraError, match="verifiers"):
-        rewards_and_environment(GRPOSection(environment="verifiers:composer-workspace"))
+        _rewards_and_environment(GRPOSection(environment="verifiers:composer-workspace"))
 
 
 @pytest.mark.usefixtures("openenv")
 def test_a_server_beside_a_rollout_function_is_refused() -> None:
     both = GRPOSection(environment=URL, rollouts="composer_replication.evaluation.ablation.workspace:rollouts")
     with refusal(ConfigError, what="train.grpo", got="environment") as refused:
-        rewards_and_environment(both)
+        _rewards_and_environment(both)
     assert "rollouts" in refused.value.got

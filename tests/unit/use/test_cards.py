@@ -9,17 +9,17 @@ import shutil
 import pytest
 import yaml
 
+from composer_replication.cli.export_weights import _evaluation_of
 from composer_replication.envs.student import student_folder
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import hash_weight_files, write_evaluation
 from composer_replication.trainer.trained import (
     UNKNOWN_LICENCE,
     Trained,
+    _licence_of,
     absolute_base,
     data_card,
-    evaluation_of,
     find_trained,
-    licence_of,
     model_card,
     settle_base,
 )
@@ -92,7 +92,7 @@ def test_figures_of_other_weights_are_in_no_card(tmp_path, files):
     after = {"name": "gone/adapter", "files": these if files == "digest of these" else files}
     models = {**EVALUATION["models"], "after": after}
     write_evaluation(run, {**EVALUATION, "models": models, "split": {}, "sampled": None, "drops": {}})
-    found = evaluation_of(Trained(base="m", adapter=adapter, run=run))
+    found = _evaluation_of(Trained(base="m", adapter=adapter, run=run))
     assert (found is not None) == (files == "digest of these")
 
 
@@ -120,7 +120,7 @@ def test_what_nobody_knows_is_said(tmp_path):
 def test_the_licence_is_what_the_start_weights_say(tmp_path, files, licence):
     for name, text in files.items():
         (tmp_path / name).write_text(text)
-    assert licence_of(str(tmp_path)) == licence
+    assert _licence_of(str(tmp_path)) == licence
 
 
 def test_a_relative_base_is_found_from_here_and_from_the_adapter_and_written_down_whole(adapter, tmp_path, monkeypatch):

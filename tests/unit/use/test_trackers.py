@@ -9,7 +9,7 @@ import pytest
 from test_cards import EVALUATION
 
 from composer_replication.errors import MissingExtraError
-from composer_replication.trainer.metrics_file import evaluation_metrics, report_evaluation
+from composer_replication.evaluation.evaluate import _evaluation_metrics, _report_evaluation
 
 
 class Tracker(ModuleType):
@@ -30,7 +30,7 @@ class Tracker(ModuleType):
 
 
 def test_figures_become_metrics_with_their_intervals():
-    assert evaluation_metrics(EVALUATION) == {
+    assert _evaluation_metrics(EVALUATION) == {
         "evaluation/after/forced_gap": 0.5,
         "evaluation/after/forced_gap/low": 0.25,
         "evaluation/after/forced_gap/high": 0.75,
@@ -48,21 +48,21 @@ def test_they_are_logged_as_a_run_of_their_own(name, monkeypatch):
     tracker = Tracker()
     monkeypatch.setitem(sys.modules, name, tracker)
     monkeypatch.setenv(f"{name.upper()}_PROJECT", "mine")
-    report_evaluation(name, EVALUATION, run_name="first")
+    _report_evaluation(name, EVALUATION, run_name="first")
     assert [each[0] for each in tracker.asked] == ["init", "log", "finish"]
     given = tracker.asked[0][1]
     assert (given["project"], given["name"]) == ("mine", "first-evaluation")
     assert given["config"]["verdict"] == "better"
-    assert tracker.asked[1][1] == evaluation_metrics(EVALUATION)
+    assert tracker.asked[1][1] == _evaluation_metrics(EVALUATION)
 
 
 def test_a_tracker_that_fails_is_closed_and_none_logs_nothing(monkeypatch):
     tracker = Tracker(OSError("disk"))
     monkeypatch.setitem(sys.modules, "trackio", tracker)
     with pytest.raises(OSError, match="disk"):
-        report_evaluation("trackio", EVALUATION, run_name="first")
+        _report_evaluation("trackio", EVALUATION, run_name="first")
     assert tracker.asked[-1] == ("finish",)
-    report_evaluation("none", EVALUATION, run_name="first")
+    _report_evaluation("none", EVALUATION, run_name="first")
     assert len(tracker.asked) == 3
 
 
@@ -94,4 +94,4 @@ def test_crf_evaluate_reports_to_the_tracker_of_the_training_and_does_without_on
 def test_one_that_is_not_installed_is_named(monkeypatch):
     monkeypatch.setitem(sys.modules, "wandb", None)
     with pytest.raises(MissingExtraError, match=r"\bpip install wandb\b"):
-        report_evaluation("wandb", EVALUATION, run_name="first")
+        _report_evaluation("wandb", EVALUATION, run_name="first")

@@ -14,7 +14,7 @@ import pytest
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.train import GRPOSection
 from composer_replication.errors import ConfigError, RunError
-from composer_replication.trainer.from_config.plan import NamedSource, named_sources
+from composer_replication.trainer.from_config.grpo import NamedSource, named_sources
 from composer_replication.trainer.rollouts.worlds import openenv
 from composer_replication.trainer.rollouts.worlds.openenv import address_without_login, openenv_environment
 from refusals import refusal

@@ -18,8 +18,7 @@ from composer_replication.errors import ConfigError, explain
 from composer_replication.trainer.from_config.train_run import train as train_step
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.from_config.plan import TrainingResult
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.from_config.training import TrainingCallbacks, TrainingResult
 
 FOLDER = "replicas"
 

@@ -171,9 +171,9 @@ class _SharedWarmup:
 
     def publish(self) -> None:
         """Publish the warm-up if it is finished and not published yet."""
-        from composer_replication.trainer.warmup import finished_warm_up
+        from composer_replication.trainer.warmup import FinishedWarmUp
 
-        if self._lock is not None and finished_warm_up(self._own) is not None:
+        if self._lock is not None and FinishedWarmUp.read(self._own) is not None:
             _copy(self._own, self._shared)
             self._release()
 

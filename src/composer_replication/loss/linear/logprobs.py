@@ -203,3 +203,15 @@ def linear_row_stats(
         visit_tiles(student, plan, slice(0, num_rows), visit, num_scratch=num_term_tiles(terms), with_grad=False)
     # Raising here would make the host wait for the GPU. With NaN, the loss that uses these values raises instead.
     return RowStats(*torch.where(tokens.ids_N == tokens.safe_N, stats_3N, math.nan).unbind(0))
+
+
+def summed_logprobs(
+    head: LinearHead, rows_NH: Tensor, targets_N: Tensor, response_N: Tensor, num_responses: int
+) -> tuple[Tensor, Tensor]:
+    """Return the summed log-probs (R,) and the length of each response.
+
+    `response_N` maps each row to the index of its response.
+    """
+    token_logprobs_N = linear_token_logprobs(rows_NH, head, targets_N)
+    sums = token_logprobs_N.new_zeros(num_responses).index_add(0, response_N, token_logprobs_N)
+    return sums, torch.bincount(response_N, minlength=num_responses)

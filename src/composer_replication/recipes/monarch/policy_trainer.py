@@ -46,11 +46,10 @@ from composer_replication.trainer.objective.channels import (
     annealed,
     channel_options,
     check_anneal,
-    in_head_dtype,
 )
 from composer_replication.trainer.objective.compose import compose_loss
 from composer_replication.trainer.objective.fingerprint import weights_digest
-from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of
+from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of, in_head_dtype
 from composer_replication.trainer.objective.reference import reference_logprobs
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.rollouts.hint_distillation import ImportanceSampling, distill, place_turns

@@ -66,28 +66,28 @@ class DataCursor:
     def tree(self) -> dict[str, Any]:
         return {"epoch_begin": self._epoch_begin, "samplers": _sampler_states(self._loader)}
 
+    @staticmethod
+    def restore(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch: bool) -> None:
+        """Restore a new loader's samplers: in the middle of an epoch to their states at its start, else to those saved
+        last.
 
-def restore_samplers(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch: bool) -> None:
-    """Restore a new loader's samplers: in the middle of an epoch to their states at its start, else to those saved
-    last.
-
-    In the middle of an epoch, the training loop will skip batches. The global generators are then restored to the start
-    of the epoch as well, and the training loop later sets them to the states saved last.
-    """
-    states = tree["epoch_begin"]["samplers"] if mid_epoch else tree["samplers"]
-    for path, part in _parts(loader):
-        state = states.get(path, {})
-        if "generator" in state:
-            # Some samplers create their generator on first use.
-            part.generator = part.generator or torch.Generator()
-            part.generator.set_state(state["generator"])
-        if "initial_seed" in state:
-            part.initial_seed = state["initial_seed"]
-        # The loader's `set_epoch` does not reach samplers below two wrappers.
-        if path and hasattr(part, "set_epoch"):
-            part.set_epoch(epoch)
-    if mid_epoch:
-        set_rng_tree(tree["epoch_begin"]["rng"])
+        In the middle of an epoch, the training loop will skip batches. The global generators are then restored to the
+        start of the epoch as well, and the training loop later sets them to the states saved last.
+        """
+        states = tree["epoch_begin"]["samplers"] if mid_epoch else tree["samplers"]
+        for path, part in _parts(loader):
+            state = states.get(path, {})
+            if "generator" in state:
+                # Some samplers create their generator on first use.
+                part.generator = part.generator or torch.Generator()
+                part.generator.set_state(state["generator"])
+            if "initial_seed" in state:
+                part.initial_seed = state["initial_seed"]
+            # The loader's `set_epoch` does not reach samplers below two wrappers.
+            if path and hasattr(part, "set_epoch"):
+                part.set_epoch(epoch)
+        if mid_epoch:
+            set_rng_tree(tree["epoch_begin"]["rng"])
 
 
 def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:

@@ -82,7 +82,10 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     expected_weights: dict[str, Tensor] = bare.state_dict()
     seen_names: set[str] = set()
     listed = read_manifest(folder)["files"]
-    parts = _adapter_parts(bare, adapters, folder, listed) if adapters else _parts(folder, listed)
+    if adapters:
+        parts = _adapter_parts(bare, adapters, folder, listed)
+    else:
+        parts = (_tensors(plain_file(folder, name)) for name in weight_files(folder, listed))
     for part in parts:
         # Check each file before loading any of its weights.
         if unknown := sorted(part.keys() - expected_weights.keys()):
@@ -92,25 +95,19 @@ def load_weights(model: nn.Module, folder: Path) -> None:
                 raise _other_weights(folder, f"weights {name!r} with shape {list(tensor.shape)}")
         seen_names |= part.keys()
         if sharded:
-            _load_sharded(model, part)
+            from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
+
+            options = StateDictOptions(full_state_dict=True, strict=False)
+            set_model_state_dict(model, dict(part), options=options)
         else:
             # Not strict, since each file has only some of the weights; completeness is checked below.
             bare.load_state_dict(part, strict=False)
-    missing = _adapter_names(bare, adapters) - seen_names if adapters else _untied(bare, expected_weights, seen_names)
+    if adapters:
+        missing = {name for adapter in adapters for name in _saved_names(bare, adapter).values()} - seen_names
+    else:
+        missing = _untied(bare, expected_weights, seen_names)
     if missing:
         raise _other_weights(folder, f"no weights for {sorted(missing)[:3]}")
-
-
-def _load_sharded(model: nn.Module, part: dict[str, Any]) -> None:
-    from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
-
-    options = StateDictOptions(full_state_dict=True, strict=False)
-    set_model_state_dict(model, part, options=options)
-
-
-def _parts(folder: Path, listed: Mapping[str, Any]) -> Iterator[dict[str, Tensor]]:
-    for name in weight_files(folder, listed):
-        yield _tensors(plain_file(folder, name))
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -149,10 +146,6 @@ def _saved_names(model: Any, adapter: str) -> dict[str, str]:
         model, state_dict=placeholders, adapter_name=adapter, save_embedding_layers=False
     )
     return names
-
-
-def _adapter_names(model: Any, adapters: list[str]) -> set[str]:
-    return {name for adapter in adapters for name in _saved_names(model, adapter).values()}
 
 
 def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:

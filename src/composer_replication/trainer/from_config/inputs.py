@@ -1,32 +1,34 @@
-"""Read a training's inputs from its config: tokenizer, renderer, adapter, loss weighting, prompts."""
+"""Check a training's config, and read its inputs: tokenizer, renderer, adapter, loss weighting, training arguments."""
 
 from __future__ import annotations
 
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from dataclasses import replace
 from difflib import get_close_matches
 from fnmatch import fnmatchcase
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import torch
 
 from composer_replication.batch.model_folder import load_config, load_tokenizer, resolve_model
 from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer, Tools
-from composer_replication.config import CrfConfig
+from composer_replication.config import CrfConfig, TrainConfig
 from composer_replication.config.sections import RenderConfig
-from composer_replication.config.train import AdapterConfig, GRPOSection
-from composer_replication.errors import ConfigError, explain
-from composer_replication.optional import is_object_name, load_object, require
+from composer_replication.config.train import AdapterConfig
+from composer_replication.errors import ComposerError, ConfigError, MissingExtraError, explain
+from composer_replication.optional import available, require
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_tools
 from composer_replication.trainer.objective.row_weighting import RowWeighting
-from composer_replication.trainer.replica import Replica
-from composer_replication.trainer.rollouts.worlds.verifiers import is_verifiers, verifiers_world
-from composer_replication.trainer.sessions.phases import Say
-from composer_replication.trainer.start_model import ids_of_tokens, untrained_rows
+from composer_replication.trainer.same_start import launched_processes
 
-# If there are evaluations, one prompt in this many is held out.
-_HELD_OUT_INTERVAL = 10
+if TYPE_CHECKING:
+    from composer_replication.trainer.replica import Replica
+    from composer_replication.trainer.sessions.dataset import LoggedSessions
+
+
 # transformers gives tokenizers without a length limit a `model_max_length` of 10**30.
 _MAX_POSITIONS = 10**9
 
@@ -39,6 +41,19 @@ class Inputs(NamedTuple):
     tokenizer: Any
     renderer: Renderer
     replica: Replica | None = None
+
+
+class TrainingSetup(NamedTuple):
+    """The parts of a training that depend on its mode.
+
+    `args` are the training arguments, `build` returns the trainer and its logged sessions, and `before` reports on the
+    trainer just before the first step. `sessions` are an offline training's sessions before the hint check.
+    """
+
+    args: Any
+    build: Callable[[], tuple[Any, LoggedSessions | None]]
+    before: Callable[[Any], None]
+    sessions: LoggedSessions | None = None
 
 
 def read_inputs(config: CrfConfig, replica: Replica | None = None) -> Inputs:
@@ -73,18 +88,6 @@ def max_context(name: str, tokenizer: Any = None) -> int | None:
     return min((length for length in (positions, max_length) if length and length <= _MAX_POSITIONS), default=None)
 
 
-def beyond_context(config: CrfConfig, context_limit: int | None) -> str:
-    """Return a warning if windows are longer than the model's context, or ""."""
-    budget, _ = config.train.batch.window
-    if not context_limit or budget <= context_limit or config.train.mode != "offline":
-        return ""
-    return (
-        f"train.batch.budget is {budget:,} tokens, but this model was trained on contexts of up to {context_limit:,}: "
-        "beyond "
-        f"that its output is noise. Leave train.batch.budget and train.batch.overlap unset to use the model's limit"
-    )
-
-
 def model_config(name: str) -> Any:
     """Return the initial model's config; no weights are loaded."""
     return load_config(name, what=f"train.model {name!r}")
@@ -106,101 +109,10 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
     )
 
 
-def token_rows(inputs: Inputs, model: Any, written_ids: Iterable[int], say: Say, *, why_not: str = "") -> list[int]:
-    """Return the token ids whose embedding and head rows the adapter trains, according to `train.adapter.token_rows`.
-
-    If `why_not` has a reason, such as "with FSDP", no rows are trained. In any case, tokens with untrained rows among
-    `written_ids`, the ids that the model has to write, are reported with `say`.
-    """
-    names = inputs.config.train.adapter.token_rows
-    is_auto = names == ("auto",)
-    if why_not and names and not is_auto:
-        expected = "auto, or an empty list"
-        raise ConfigError(explain(f"train.adapter.token_rows {why_not}", got=list(names), expected=expected))
-    chosen = [] if is_auto else ids_of_tokens(inputs.tokenizer, names)
-    untrained = untrained_rows(model, inputs.tokenizer, written_ids)
-    if untrained is None or untrained.tokens.keys() <= set(chosen):
-        return chosen
-    is_trained = is_auto and not why_not
-    consequence = (
-        "their rows are trained with the adapter" if is_trained else f"their rows stay untrained {why_not}".strip()
-    )
-    say(f"{untrained.describe()}; {consequence} (train.adapter.token_rows)")
-    return [*untrained.tokens] if is_trained else chosen
-
-
 def weighting_of(config: CrfConfig) -> RowWeighting | None:
     """Return channel 2's switches, or None if all of them are off."""
     weighting = RowWeighting(**vars(config.train.switches))
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
-
-
-def held_out_rows(number: int) -> tuple[list[int], list[int]]:
-    """Return the indices of the rows to train on, and the indices of the held-out rows."""
-    # Every tenth row, spread evenly; at least one.
-    held_out = list(range(_HELD_OUT_INTERVAL - 1, number, _HELD_OUT_INTERVAL)) or [number - 1]
-    return sorted(set(range(number)) - set(held_out)), held_out
-
-
-def named_object(name: str, option: str) -> Any:
-    """Import and return the object that an option names as `module:name`."""
-    fix = "The module must be in the working directory or in an installed package."
-    return load_object(name, what=option, fix=fix, error_class=ConfigError)
-
-
-def load_prompts(name: str) -> Any:
-    """Return a `datasets.Dataset` with prompts from a function (`module:name`), a file, a folder, or the hub."""
-    datasets = require("datasets", extra="train")
-    path = Path(name)
-    if is_object_name(name) and not path.exists():
-        dataset = named_object(name, "train.grpo.dataset")()
-    elif path.is_file():
-        kind = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}.get(path.suffix)
-        if kind is None:
-            expected = "a file that ends in .jsonl, .json, .csv or .parquet"
-            raise ConfigError(explain("train.grpo.dataset", got=name, expected=expected))
-        dataset = datasets.load_dataset(kind, data_files=str(path), split="train")
-    # A folder written by `Dataset.save_to_disk`.
-    elif (path / "state.json").exists():
-        dataset = datasets.load_from_disk(str(path))
-    else:
-        dataset = datasets.load_dataset(name, split="train")
-    if "prompt" not in dataset.column_names:
-        fix = "Rename the column, or name a function that returns such a dataset: module:function."
-        got = f"the columns {', '.join(dataset.column_names)}"
-        raise ConfigError(explain(f"train.grpo.dataset {name}", got=got, expected="a column `prompt`", fix=fix))
-    return dataset
-
-
-def prompts_of(inputs: Inputs) -> tuple[Any, Any]:
-    """Return the prompts to train on and, if there are evaluations, the held-out prompts."""
-    train = inputs.config.train
-    prompts = _named_prompts(train.grpo)
-    if not len(prompts):
-        raise ConfigError(
-            explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="at least one prompt")
-        )
-    held_out = None
-    if train.eval_every and len(prompts) > 1:
-        train_rows, eval_rows = held_out_rows(len(prompts))
-        prompts, held_out = prompts.select(train_rows), prompts.select(eval_rows)
-    if inputs.replica is not None:
-        prompts = prompts.select(inputs.replica.rows_of(len(prompts)))
-        inputs.replica.weigh(len(prompts))
-    return prompts, held_out
-
-
-def _named_prompts(grpo: GRPOSection) -> Any:
-    """Return the prompts in the data set, or the tasks of an environment that brings its own."""
-    if grpo.environment is not None and is_verifiers(grpo.environment):
-        if grpo.dataset is not None:
-            expected = "none, since the environment's own tasks are the prompts"
-            raise ConfigError(explain("train.grpo.dataset", got=grpo.dataset, expected=expected))
-        return require("datasets", extra="train").Dataset.from_list(verifiers_world(grpo.environment).rows())
-    if grpo.dataset is None:
-        expected = "a file, a folder, a name on the hub or module:function"
-        raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
-    return load_prompts(grpo.dataset)
 
 
 def _refuse_unused_options(config: CrfConfig) -> None:
@@ -222,23 +134,13 @@ def _refuse_unused_options(config: CrfConfig) -> None:
         raise ConfigError(explain("train.warmup.mode", got=config.train.warmup.mode, expected=expected))
 
 
-OUTCOMES = {
-    "thinking_target": "learned",
-    "thinking_context": "shown as context",
-    "thinking_left_out": "left out",
-    "thinking_not_shown": "not supported by the template",
-    "empty_thought_as_header": "after an empty thinking block in the header",
-}
-"""The wording for each treatment of turns' thinking, by key in the counts."""
-
-
 def make_renderer(
     render: RenderConfig, tokenizer: Any, tools: Tools | None, *, template: str | None = None
 ) -> Renderer:
     """Return a renderer for a config section. The template, which `template` overrides, is also set
     on the tokenizer.
     """
-    template = chat_template(render) if template is None else template
+    template = _chat_template(render) if template is None else template
     if template is not None:
         # TRL and exported weights use the tokenizer's template, which must be the template used in training.
         tokenizer.chat_template = template
@@ -247,7 +149,9 @@ def make_renderer(
         tools=tools,
         chat_template=template,
         template_options=render.template_variables,
-        thinking=_thinking_rules(render),
+        thinking=ThinkingRules(
+            own=render.own_thinking, others=render.other_thinking, student_models=tuple(render.student_models)
+        ),
     )
     _refuse_unread_variables(render, renderer)
     return renderer
@@ -291,25 +195,17 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
     """Return the tools of each agent in the run, by log format, in the form that chat templates expect."""
     if run is None or not run.path("tools").exists():
         return None
-    return {
-        format_name: [_described(tool) for tool in agent_tools]
-        for format_name, agent_tools in read_tools(run).by_format.items()
-    }
+
+    def with_description(tool: Mapping[str, Any]) -> dict[str, Any]:
+        # Templates may require a description, which logs do not contain.
+        name, parameters = tool["function"]["name"], tool["function"]["parameters"]
+        return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
+
+    by_format = read_tools(run).by_format
+    return {format_name: [with_description(tool) for tool in tools] for format_name, tools in by_format.items()}
 
 
-def _described(tool: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a tool schema with an empty description, which templates may require but logs do not contain."""
-    name, parameters = tool["function"]["name"], tool["function"]["parameters"]
-    return {"type": "function", "function": {"name": name, "description": "", "parameters": parameters}}
-
-
-def _thinking_rules(render: RenderConfig) -> ThinkingRules:
-    return ThinkingRules(
-        own=render.own_thinking, others=render.other_thinking, student_models=tuple(render.student_models)
-    )
-
-
-def chat_template(render: RenderConfig) -> str | None:
+def _chat_template(render: RenderConfig) -> str | None:
     """Read the template file named in the config section; None if it names none."""
     if render.chat_template is None:
         return None
@@ -322,7 +218,101 @@ def chat_template(render: RenderConfig) -> str | None:
         ) from error
 
 
-def thinking_in_words(counts: Mapping[str, int]) -> str:
-    """Describe how many turns' thinking was treated in which way; "" if there was no thinking."""
-    phrases = [f"{counts[name]} {words}" for name, words in OUTCOMES.items() if counts.get(name)]
-    return f"thinking of turns: {', '.join(phrases)}" if phrases else ""
+def make_arguments(make: Callable[..., Any], train: TrainConfig, output: Path, **changes: Any) -> Any:
+    """Return the training arguments for a config, with `changes`; `make` is TrainingArguments or a subclass of it.
+
+    Errors name the config option at fault, or else quote the library.
+    """
+    _check_installed(train)
+    arguments = _training_arguments(train)
+    # The caller reports progress, and torch warns about pinned memory without a GPU.
+    arguments |= {"disable_tqdm": True, "dataloader_pin_memory": torch.cuda.is_available()}
+    # Without an accelerator, accelerate creates a (gloo) process group only if `use_cpu` is set.
+    if launched_processes() > 1 and not torch.accelerator.is_available():
+        arguments["use_cpu"] = True
+    try:
+        return make(output_dir=str(output), **{**arguments, **changes})
+    except (ValueError, ImportError, RuntimeError) as error:
+        raise library_error(error, train) from error
+
+
+def library_error(error: Exception, train: TrainConfig) -> ComposerError:
+    """Convert a library's error to a ConfigError, which names the option at fault or else quotes
+    the library's message.
+    """
+    if isinstance(error, ComposerError):
+        return error
+    got = (str(error).strip().splitlines() or [type(error).__name__])[0]
+    if train.optimiser.bf16 and "bf16" in got:
+        fix = "Set train.optimiser.bf16 = false to compute in fp32."
+        expected = "false, or a GPU that supports bf16"
+        return ConfigError(explain("train.optimiser.bf16", got=f"true ({got})", expected=expected, fix=fix))
+    if train.mode == "grpo" and "divisible by num_generations" in got:
+        return _incomplete_groups(train)
+    library = "TRL" if train.mode == "grpo" else "transformers"
+    return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"options that {library} accepts"))
+
+
+def _incomplete_groups(train: TrainConfig) -> ConfigError:
+    """Return the error for a step that cannot be divided into complete groups of rollouts for the same prompt."""
+    group = train.grpo.num_generations
+    per_device, accumulation = train.optimiser.per_device, train.optimiser.accumulation
+    got = f"{per_device} x {accumulation} = {per_device * accumulation} rollouts per process and step"
+    expected = f"complete groups of train.grpo.num_generations = {group} rollouts over all processes"
+    fix = f"Set train.optimiser.per_device = {group}, or train.grpo.num_generations to a divisor of the rollout count."
+    return ConfigError(
+        explain("train.optimiser.per_device x train.optimiser.accumulation", got=got, expected=expected, fix=fix)
+    )
+
+
+def _check_installed(train: TrainConfig) -> None:
+    """Raise ConfigError if a package is missing that only one option needs and that no extra installs."""
+    if train.report_to != "none" and not available(train.report_to):
+        fix = f'Type: pip install {train.report_to}. Or set train.report_to = "none": metrics.jsonl has everything.'
+        got = f"{train.report_to}, which is not installed"
+        raise ConfigError(explain("train.report_to", got=got, expected="none, or an installed tracker", fix=fix))
+    if train.adapter.kind == "qlora" and not available("bitsandbytes"):
+        fix = 'Type: pip install bitsandbytes. Or set train.adapter.kind = "lora", which does not quantize the weights.'
+        got = "qlora without bitsandbytes"
+        raise ConfigError(
+            explain("train.adapter.kind", got=got, expected="lora or none, or bitsandbytes installed", fix=fix)
+        )
+
+
+def check_extra(train: TrainConfig) -> None:
+    """Raise MissingExtraError, with the command to install them, if packages from the extra `train` are missing."""
+    needed = ["accelerate"]
+    needed += ["peft"] if train.adapter.kind != "none" else []
+    needed += ["trl", "datasets"] if train.mode == "grpo" else []
+    missing = [package for package in needed if not available(package)]
+    if missing:
+        fix = 'Type: pip install "composer-replication[train]"'
+        got = f"no {', no '.join(missing)}"
+        raise MissingExtraError(explain("training", got=got, expected="the extra `train`", fix=fix), name=missing[0])
+
+
+def _training_arguments(config: TrainConfig) -> dict[str, Any]:
+    """Return the arguments for `transformers.TrainingArguments` (and so for GRPOConfig) from the rest of [train]."""
+    optimiser = config.optimiser
+    # transformers' plain "constant" schedule ignores warmup_steps.
+    warmed = "constant_with_warmup" if optimiser.warmup else "constant"
+    return {
+        "max_steps": optimiser.steps,
+        "learning_rate": optimiser.lr,
+        "lr_scheduler_type": warmed if optimiser.schedule == "constant" else optimiser.schedule,
+        "warmup_steps": optimiser.warmup,
+        "gradient_accumulation_steps": optimiser.accumulation,
+        "per_device_train_batch_size": optimiser.per_device,
+        "weight_decay": optimiser.weight_decay,
+        "max_grad_norm": optimiser.max_grad_norm,
+        "seed": optimiser.seed,
+        "bf16": optimiser.bf16,
+        "gradient_checkpointing": optimiser.checkpointing,
+        "save_strategy": "steps",
+        "save_steps": config.save.every,
+        "save_total_limit": config.save.keep,
+        "logging_steps": config.log_every,
+        "eval_strategy": "steps" if config.eval_every else "no",
+        "eval_steps": config.eval_every or None,
+        "report_to": config.report_to,
+    }

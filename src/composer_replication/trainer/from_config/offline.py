@@ -3,16 +3,19 @@
 from __future__ import annotations
 
 import gc
-from collections import Counter
+import math
+import time
 from collections.abc import Callable, Iterator
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from pathlib import Path
+from statistics import fmean
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 import torch
 from torch import nn
-from transformers import set_seed
+from transformers import TrainerCallback, TrainingArguments, set_seed
 
+from composer_replication.batch.render.decision import find_decision
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree_batch import CHANNELS
 from composer_replication.config import CrfConfig, SplitConfig, TrainConfig
@@ -20,24 +23,26 @@ from composer_replication.errors import ConfigError, InputError, NotEnoughMemory
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import Split, read_split, split_conversations
-from composer_replication.trainer.checkpoints.resume import max_over_processes
+from composer_replication.trainer.checkpoints.run_checkpoints import max_over_processes
 from composer_replication.trainer.from_config.inputs import (
     Inputs,
+    TrainingSetup,
     lora_config,
+    make_arguments,
+    max_context,
     model_config,
-    thinking_in_words,
-    token_rows,
+    unmatched_models,
     weighting_of,
 )
 from composer_replication.trainer.from_config.output_folder import TrainingFolder
-from composer_replication.trainer.from_config.requirements import offline_arguments
+from composer_replication.trainer.objective.channels import with_metric_names
 from composer_replication.trainer.objective.distributed import is_sharded
-from composer_replication.trainer.objective.hint_proof import verdict
+from composer_replication.trainer.objective.reference import response_logprobs
 from composer_replication.trainer.presets import channel_settings, teacher_of
-from composer_replication.trainer.replica import Replica
 from composer_replication.trainer.same_start import launched_processes
 from composer_replication.trainer.sessions.dataset import LoggedSessions, cut_sessions, sessions_of_run
 from composer_replication.trainer.sessions.phases import Say
+from composer_replication.trainer.sessions.proof import describe_hint_check
 from composer_replication.trainer.sessions.rendering import (
     LoggedSession,
     RenderedSession,
@@ -45,17 +50,29 @@ from composer_replication.trainer.sessions.rendering import (
     assistant_token_ids,
     render_session,
 )
-from composer_replication.trainer.start_model import prepare_model, shard_model, weight_dtype
-from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory
+from composer_replication.trainer.start_model import choose_token_rows, prepare_model, shard_model, weight_dtype
+from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
+from composer_replication.trainer.watch.diagnosis import RunDiagnosis
+from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory, shape_of
 from composer_replication.types import Conversation
 
 if TYPE_CHECKING:
-    from transformers import TrainerCallback, TrainingArguments
-
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
 
-SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
+# The wording for each treatment of turns' thinking, by key in the counts.
+_THINKING_TREATMENTS = {
+    "thinking_target": "learned",
+    "thinking_context": "shown as context",
+    "thinking_left_out": "left out",
+    "thinking_not_shown": "not supported by the template",
+    "empty_thought_as_header": "after an empty thinking block in the header",
+}
+_OPERATIONS_PER_WEIGHT, _UTILIZATION = 8, 0.3
+"""Operations per weight and token in a step with a teacher, and the fraction of the measured speed that the step
+reaches."""
+# The log-prob of tool names is measured on this many calls, each with at most this many tokens of context.
+_MAX_CALLS, _MAX_CONTEXT = 8, 2048
 # Large, so that seeds for shuffles do not collide with training seeds, which are usually small consecutive numbers.
 _SEEDS_BETWEEN_SHUFFLES = 1_000_003
 # Options that need held-out sessions, each with a test for whether a config turns it on.
@@ -63,6 +80,51 @@ _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
     "train.eval_every": lambda train: train.eval_every > 0,
     "train.warmup.mode = until": lambda train: train.warmup.mode == "until",
 }
+
+
+def prepare_offline(
+    inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, say: Say, must_fit: bool
+) -> TrainingSetup:
+    """Return the setup of a training on logged sessions, after reporting its data and the memory of a step."""
+    train = inputs.config.train
+    # First, since this may raise an error, and reading the sessions takes long.
+    args = make_arguments(TrainingArguments, train, folder.checkpoints)
+    say(f"reading sessions from {train.run}")
+    data = offline_data(inputs)
+    for remark in unmatched_models(inputs.config.render, data.models):
+        say(remark)
+    data.train.require_items()
+    for remark in [*_describe_data(data.train), *_remarks_on(inputs, data.train)]:
+        say(remark)
+    _check_memory(_estimate_memory(inputs, data.train), say, must_fit)
+    # The final diagnosis is part of the result, so report only findings during the run.
+    diagnosis = RunDiagnosis(every=train.diagnose_every, say=say, says_summary=False)
+    callbacks: list[TrainerCallback] = [diagnosis] if alarm is None else [diagnosis, alarm]
+
+    def build() -> tuple[OfflineTrainer, LoggedSessions]:
+        trainer = _offline_trainer(inputs, data, args, folder, callbacks, say)
+        return trainer, trainer.train_dataset  # after the hint check
+
+    def report_hint_check(trainer: OfflineTrainer) -> None:
+        for sentence in describe_hint_check(trainer.train_dataset.proofs, can_warm_up=not trainer.phase):
+            say(sentence)
+
+    return TrainingSetup(args=args, build=build, before=report_hint_check, sessions=data.train)
+
+
+def plan_offline(inputs: Inputs) -> dict[str, Any]:
+    """Return the fields of the plan of a training on logged sessions."""
+    data = offline_data(inputs)
+    data.train.require_items()
+    pace, steps = _pace_of(inputs, data.train), inputs.config.train.optimiser.steps
+    return {
+        "counts": with_metric_names(data.train.counts),
+        "drops": with_metric_names(data.train.drops),
+        "memory": _estimate_memory(inputs, data.train),
+        "remarks": [*unmatched_models(inputs.config.render, data.models), *_remarks_on(inputs, data.train)],
+        "pace": pace,
+        "seconds": pace.seconds(_OPERATIONS_PER_WEIGHT * steps * pace.tokens_a_step),
+    }
 
 
 class _OfflineData(NamedTuple):
@@ -174,7 +236,7 @@ def _cutting(config: CrfConfig) -> dict[str, Any]:
     return {"budget": budget, "overlap": overlap, "placement": batch.placement, "part": batch.part}
 
 
-def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
+def _estimate_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
     """Return a memory estimate for a step on the longest trees, which needs only the model's
     config, not its weights.
     """
@@ -199,7 +261,7 @@ def offline_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
     )
 
 
-def check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
+def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
     """Report a step's memory. Raises NotEnoughMemoryError if the step must fit but does not."""
     if plan.fits:
         say(f"memory: {str(plan).splitlines()[-1]}")
@@ -211,7 +273,7 @@ def check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
         raise NotEnoughMemoryError(explain("memory for a step", got=got, expected=expected, fix=" ".join(plan.advice)))
 
 
-def offline_trainer(
+def _offline_trainer(
     inputs: Inputs,
     data: _OfflineData,
     args: TrainingArguments,
@@ -223,10 +285,14 @@ def offline_trainer(
     from composer_replication.trainer.offline_trainer import OfflineTrainer
 
     config = inputs.config
-    model, warmed_up = start_model(inputs, data, args, folder, say)
+    model, warmed_up = _start_model(inputs, data, args, folder, say)
     channels = config.train.channels
     # Good turns may be trained on in the warm-up only.
     has_good_turns = channels.good_turns and (warmed_up is None or channels.good_turns_after_warmup)
+    # A warmed-up model, or a replica's part of the sessions, needs reference log-probs of its own instead of the run's.
+    references = folder.checkpoints if inputs.replica is not None else folder.warmup if warmed_up is not None else None
+    # A control's shuffled hints and swapped pairs have a seed of their own; everything else uses the training seed.
+    control_seed = config.train.optimiser.seed + _SEEDS_BETWEEN_SHUFFLES * (config.train.shuffle - 1)
     trainer = OfflineTrainer(
         model,
         args,
@@ -238,9 +304,9 @@ def offline_trainer(
         eval_sessions=data.held_out if config.train.eval_every else None,
         fsdp=config.train.fsdp.on,
         warmed_up=warmed_up,
-        reference_path=_references(folder, warmed_up, inputs.replica),
-        hint_margin=config.train.proof.margin if _has_proof(inputs) else None,
-        shuffle_seed=None if config.train.control == "none" else shuffle_seed(config.train),
+        reference_path=None if references is None else references / ARTEFACTS["ref_logprobs"].file_name,
+        hint_margin=config.train.proof.margin if config.train.proof.on and config.loss.alpha_sdpo > 0 else None,
+        shuffle_seed=None if config.train.control == "none" else control_seed,
         metrics_path=folder.metrics,
         callbacks=callbacks,
         processing_class=inputs.tokenizer,
@@ -260,24 +326,13 @@ def _where_weights_are(model: Any, num_processes: int) -> str:
     return f"{kind} on {num_processes} processes: {here:,} of {total:,} weights on this process"
 
 
-def _references(folder: TrainingFolder, warmed_up: Path | None, replica: Replica | None) -> Path | None:
-    """Return the path of the reference log-probs, or None to use the run's own file.
-
-    A warmed-up model or a replica's part of the sessions needs a separate file.
-    """
-    parent = folder.checkpoints if replica is not None else folder.warmup if warmed_up is not None else None
-    return None if parent is None else parent / ARTEFACTS["ref_logprobs"].file_name
-
-
-def shuffle_seed(train: TrainConfig) -> int:
-    """Return the seed for a control's shuffled hints and swapped pairs; everything else uses the training seed."""
-    return train.optimiser.seed + _SEEDS_BETWEEN_SHUFFLES * (train.shuffle - 1)
-
-
-def report_data(sessions: LoggedSessions, say: Say) -> None:
-    """Report how turns' thinking was treated, and how many turns channel 1 trains on."""
-    if words := thinking_in_words(sessions.counts):
-        say(words)
+def _describe_data(sessions: LoggedSessions) -> Iterator[str]:
+    """Yield how turns' thinking was treated, and how many turns channel 1 trains on."""
+    phrases = [
+        f"{sessions.counts[name]} {words}" for name, words in _THINKING_TREATMENTS.items() if sessions.counts.get(name)
+    ]
+    if phrases:
+        yield f"thinking of turns: {', '.join(phrases)}"
     if "good_turns" in sessions.counts:
         left_out = sorted((name, n) for name, n in sessions.drops.items() if name.startswith("lm_ce: "))
         why = ", ".join(f"{name.removeprefix('lm_ce: ').replace('_', ' ')} {n}" for name, n in left_out)
@@ -285,40 +340,23 @@ def report_data(sessions: LoggedSessions, say: Say) -> None:
         # A turn that is good but in no window is counted both as good and as left out.
         num_both = sum(n for _, n in left_out) - (num_turns - num_good)
         why += f" ({num_both} of these are good turns that do not fit in any window)" if num_both > 0 else ""
-        summary = f"good turns (channel 1): {num_good} of {num_turns}"
-        say(f"{summary}; left out: {why}" if why else summary)
+        yield f"good turns (channel 1): {num_good} of {num_turns}" + (f"; left out: {why}" if why else "")
 
 
-def report_hint_check(sessions: LoggedSessions, say: Say, *, can_warm_up: bool = True) -> None:
-    """Report how many sites passed the hint check, and whether the model reacts to hints at all."""
-    if sessions.proofs is None:
-        return
-    reasons = Counter(proof.reason for proof in sessions.proofs)
-    num_passed = reasons.pop("kept", 0)
-    dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
-    details = f"; dropped: {dropped}" if dropped else ""
-    say(f"hint check: {num_passed} of {len(sessions.proofs)} sites passed{details}")
-    say(verdict(sessions.proofs).summary(can_warm_up=can_warm_up))
-
-
-def _has_proof(inputs: Inputs) -> bool:
-    return inputs.config.train.proof.on and inputs.config.loss.alpha_sdpo > 0
-
-
-def start_model(
+def _start_model(
     inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, say: Say
 ) -> tuple[nn.Module, Path | None]:
     """Return the initial model with its adapter, and the warm-up's final checkpoint, if there is a warm-up.
 
     The trainer loads that checkpoint's weights, no matter whether this process or an earlier one ran the warm-up.
     """
-    from composer_replication.trainer.warmup import finished_warm_up, warm_up
+    from composer_replication.trainer.warmup import FinishedWarmUp, warm_up
 
     train = inputs.config.train
     # A control starts with the same warmed-up weights as the training that it is compared with.
     if train.control != "none" and args.should_save and not folder.warmup.exists():
         real = TrainingFolder.of(replace(inputs.config, train=replace(train, control="none")))
-        if finished_warm_up(real.warmup) is not None:
+        if FinishedWarmUp.read(real.warmup) is not None:
             folder.copy_warmup(real)
     model = _load(inputs, data, args, say)
     needs_warm_up = _needs_warm_up(inputs, data, args, folder, model, say)
@@ -328,12 +366,12 @@ def start_model(
         model = _load(inputs, data, args, lambda _again: None)
     if not needs_warm_up:
         return model, None
-    is_new = finished_warm_up(folder.warmup) is None
+    is_new = FinishedWarmUp.read(folder.warmup) is None
     if is_new and not folder.has_warmup and args.should_save:
         folder.write_config(inputs.config)
     finished = warm_up(
         model,
-        offline_arguments(train, folder.warmup, **_changes(train)),
+        make_arguments(TrainingArguments, train, folder.warmup, **_warm_up_arguments(train)),
         data.train,
         held_out=data.held_out,
         patience=train.warmup.patience if train.warmup.mode == "until" else None,
@@ -365,7 +403,9 @@ def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say)
         args,
         peft_config=lora_config(train.adapter),
         quantization=quantization,
-        token_rows=lambda model: token_rows(inputs, model, written_ids, say, why_not=why_not),
+        token_rows=lambda model: choose_token_rows(
+            train.adapter.token_rows, model, inputs.tokenizer, written_ids, say, why_not=why_not
+        ),
     )
 
 
@@ -377,7 +417,7 @@ def _needs_warm_up(
     An explicit mode decides. With mode "auto", a training that has begun continues as it began; a new one needs a
     warm-up if the model assigns a low probability to the tool names in the logs.
     """
-    from composer_replication.trainer.warmup import name_logprob
+    pass
 
     warmup, items = inputs.config.train.warmup, data.train.channels
     if warmup.mode != "auto":
@@ -395,7 +435,7 @@ def _needs_warm_up(
         shard_model(model, args)
     elif not getattr(model, "is_quantized", False):
         model.to(args.device)
-    logprob = name_logprob(model, data.train)
+    logprob = _tool_name_logprob(model, data.train)
     # Log-probs may differ slightly between processes, so warm up if any of them is low.
     is_low = bool(max_over_processes(int(logprob is not None and logprob < warmup.below), args.device))
     if is_low:
@@ -407,7 +447,7 @@ def _needs_warm_up(
     return is_low
 
 
-def _changes(train: TrainConfig) -> dict[str, Any]:
+def _warm_up_arguments(train: TrainConfig) -> dict[str, Any]:
     """Return the training arguments that differ in a warm-up, such as its number of steps and its schedule."""
     warmup, is_until = train.warmup, train.warmup.mode == "until"
     # With mode "until", the steps are only an upper bound: the warm-up ends when patience runs out.
@@ -424,3 +464,104 @@ def _changes(train: TrainConfig) -> dict[str, Any]:
         "save_steps": every,
         "report_to": "none",
     }
+
+
+def _remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
+    """Return remarks about passes over the windows, windows without errors, and windows that are too long."""
+    config = inputs.config
+    optimiser, channels = config.train.optimiser, config.train.channels
+    windows_per_step = optimiser.per_device * optimiser.accumulation * launched_processes()
+    num_with_errors = sum(
+        any(window.site_ids or window.state_ids for window in item.windows) for item in sessions.items
+    )
+    # If only the warm-up trains on good turns, the other steps skip windows without an error or a pair.
+    skips_good_turns = config.train.warmup.mode in ("steps", "until") and not channels.good_turns_after_warmup
+    windows = num_with_errors if skips_good_turns and num_with_errors else len(sessions)
+    remarks = [
+        f"{optimiser.steps:,} steps see each of {windows:,} windows "
+        f"{optimiser.steps * windows_per_step / windows:.2g} times"
+        f" on average; for one pass, set train.optimiser.steps = {math.ceil(windows / windows_per_step)}"
+    ]
+    if channels.good_turns and 0 < num_with_errors < windows / 2:
+        remarks.append(
+            f"only {num_with_errors:,} of {windows:,} windows contain an error or a pair; to train on these only,"
+            " set train.channels.good_turns = false"
+        )
+    too_long = _beyond_context(config, max_context(config.train.model or "", inputs.tokenizer))
+    return [*remarks, *([too_long] if too_long else [])]
+
+
+def _beyond_context(config: CrfConfig, context_limit: int | None) -> str:
+    """Return a warning if windows are longer than the model's context, or ""."""
+    budget, _ = config.train.batch.window
+    if not context_limit or budget <= context_limit or config.train.mode != "offline":
+        return ""
+    return (
+        f"train.batch.budget is {budget:,} tokens, but this model was trained on contexts of up to {context_limit:,}: "
+        "beyond that its output is noise. Leave train.batch.budget and train.batch.overlap unset to use the model's"
+        " limit"
+    )
+
+
+def _pace_of(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
+    """Measure how fast this machine multiplies matrices, and count the weights and tokens of a training."""
+    optimiser, size, number = inputs.config.train.optimiser, 1024, 8
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
+    # The first multiplication loads kernels and is not timed.
+    (matrix @ matrix).sum().item()
+    start_time = time.monotonic()
+    for _ in range(number):
+        (matrix @ matrix).sum().item()
+    return TrainingPace(
+        speed=number * 2 * size**3 / (time.monotonic() - start_time),
+        weights=shape_of(model_config(inputs.config.train.model or "")).num_weights,
+        tokens=sum(item.num_tokens for item in sessions.items) / len(sessions),
+        windows_a_step=optimiser.per_device * optimiser.accumulation,
+    )
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPace:
+    """The measurements from which a training's duration is estimated.
+
+    `speed` is in operations per second, `weights` is the model's number of weights, and `tokens` is the mean size of a
+    window.
+    """
+
+    speed: float
+    weights: int
+    tokens: float
+    windows_a_step: int
+
+    @property
+    def tokens_a_step(self) -> float:
+        return self.tokens * self.windows_a_step
+
+    def seconds(self, passes: float) -> float:
+        """Return the estimated duration in seconds of `passes` operations per weight.
+
+        `passes` is the number of operations per weight and token, times the number of tokens.
+        """
+        return passes * self.weights / (_UTILIZATION * self.speed)
+
+
+def _tool_name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
+    """Return the mean log-prob of a few good calls, from their start to the end of the tool's name.
+
+    A model that knows the harness is almost certain how a call begins, and chooses among a few names. The calls are
+    spread evenly over the sessions, and are the same in every run. Returns None if there are no calls.
+    """
+    calls = [call for session in sessions.rendered for call in session.good_calls]
+    chosen = [calls[n * len(calls) // _MAX_CALLS] for n in range(_MAX_CALLS)] if len(calls) > _MAX_CALLS else calls
+    logprobs: list[float] = []
+    for call in chosen:
+        span = call.span
+        decision = find_decision(sessions.renderer, call.rendered, span, call.words)
+        # Without a tool name to find, the decision is the whole call or turn.
+        if span.call_start is None or decision.basis in ("call", "turn"):
+            continue
+        first = max(0, span.call_start - _MAX_CONTEXT)
+        ids = call.rendered.ids[first : decision.stretches[0][1]]
+        logprobs += response_logprobs(model, [(ids, span.call_start - first)]).tolist()
+    return fmean(logprobs) if logprobs else None

@@ -17,11 +17,13 @@ from composer_replication.config import CrfConfig, load
 from composer_replication.config.values import RESOLVED_NAME, to_toml, value_text, write_resolved
 from composer_replication.errors import ArtefactNotFoundError, ConfigError, RunError, StaleArtefactError, explain
 from composer_replication.runs import ARTEFACTS, RunDir
-from composer_replication.runs.artefacts import control_folder
-from composer_replication.runs.lineage import read_training
+from composer_replication.runs.artefacts import Source, control_folder
+from composer_replication.runs.lineage import hash_source, read_training
+from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.trainer.checkpoints.manifest import MANIFEST, check_manifest, checkpoints_in, newest_complete
 
 MODEL_FOLDER = "model"
+_SOURCES = ("conversations", "tools", SPLIT, "sites", "pairs")
 _LOCK = ".train.lock"
 _SOURCES_NAME = "made_of.json"
 _READ_BY_TRAINING = ("loss.", "render.", "split.", "train.")
@@ -273,3 +275,8 @@ def _has_manifest(folder: Path) -> bool:
     except (RunError, OSError):
         return False
     return True
+
+
+def current_sources(run: RunDir | None) -> list[Source]:
+    """Return the artifacts that a training on this run reads, with their current hashes."""
+    return [] if run is None else [hash_source(run.root, name) for name in _SOURCES if run.path(name).exists()]

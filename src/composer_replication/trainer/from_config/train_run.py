@@ -1,12 +1,13 @@
 """Functions behind `crf train`: train, plan, and decide whether a training is up to date.
 
-Torch is imported only when needed.
+Modules that load transformers' or TRL's trainers are imported only when needed.
 """
 
 from __future__ import annotations
 
 import os
-from dataclasses import replace
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, NamedTuple
 
@@ -16,11 +17,15 @@ from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import NOT_WRITTEN_YET
 from composer_replication.runs.directory import record_outside_copy
 from composer_replication.runs.lineage import read_training
+from composer_replication.trainer.from_config.inputs import fitted, read_inputs
+from composer_replication.trainer.from_config.output_folder import TrainingFolder, current_sources
+from composer_replication.trainer.trained import Trained, absolute_base, model_card, settle_base
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.from_config.plan import TrainingPlan, TrainingResult
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.from_config.offline import TrainingPace
+    from composer_replication.trainer.from_config.training import TrainingCallbacks, TrainingResult
     from composer_replication.trainer.replica import Replica
+    from composer_replication.trainer.watch.memory_plan import MemoryPlan
 
 
 # Options that may change while a training is resumed.
@@ -44,7 +49,6 @@ def train(
     The run notes checkpoints and weights that are stored outside it, so that `crf forget` can list them. A `replica`
     trains on its part of the sessions and ends with the same weights as all other replicas.
     """
-    from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.training import run_training
 
     config = _with_run(config, run)
@@ -63,7 +67,6 @@ def _finish(saved: Path, config: CrfConfig) -> None:
 
     PEFT writes an empty card, and stores the base model's name as the user typed it.
     """
-    from composer_replication.trainer.trained import Trained, absolute_base, model_card, settle_base
 
     is_adapter = config.train.adapter.kind != "none"
     base = settle_base(saved) if is_adapter else absolute_base(config.train.model or "")
@@ -75,9 +78,8 @@ def _finish(saved: Path, config: CrfConfig) -> None:
 
 def trained_in(config: CrfConfig, run: RunDir) -> Path:
     """Return the folder to which a training with this config writes its weights."""
-    from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
-    return TrainingFolder.of(_with_run(config, run)).trained(is_adapter=config.train.adapter.kind != "none")
+    return _training_folder(config, run).trained(is_adapter=config.train.adapter.kind != "none")
 
 
 class _WhyTrain(NamedTuple):
@@ -91,15 +93,11 @@ class _WhyTrain(NamedTuple):
 
 def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
     """Return why a training has to run, by comparing the existing weights with the current files and options."""
-    from composer_replication.trainer.from_config.inputs import fitted
-    from composer_replication.trainer.from_config.offline import SOURCES
-    from composer_replication.trainer.from_config.output_folder import TrainingFolder
-    from composer_replication.trainer.from_config.plan import sources_of
 
     config = fitted(_with_run(config, run))
     folder = TrainingFolder.of(config)
     changes = [change for change in folder.changed_options(config) if change.partition(":")[0] not in _MAY_CHANGE]
-    now = {source.name: source.sha256 for source in sources_of(run, SOURCES)}
+    now = {source.name: source.sha256 for source in current_sources(run)}
     record = folder.record(is_adapter=config.train.adapter.kind != "none")
     before = folder.made_of() if record is None else {source["name"]: source["sha256"] for source in record["sources"]}
     changed = [name for name in now if before is not None and before.get(name) != now[name]]
@@ -125,7 +123,6 @@ def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: 
 
     `kept_in` is the folder to which an earlier training with other options was moved.
     """
-    from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
     if why.is_other:
         note = (
@@ -134,7 +131,7 @@ def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: 
             else "; the earlier training would be moved away"
         )
         return f"starts from the beginning, because of changes ({why.why}){note}"
-    folder = TrainingFolder.of(_with_run(config, run))
+    folder = _training_folder(config, run)
     if folder.record(is_adapter=config.train.adapter.kind != "none") is None:
         return why.why
     return f"{folder.resumption(config.train.optimiser.steps)} ({why.why})"
@@ -145,9 +142,8 @@ def set_aside(config: CrfConfig, run: RunDir) -> Path:
 
     Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the next training's.
     """
-    from composer_replication.trainer.from_config.output_folder import TrainingFolder
 
-    folder = TrainingFolder.of(_with_run(config, run)).set_aside()
+    folder = _training_folder(config, run).set_aside()
     if config.train.control == "none":
         destination = run.path("earlier") / folder.name
         destination.mkdir(parents=True, exist_ok=True)
@@ -158,12 +154,55 @@ def set_aside(config: CrfConfig, run: RunDir) -> Path:
     return folder
 
 
-def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
-    """Return what `train` would do, without loading weights."""
-    from composer_replication.trainer.from_config.plan import plan_training
-
-    return plan_training(_with_run(config, run))
+def _training_folder(config: CrfConfig, run: RunDir) -> TrainingFolder:
+    return TrainingFolder.of(_with_run(config, run))
 
 
 def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:
     return config if run is None else replace(config, train=replace(config.train, run=str(run.root)))
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainingPlan:
+    """What a training would do: its folder, its data, and whether a step fits. `memory` is known only offline.
+
+    `newest_checkpoint` is the folder from which it would resume; damaged checkpoints are skipped.
+    """
+
+    folder: TrainingFolder
+    mode: str
+    counts: Mapping[str, int] = field(default_factory=dict[str, int])
+    drops: Mapping[str, int] = field(default_factory=dict[str, int])
+    memory: MemoryPlan | None = None
+    newest_checkpoint: str | None = None
+    changed: Sequence[str] = ()
+    remarks: Sequence[str] = ()
+    pace: TrainingPace | None = None
+    seconds: float | None = None
+    """A rough estimate of the steps' duration on this machine, without warm-up and hint check."""
+
+
+def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
+    """Return what `train` would do, without loading weights.
+
+    The resolved config is written unless a training has already begun in this folder.
+    """
+    inputs = read_inputs(_with_run(config, run))
+    config = inputs.config
+    folder = TrainingFolder.of(config)
+    if config.train.mode == "offline":
+        from composer_replication.trainer.from_config.offline import plan_offline as plan_mode
+    else:
+        from composer_replication.trainer.from_config.grpo import plan_grpo as plan_mode
+    plan_fields = plan_mode(inputs)
+    newest, changed = folder.newest_checkpoint(), folder.changed_options(config)
+    # If a training has begun, keep its original options for comparison.
+    if not folder.has_begun:
+        folder.write_config(config)
+    return TrainingPlan(
+        folder=folder,
+        mode=config.train.mode,
+        newest_checkpoint=None if newest is None else newest.name,
+        changed=changed if folder.has_begun else (),
+        **plan_fields,
+    )

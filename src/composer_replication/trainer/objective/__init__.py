@@ -2,7 +2,7 @@
 
 compose        `compose_loss`: the documented arguments, the channels of a batch, and the weighted total
 channels       each channel's loss from hidden states, whatever pass computed them; the settings of channels 2 and 3
-row_weighting  token weights, the contrast with an unrelated hint, and the hidden states of the hinted teachers
+row_weighting  the switches for token weights, and the hidden states of the hinted teachers
 reference      reference log-probs for channel 3
 hint_proof     the hint check of each site, and whether a model reacts to hints at all
 model_head     a causal LM split into a body that returns hidden states and a head that returns logits

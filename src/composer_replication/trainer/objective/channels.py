@@ -5,6 +5,7 @@ The hidden states may come from flat sequences, from a tree, or from the policy'
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any, Literal, NamedTuple, get_args
@@ -17,12 +18,11 @@ from composer_replication.errors import InputError, explain
 from composer_replication.loss.entropy_opd import EntropyGate
 from composer_replication.loss.jsd import JSD
 from composer_replication.loss.linear import (
-    LinearHead,
-    TeacherTerm,
     linear_cross_entropy,
     linear_divergence,
-    linear_token_logprobs,
 )
+from composer_replication.loss.linear.head import LinearHead, TeacherTerm
+from composer_replication.loss.linear.logprobs import RowStats, linear_row_stats
 from composer_replication.loss.preference import dpo_loss, simpo_loss
 from composer_replication.loss.rows import (
     Divergence,
@@ -32,29 +32,35 @@ from composer_replication.loss.rows import (
     check_unit_interval,
 )
 from composer_replication.loss.taid import CrossEntropyToTeacher, TAIDScheduler
+from composer_replication.trainer.objective.distributed import check_can_switch_off
 from composer_replication.trainer.objective.row_weighting import (
+    LIVE,
     HintTargets,
-    RowGroup,
     RowWeighting,
     TeacherRows,
     WeightedTeacher,
-    check_teachers,
-    row_groups,
-    row_weights,
 )
 
 DPO_VARIANTS = ("dpo", "simpo")
 SDPO_WRAPPERS = ("none", "taid", "entropy_opd")
 Anneal = Literal["none", "linear"]
 """How the weight of channel 2 changes over a run."""
+METRIC_NAMES: dict[str, str] = dict(zip(CHANNELS, ("lm_ce", "sdpo_kl", "trace_replay_dpo"), strict=True))
+"""The channels' names in metrics."""
 _NO_TARGETS = HintTargets()
+
+
+def with_metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
+    """Return counts, or drops (`channel: reason`), with channels renamed as in metrics."""
+    parts = ((name.partition(":"), number) for name, number in numbers.items())
+    return {METRIC_NAMES.get(channel, channel) + colon + reason: number for (channel, colon, reason), number in parts}
 
 
 class ChannelOptions(NamedTuple):
     """The settings of all channels, already checked."""
 
     divergence: Divergence
-    preference: Preference
+    preference: _Preference
     taid_t: float | None
     token_clip: float | None
     label_smoothing: float
@@ -132,9 +138,9 @@ def hint_channel(
     """
     count = student_NH.shape[0]
     weights_N = options.divide.row_weights("sdpo_jsd", count, student_NH)
-    groups = row_groups(student_NH, teachers, options.weighting, targets)
+    groups = _row_groups(student_NH, teachers, options.weighting, targets)
     if options.weighting is not None and options.weighting.changes_weights:
-        weights_N = weights_N * row_weights(head, groups, options.weighting, targets, weights_N)
+        weights_N = weights_N * _hint_row_weights(head, groups, options.weighting, targets, weights_N)
     # After the row weights are normalized, since importance weights must keep their scale to correct the sampling.
     if targets.importance_N is not None:
         weights_N = weights_N * targets.importance_N.to(weights_N)
@@ -143,7 +149,7 @@ def hint_channel(
     return Channel(values[0] if len(values) == 1 else torch.stack(values).sum(), count, num_without)
 
 
-def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
+def _group_loss(head: LinearHead, group: _RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
     """Return the weighted sum of a group's losses; TAID mixes the student's own logits into the teacher's."""
     terms = group.terms
     # The logits of TAID's target are t * teacher + (1 - t) * student.
@@ -157,23 +163,111 @@ def _group_loss(head: LinearHead, group: RowGroup, options: ChannelOptions, weig
     ).loss
 
 
-def summed_logprobs(
-    head: LinearHead, rows_NH: Tensor, targets_N: Tensor, response_N: Tensor, num_responses: int
-) -> tuple[Tensor, Tensor]:
-    """Return the summed log-probs (R,) and the length of each response.
+def _row_groups(
+    student_NH: Tensor, teachers: Sequence[TeacherRows], weighting: RowWeighting | None, targets: HintTargets
+) -> list[_RowGroup]:
+    """Return all rows as one group, or as two groups: rows with a contrast, then rows without."""
+    contrast = targets.contrast
+    if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
+        return [_RowGroup(None, student_NH, _terms(teachers))]
+    num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
+    is_whole = numbers_M.numel() == num_rows
+    # Indexing with every row would only make a copy.
+    right = teachers if is_whole else _rows_of(teachers, numbers_M)
+    student = student_NH if is_whole else student_NH[numbers_M]
+    unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
+    strength = weighting.contrast
+    # unhinted + strength * (right - wrong), as a sum of logits with signed coefficients.
+    terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
+    if is_whole:
+        return [_RowGroup(None, student, terms)]
+    has_contrast = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
+    # Unlike this, nonzero() would wait for the GPU to report how many rows there are.
+    plain_numbers = has_contrast.argsort(stable=True)[: num_rows - numbers_M.numel()]
+    plain = _RowGroup(plain_numbers, student_NH[plain_numbers], _terms(_rows_of(teachers, plain_numbers)))
+    return [_RowGroup(numbers_M, student, terms), plain]
 
-    `response_N` maps each row to the index of its response.
+
+def _terms(teachers: Sequence[TeacherRows], times: float = 1.0) -> list[TeacherTerm]:
+    return [TeacherTerm(teacher.rows_NH, teacher.head, times * teacher.coefficient) for teacher in teachers]
+
+
+def _rows_of(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[TeacherRows]:
+    return [teacher._replace(rows_NH=teacher.rows_NH[numbers]) for teacher in teachers]
+
+
+class _RowGroup(NamedTuple):
+    """Rows with the same teacher terms; `numbers` are their indices in the channel, or None for all of its rows.
+
+    `terms` is the teacher before TAID, with coefficients that add up to 1.
     """
-    token_logprobs_N = linear_token_logprobs(rows_NH, head, targets_N)
-    sums = token_logprobs_N.new_zeros(num_responses).index_add(0, response_N, token_logprobs_N)
-    return sums, torch.bincount(response_N, minlength=num_responses)
+
+    numbers: Tensor | None
+    student_NH: Tensor
+    terms: list[TeacherTerm]
+
+    def of_channel(self, values_N: Tensor) -> Tensor:
+        """Select the values of these rows from the values of all rows of the channel."""
+        return values_N if self.numbers is None else values_N[self.numbers]
+
+
+def _hint_row_weights(
+    head: LinearHead, groups: Sequence[_RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
+) -> Tensor:
+    """Return the product (N,) of all weights that are on, in the dtype of `like_N`."""
+    targets.check(weighting, like_N.numel())
+    weights_N = torch.ones_like(like_N)
+    if weighting.position_decay is not None and targets.position_N is not None:
+        weights_N = weights_N * _position_decay(targets.position_N, weighting.position_decay, like_N.dtype)
+    if weighting.looks_at_rows and targets.tokens_N is not None:
+        for group in groups:
+            stats = linear_row_stats(group.student_NH, head, group.terms, group.of_channel(targets.tokens_N))
+            factors = _factors(weighting, stats, head.vocab).to(like_N.dtype)
+            if group.numbers is None:
+                weights_N = weights_N * factors
+            else:
+                weights_N[group.numbers] *= factors
+    return _with_mean_one(weights_N) if weighting.normalise else weights_N
+
+
+def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
+    factors = torch.ones_like(stats.teacher_entropy)
+    if weighting.sigmoid_gate_tau is not None:
+        factors = _sigmoid_gate(stats.student_logprobs, stats.teacher_logprobs, weighting.sigmoid_gate_tau)
+    return factors * _teacher_certainty(stats.teacher_entropy, vocab) if weighting.teacher_entropy else factors
+
+
+def _sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:
+    """Return 2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher disagrees."""
+    check_positive(tau, "tau")
+    return 2.0 * torch.sigmoid((student_logprobs_N - teacher_logprobs_N).detach() / tau)
+
+
+def _teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
+    """Return 1 - H_T / log V in [0, 1] from the entropies in nats."""
+    # A vocabulary of size 1 has log V = 0, and its only distribution is certain.
+    return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
+
+
+def _position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
+    """Return decay^j, where j is the index of a target token within its site."""
+    check_positive(decay, "decay")
+    check_unit_interval(decay, "decay")
+    return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
+
+
+def _with_mean_one(weights_N: Tensor) -> Tensor:
+    """Scale the weights to a mean of 1. If all weights are 0 they stay 0, so that no row counts."""
+    # torch.where rather than `if`, which would wait for the device.
+    mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
+    return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)
 
 
 def pair_channel(
     logprobs: Tensor,
     lengths: Tensor,
     references: tuple[Tensor, Tensor] | None,
-    preference: Preference,
+    preference: _Preference,
     divide: Denominators,
 ) -> Channel:
     """Return channel 3 from the log-probs of all responses: first the chosen ones, then the rejected ones."""
@@ -187,12 +281,6 @@ def pair_channel(
         loss = simpo_loss(averages[:num_pairs], averages[num_pairs:], beta=preference.beta, gamma=preference.gamma)
     # Both losses are means over these pairs, but the denominator may count the pairs of a larger batch.
     return Channel(loss * (num_pairs / divide.of("trace_replay_dpo", num_pairs)), num_pairs)
-
-
-def in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
-    """Cast hidden states to the dtype that the head multiplies in."""
-    # Outside autocast that is the head's own dtype; some models have an fp32 final norm before a bf16 head.
-    return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)
 
 
 def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
@@ -214,7 +302,7 @@ def check_anneal(anneal: str, end: float = 0.0) -> None:
     check_unit_interval(end, "anneal_end")
 
 
-class Preference(NamedTuple):
+class _Preference(NamedTuple):
     """The settings of DPO or SimPO; only DPO uses a reference."""
 
     needs_reference: bool
@@ -264,11 +352,11 @@ class LossKnobs:
         return JSD(beta=self.sdpo_jsd_beta, temperature=self.sdpo_temperature)
 
     @property
-    def preference(self) -> Preference:
+    def preference(self) -> _Preference:
         """The preference loss for channel 3."""
         if self.dpo_variant == "dpo":
-            return Preference(True, self.replay_dpo_beta, 0.0)
-        return Preference(False, self.simpo_beta, self.simpo_gamma)
+            return _Preference(True, self.replay_dpo_beta, 0.0)
+        return _Preference(False, self.simpo_beta, self.simpo_gamma)
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -318,6 +406,12 @@ class ChannelSettings(LossKnobs):
         )
 
 
+NO_PAIR = (
+    "channel trace_replay_dpo cannot run: beta_replay is {:g}, but there are no preference pairs. Create pairs with"
+    " `crf replay` and `crf pairs`, or set loss.beta_replay = 0"
+)
+
+
 def channel_options(
     model: nn.Module,
     knobs: LossKnobs,
@@ -341,6 +435,29 @@ def channel_options(
         Denominators(denominators),
         knobs.alpha_sdpo,
         knobs.beta_replay,
-        check_teachers(sdpo_teachers, model),
+        _check_teachers(sdpo_teachers, model),
         sdpo_weighting,
     )
+
+
+def _check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
+    """Return the teachers after checking them; None means the live teacher alone.
+
+    Coefficients must add up to 1; otherwise the summed logits would be sharper or flatter than those of the models.
+    """
+    if teachers is None:
+        return (LIVE,)
+    weighted_teachers = tuple(teachers)
+    # Up to the rounding in sums such as 0.99 + 0.01.
+    total = math.fsum(teacher.coefficient for teacher in weighted_teachers)
+    if (
+        not weighted_teachers
+        or any(teacher.coefficient <= 0 for teacher in weighted_teachers)
+        or abs(total - 1.0) > 1e-6
+    ):
+        got = [teacher.coefficient for teacher in weighted_teachers]
+        raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
+    for teacher in weighted_teachers:
+        if teacher.without_adapter:
+            check_can_switch_off(teacher.model or student)
+    return weighted_teachers

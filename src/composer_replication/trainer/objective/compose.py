@@ -18,21 +18,20 @@ from torch import Tensor, nn
 from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
 from composer_replication.batch.tree_batch import CHANNELS, ContrastRows, FlatBatch, TreeBatch
+from composer_replication.loss.linear.logprobs import summed_logprobs
 from composer_replication.trainer.objective.attention.forward import hidden_rows
-from composer_replication.trainer.objective.attention.passes import check_causal
+from composer_replication.trainer.objective.attention.model_checks import check_causal
 from composer_replication.trainer.objective.channels import (
     Channel,
     ChannelOptions,
     LossKnobs,
     channel_options,
     hint_channel,
-    in_head_dtype,
     pair_channel,
     response_channel,
-    summed_logprobs,
 )
 from composer_replication.trainer.objective.distributed import agreed_most, inside_forward
-from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of
+from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of, in_head_dtype
 from composer_replication.trainer.objective.row_weighting import (
     Contrast,
     HintTargets,
@@ -182,7 +181,7 @@ def _teacher_rows(
     A live teacher reuses the rows of the student's pass, detached, unless dropout made them noisy. If all teachers are
     live, no rows without a hint are returned, because the loss uses the student's.
     """
-    passes, noisy = batch.passes, is_noisy(model)
+    passes, noisy = batch.passes, _is_noisy(model)
     only_live = not noisy and all(is_live(teacher, model) for teacher in options.teachers)
     parts = [(passes.hinted, batch.teacher_rows)]
     contrast = batch.contrast or ContrastRows(batch.student_rows[:0], batch.student_rows[:0])
@@ -211,7 +210,7 @@ _OTHER_HEADS = ("classifier", "summary", "seq_classif", "pooler", "head_dropout"
 _SAMPLING_ROUTERS = ("PhimoeTopKRouter", "PhimoeSparseMoeBlock")
 
 
-def is_noisy(model: nn.Module) -> bool:
+def _is_noisy(model: nn.Module) -> bool:
     """Return whether two passes of the model may differ through dropout, noise on the embeddings, or router jitter.
 
     The decision is based on the modules' settings rather than on a comparison of two passes. With a fresh adapter,

@@ -15,7 +15,7 @@ from __future__ import annotations
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
+from contextlib import contextmanager
 from typing import Any, TypeVar
 
 import torch
@@ -220,11 +220,6 @@ def below_adapter(model: nn.Module) -> Iterator[None]:
     finally:
         for name, parameter in inner.named_parameters():
             parameter.requires_grad_(trainable[name])
-
-
-def start_weights(model: nn.Module) -> Any:
-    """Return a context in which the model has its initial weights: if it has an adapter, the adapter is off."""
-    return below_adapter(model) if has_adapter(unwrapped(model)) else nullcontext()
 
 
 def check_can_switch_off(model: nn.Module) -> None:

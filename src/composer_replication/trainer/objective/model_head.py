@@ -225,3 +225,9 @@ def _candidates(config: Any) -> list[_Transform]:
         *value_of("final_logit_softcapping", "logits_soft_cap", "output_logit_soft_cap"),
     ]
     return [_Transform(*pair) for pair in product(sorted(scales), softcaps)]
+
+
+def in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
+    """Cast hidden states to the dtype that the head multiplies in."""
+    # Outside autocast that is the head's own dtype; some models have an fp32 final norm before a bf16 head.
+    return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)

@@ -12,10 +12,10 @@ from composer_replication.batch.flat_batch import check_inputs, read_pairs
 from composer_replication.batch.tree import build_tree
 from composer_replication.batch.tree_batch import PairRows, Tokens, TreeBatch, check_ids
 from composer_replication.errors import InputError, explain
+from composer_replication.loss.linear.logprobs import summed_logprobs
 from composer_replication.trainer.objective.attention.forward import hidden_rows
-from composer_replication.trainer.objective.channels import in_head_dtype, summed_logprobs
 from composer_replication.trainer.objective.distributed import agreed_most, evaluating, inside_forward
-from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of
+from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of, in_head_dtype
 
 Response = tuple[Sequence[int], int]
 """Token ids of a context followed by a response, and the index at which the response begins."""

@@ -23,7 +23,6 @@ where both hints have the same effect, or where the student is certain of one to
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
@@ -34,13 +33,11 @@ from torch import Tensor, nn
 
 from composer_replication.batch.tree_batch import Tokens
 from composer_replication.errors import InputError, ShapeError, explain
-from composer_replication.loss.linear.head import LinearHead, TeacherTerm
-from composer_replication.loss.linear.logprobs import RowStats, linear_row_stats
+from composer_replication.loss.linear.head import LinearHead
 from composer_replication.loss.rows import check_positive, check_unit_interval
 from composer_replication.trainer.objective.attention.forward import hidden_rows
 from composer_replication.trainer.objective.distributed import (
     below_adapter,
-    check_can_switch_off,
     evaluating,
     inside_forward,
     is_sharded,
@@ -131,115 +128,6 @@ class HintTargets(NamedTuple):
                 raise ShapeError(explain(what, got=tuple(values_N.shape), expected=f"({num_rows},), one value per row"))
 
 
-class RowGroup(NamedTuple):
-    """Rows with the same teacher terms; `numbers` are their indices in the channel, or None for all of its rows.
-
-    `terms` is the teacher before TAID, with coefficients that add up to 1.
-    """
-
-    numbers: Tensor | None
-    student_NH: Tensor
-    terms: list[TeacherTerm]
-
-    def of_channel(self, values_N: Tensor) -> Tensor:
-        """Select the values of these rows from the values of all rows of the channel."""
-        return values_N if self.numbers is None else values_N[self.numbers]
-
-
-def row_groups(
-    student_NH: Tensor, teachers: Sequence[TeacherRows], weighting: RowWeighting | None, targets: HintTargets
-) -> list[RowGroup]:
-    """Return all rows as one group, or as two groups: rows with a contrast, then rows without."""
-    contrast = targets.contrast
-    if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
-        return [RowGroup(None, student_NH, _terms(teachers))]
-    num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
-    is_whole = numbers_M.numel() == num_rows
-    # Indexing with every row would only make a copy.
-    right = teachers if is_whole else _rows_of(teachers, numbers_M)
-    student = student_NH if is_whole else student_NH[numbers_M]
-    unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
-    strength = weighting.contrast
-    # unhinted + strength * (right - wrong), as a sum of logits with signed coefficients.
-    terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
-    if is_whole:
-        return [RowGroup(None, student, terms)]
-    has_contrast = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
-    # Unlike this, nonzero() would wait for the GPU to report how many rows there are.
-    plain_numbers = has_contrast.argsort(stable=True)[: num_rows - numbers_M.numel()]
-    plain = RowGroup(plain_numbers, student_NH[plain_numbers], _terms(_rows_of(teachers, plain_numbers)))
-    return [RowGroup(numbers_M, student, terms), plain]
-
-
-def row_weights(
-    head: LinearHead, groups: Sequence[RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
-) -> Tensor:
-    """Return the product (N,) of all weights that are on, in the dtype of `like_N`."""
-    targets.check(weighting, like_N.numel())
-    weights_N = torch.ones_like(like_N)
-    if weighting.position_decay is not None and targets.position_N is not None:
-        weights_N = weights_N * position_decay(targets.position_N, weighting.position_decay, like_N.dtype)
-    if weighting.looks_at_rows and targets.tokens_N is not None:
-        for group in groups:
-            stats = linear_row_stats(group.student_NH, head, group.terms, group.of_channel(targets.tokens_N))
-            factors = _factors(weighting, stats, head.vocab).to(like_N.dtype)
-            if group.numbers is None:
-                weights_N = weights_N * factors
-            else:
-                weights_N[group.numbers] *= factors
-    return with_mean_one(weights_N) if weighting.normalise else weights_N
-
-
-def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
-    factors = torch.ones_like(stats.teacher_entropy)
-    if weighting.sigmoid_gate_tau is not None:
-        factors = sigmoid_gate(stats.student_logprobs, stats.teacher_logprobs, weighting.sigmoid_gate_tau)
-    return factors * teacher_certainty(stats.teacher_entropy, vocab) if weighting.teacher_entropy else factors
-
-
-def split_rows(teachers: Sequence[TeacherRows], sizes: Sequence[int]) -> list[list[TeacherRows]]:
-    """Split the rows of all teachers into parts of these sizes, and return the teachers for each part."""
-    parts = [teacher.rows_NH.split(list(sizes)) for teacher in teachers]
-    return [
-        [teacher._replace(rows_NH=part[number]) for teacher, part in zip(teachers, parts, strict=True)]
-        for number in range(len(sizes))
-    ]
-
-
-def _terms(teachers: Sequence[TeacherRows], times: float = 1.0) -> list[TeacherTerm]:
-    return [TeacherTerm(teacher.rows_NH, teacher.head, times * teacher.coefficient) for teacher in teachers]
-
-
-def _rows_of(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[TeacherRows]:
-    return [teacher._replace(rows_NH=teacher.rows_NH[numbers]) for teacher in teachers]
-
-
-def sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:
-    """Return 2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher disagrees."""
-    check_positive(tau, "tau")
-    return 2.0 * torch.sigmoid((student_logprobs_N - teacher_logprobs_N).detach() / tau)
-
-
-def teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
-    """Return 1 - H_T / log V in [0, 1] from the entropies in nats."""
-    # A vocabulary of size 1 has log V = 0, and its only distribution is certain.
-    return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
-
-
-def position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
-    """Return decay^j, where j is the index of a target token within its site."""
-    check_positive(decay, "decay")
-    check_unit_interval(decay, "decay")
-    return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
-
-
-def with_mean_one(weights_N: Tensor) -> Tensor:
-    """Scale the weights to a mean of 1. If all weights are 0 they stay 0, so that no row counts."""
-    # torch.where rather than `if`, which would wait for the device.
-    mean = weights_N.mean() if weights_N.numel() else weights_N.new_ones(())
-    return weights_N / torch.where(mean == 0, torch.ones_like(mean), mean)
-
-
 class WeightedTeacher(NamedTuple):
     """One share of the teacher's logits: a coefficient times the logits of a model (None: the student itself)."""
 
@@ -259,29 +147,6 @@ class TeacherRows(NamedTuple):
 LIVE = WeightedTeacher()
 
 
-def check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
-    """Return the teachers after checking them; None means the live teacher alone.
-
-    Coefficients must add up to 1; otherwise the summed logits would be sharper or flatter than those of the models.
-    """
-    if teachers is None:
-        return (LIVE,)
-    weighted_teachers = tuple(teachers)
-    # Up to the rounding in sums such as 0.99 + 0.01.
-    total = math.fsum(teacher.coefficient for teacher in weighted_teachers)
-    if (
-        not weighted_teachers
-        or any(teacher.coefficient <= 0 for teacher in weighted_teachers)
-        or abs(total - 1.0) > 1e-6
-    ):
-        got = [teacher.coefficient for teacher in weighted_teachers]
-        raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
-    for teacher in weighted_teachers:
-        if teacher.without_adapter:
-            check_can_switch_off(teacher.model or student)
-    return weighted_teachers
-
-
 def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
     """Return every model that runs in a step. If any of them is sharded, processes must agree on the passes."""
     return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
@@ -292,7 +157,31 @@ def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
     return not teacher.without_adapter and unwrapped(teacher.model or student) is unwrapped(student)
 
 
-def teacher_rows(
+def rows_by_part(
+    model: nn.Module,
+    teachers: Sequence[WeightedTeacher],
+    parts: Sequence[tuple[Tokens, Tensor]],
+    live_rows: Tensor | None = None,
+) -> list[list[TeacherRows]]:
+    """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
+
+    def rows_of(teacher: nn.Module) -> Tensor:
+        # Several parts may be rows of the same tokens (a tree), which then need only one pass.
+        hidden: dict[int, Tensor] = {}
+        for tokens, _ in parts:
+            if id(tokens) not in hidden:
+                hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
+        return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
+
+    shares = _teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
+    split_rows = [share.rows_NH.split([rows.numel() for _, rows in parts]) for share in shares]
+    return [
+        [share._replace(rows_NH=share_rows[number]) for share, share_rows in zip(shares, split_rows, strict=True)]
+        for number in range(len(parts))
+    ]
+
+
+def _teacher_rows(
     student: nn.Module,
     teachers: Sequence[WeightedTeacher],
     probe_ids: Tensor,
@@ -351,23 +240,3 @@ def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
         rows = torch.lerp(merged.rows_NH, teacher.rows_NH, share)
         mixed[key] = TeacherRows(rows, merged.head, total)
     return list(mixed.values())
-
-
-def rows_by_part(
-    model: nn.Module,
-    teachers: Sequence[WeightedTeacher],
-    parts: Sequence[tuple[Tokens, Tensor]],
-    live_rows: Tensor | None = None,
-) -> list[list[TeacherRows]]:
-    """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
-
-    def rows_of(teacher: nn.Module) -> Tensor:
-        # Several parts may be rows of the same tokens (a tree), which then need only one pass.
-        hidden: dict[int, Tensor] = {}
-        for tokens, _ in parts:
-            if id(tokens) not in hidden:
-                hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
-        return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
-
-    shares = teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
-    return split_rows(shares, [rows.numel() for _, rows in parts])

@@ -66,10 +66,9 @@ from composer_replication.trainer.objective.channels import (
     ChannelSettings,
     channel_options,
     hint_channel,
-    in_head_dtype,
 )
 from composer_replication.trainer.objective.distributed import agreed_most
-from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of
+from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of, in_head_dtype
 from composer_replication.trainer.objective.row_weighting import (
     Contrast,
     HintTargets,

@@ -12,25 +12,27 @@ import os
 import random
 from collections import Counter
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any
 
 import torch
-from torch import nn
+from torch import Tensor, nn
 
 from composer_replication.batch.hint_placement import Placement, draw_unrelated_hints, hinted_turn
+from composer_replication.batch.pair_tokens import PairIds, ResponseIds
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.batch.session_batch import SiteHint, session_batches
-from composer_replication.batch.tree_batch import CHANNELS, TreeBatch
+from composer_replication.batch.tree import TokenTree
+from composer_replication.batch.tree_batch import CHANNELS, TargetRows, TreeBatch, map_tensors, pack_batches
 from composer_replication.batch.windows import plan_packs
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import LoggedPair
 from composer_replication.trainer.objective.fingerprint import precision_of
 from composer_replication.trainer.objective.hint_proof import HintProof
-from composer_replication.trainer.sessions.proof import ProofSettings, prove_sites
+from composer_replication.trainer.sessions.proof import prove_sites
 from composer_replication.trainer.sessions.reference import reference_logprobs_of_batches
 from composer_replication.trainer.sessions.rendering import (
     KeptPair,
@@ -41,7 +43,6 @@ from composer_replication.trainer.sessions.rendering import (
     read_sessions,
     render_session,
 )
-from composer_replication.trainer.sessions.stored_windows import SessionItem, StoredWindow, store_window
 from composer_replication.types import Conversation
 
 __all__ = ["LoggedPair", "LoggedSession", "LoggedSessions", "SessionItem", "sessions_of_run"]
@@ -204,9 +205,8 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         sites = [site for session in self.rendered for site in session.sites if site.site.id in used]
         context = self.settings.budget if max_context is None else max_context
         settings = self.settings
-        options = ProofSettings(
-            margin=margin, placement=settings.placement, part=settings.part, max_context=context, seed=seed
-        )
+        options = {"margin": margin, "placement": settings.placement, "part": settings.part}
+        options |= {"max_context": context, "seed": seed}
         good = [call for session in self.rendered for call in session.good_calls]
         proofs = prove_sites(model, self.renderer, sites, good, options, self.run, with_adapter=with_adapter)
         return self.with_proofs(proofs)
@@ -278,7 +278,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         sessions = self.rendered
         if hinted_corrections:
             placement = self.settings.placement
-            sessions = [with_hinted_corrections(self.renderer, session, placement=placement) for session in sessions]
+            sessions = [_with_hinted_corrections(self.renderer, session, placement=placement) for session in sessions]
         bare = [replace(session, sites=[], pairs=[], hints=[]) for session in sessions]
         return type(self)(bare, self.renderer, self.settings, pack=self._pack)
 
@@ -321,9 +321,9 @@ def _rendered(
 class _CutSessions:
     """The windows of sessions, with counts of their contents and of what was dropped, by channel and reason."""
 
-    windows: list[StoredWindow] = field(default_factory=list[StoredWindow])
-    counts: Counter[str] = field(default_factory=Counter[str])
-    drops: Counter[str] = field(default_factory=Counter[str])
+    windows: list[StoredWindow]
+    counts: Counter[str]
+    drops: Counter[str]
 
 
 def cut_sessions(
@@ -333,7 +333,7 @@ def cut_sessions(
     unproved: Mapping[str, str] | None = None,
 ) -> _CutSessions:
     """Return the windows of all sessions, in order; `unproved` maps sites rejected by the hint check to the reason."""
-    sessions, cut = list(sessions), _CutSessions()
+    sessions, cut = list(sessions), _CutSessions([], Counter(), Counter())
     wrong = _wrong_hints(sessions) if settings.contrast else {}
     for session in sessions:
         cut.counts.update(session.counts)
@@ -378,7 +378,7 @@ def _cut(
         into.counts.update({name: n for name, n in batches.counts.items() if name not in dropped})
         into.drops.update(f"{item.channel}: {reason}" for item, reason in batches.dropped.items())
         for window in batches.windows:
-            stored = store_window(
+            stored = StoredWindow.from_batch(
                 window.batch,
                 conversation_id=session.conversation_id,
                 sequence=number,
@@ -391,7 +391,7 @@ def _cut(
             into.counts.update(stored.counts() | sizes | {"windows": 1, "tree_tokens": stored.num_tokens})
 
 
-def with_hinted_corrections(
+def _with_hinted_corrections(
     renderer: Renderer, session: RenderedSession, *, placement: Placement = "before_turn"
 ) -> RenderedSession:
     """Return the session with one additional sequence for each correction of a site: context, hint, correction.
@@ -404,7 +404,9 @@ def with_hinted_corrections(
     drops: Counter[str] = Counter()
     for site in session.sites:
         for pair in session.pairs:
-            if not _is_correction_of(pair, site):
+            # The pair rejects the site's turn, and its chosen side comes from the session itself.
+            is_correction = pair.kind.partition(" ")[0] in _CORRECTION_SOURCES
+            if not (is_correction and pair.rendered is site.rendered and pair.turn_id == site.span.turn_id):
                 continue
             corrected = _corrected_sequence(renderer, site, pair, placement, f"{site.site.id}:{len(sequences)}")
             if isinstance(corrected, str):
@@ -418,12 +420,6 @@ def with_hinted_corrections(
         counts=session.counts + Counter({HINTED_CORRECTIONS: len(sequences)}),
         drops=session.drops + drops,
     )
-
-
-def _is_correction_of(pair: KeptPair, site: KeptSite) -> bool:
-    """Return whether the pair rejects the site's turn and its chosen side is a correction from the session itself."""
-    is_correction = pair.kind.partition(" ")[0] in _CORRECTION_SOURCES
-    return is_correction and pair.rendered is site.rendered and pair.turn_id == site.span.turn_id
 
 
 def _corrected_sequence(
@@ -492,3 +488,128 @@ def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
     # By id(), because pairs contain lists and are not hashable.
     couples = [order[at : at + 2] for at in range(0, len(order), 2)]
     return {id(draw.choice(couple)) for couple in couples if len(couple) == 2}
+
+
+@dataclass(frozen=True, eq=False, slots=True, kw_only=True)
+class StoredWindow:
+    """One window of a rendered conversation: its tree, and the ids of the sites and pairs in it."""
+
+    conversation_id: str
+    sequence: int
+    first: int
+    end: int
+    site_ids: tuple[str, ...]
+    state_ids: tuple[str, ...]
+    small: TreeBatch
+    """The batch with 32-bit integers, and with rows encoded as runs (R, 2)."""
+
+    @classmethod
+    def from_batch(
+        cls,
+        batch: TreeBatch,
+        *,
+        conversation_id: str,
+        sequence: int,
+        span: tuple[int, int],
+        site_ids: Sequence[str],
+        state_ids: Sequence[str],
+    ) -> StoredWindow:
+        """Store a tree batch in compact form."""
+        tree = replace(batch.tree, rows=tuple(_runs(rows) for rows in batch.tree.rows))
+        return cls(
+            conversation_id=conversation_id,
+            sequence=sequence,
+            first=span[0],
+            end=span[1],
+            site_ids=tuple(site_ids),
+            state_ids=tuple(state_ids),
+            small=map_tensors(
+                replace(batch, tree=tree),
+                # Ids and rows fit into 32 bits; masks and floats keep their dtype.
+                lambda tensor: tensor.to("cpu", torch.int32) if tensor.dtype == torch.int64 else tensor.cpu(),
+            ),
+        )
+
+    @property
+    def num_tokens(self) -> int:
+        return len(self.small.tree)
+
+    @property
+    def has_references(self) -> bool:
+        """Whether all pairs have reference log-probs."""
+        return self.small.pairs is None or self.small.pairs.chosen_reference is not None
+
+    def counts(self) -> dict[str, int]:
+        """Return the item count of each channel: response tokens, erring tokens, pairs."""
+        return self.small.counts()
+
+    def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
+        """Return the batch in its original form."""
+        rows = tuple(torch.cat([torch.arange(*run) for run in runs.tolist()]) for runs in self.small.tree.rows)
+        tree = replace(self.small.tree, rows=rows)
+        return map_tensors(
+            replace(self.small, tree=tree),
+            lambda tensor: tensor.to(device, torch.int64 if tensor.dtype == torch.int32 else tensor.dtype),
+        )
+
+    def pair_ids(self) -> list[PairIds]:
+        """Return both sides of each pair, in their context in this window."""
+        batch = self.batch()
+        pairs = batch.pairs
+        if pairs is None:
+            return []
+        masks = [pairs.response == side for side in range(2 * pairs.num_pairs)]
+        sides = [_path_ids(batch.tree, pairs.rows[mask], pairs.targets[mask]) for mask in masks]
+        # All chosen sides come first, followed by all rejected sides.
+        return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
+
+    def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
+        """Return the window with reference log-probs (chosen, rejected) for its pairs, in their order."""
+        pairs = self.small.pairs
+        if pairs is None:
+            return self
+        if len(references) != pairs.num_pairs:
+            expected = f"one for each of {pairs.num_pairs} pairs"
+            raise InputError(explain("reference log-probs", got=len(references), expected=expected))
+        chosen, rejected = torch.tensor(references, dtype=torch.float64).unbind(1)
+        referenced_pairs = replace(pairs, chosen_reference=chosen, rejected_reference=rejected)
+        return replace(self, small=replace(self.small, pairs=referenced_pairs))
+
+    def without_responses(self) -> StoredWindow:
+        """Return the window without targets for channel 1."""
+        empty = TargetRows(*(tensor[:0] for tensor in self.small.response))
+        return replace(self, small=replace(self.small, response=empty))
+
+
+@dataclass(frozen=True, eq=False, slots=True)
+class SessionItem:
+    """One item of a data set: a single window, or several windows that share a tree batch."""
+
+    windows: tuple[StoredWindow, ...]
+
+    @property
+    def num_tokens(self) -> int:
+        return sum(window.num_tokens for window in self.windows)
+
+    def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
+        """Return the windows as one batch."""
+        return pack_batches([window.batch(device) for window in self.windows])
+
+
+def _runs(rows: Tensor) -> Tensor:
+    """Return the first and one past the last row (R, 2) for each run of consecutive rows."""
+    # A run ends where the next row is not its successor.
+    breaks = (rows.diff() != 1).nonzero().flatten()
+    first = torch.cat([rows[:1], rows[breaks + 1]])
+    last = torch.cat([rows[breaks], rows[-1:]])
+    return torch.stack([first, last + 1], dim=1)
+
+
+def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
+    """Return the ids of a response and its context: the path to its last row, and the token predicted there."""
+    # All paths through the last row have the same tokens up to it.
+    last = int(rows[-1])
+    depth = int(tree.position_ids[last])
+    path = next(candidate for candidate in tree.rows if candidate.numel() > depth and int(candidate[depth]) == last)
+    start = int(tree.position_ids[int(rows[0])]) + 1
+    return ResponseIds([*tree.input_ids[path[: depth + 1]].tolist(), int(targets[-1])], start)

@@ -8,16 +8,15 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Generator, Mapping, Sequence
+from collections.abc import Generator, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass, fields
+from dataclasses import asdict, fields
 from itertools import islice, takewhile
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, cast
 
 from torch import distributed, nn
 
-from composer_replication.batch.hint_placement import Part, Placement
 from composer_replication.batch.render.decision import find_matching_decision
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
@@ -51,42 +50,35 @@ _MAX_WITH_OWN_CONTEXT = 2
 _MAX_CANDIDATES = 64
 
 
-@dataclass(frozen=True, kw_only=True)
-class ProofSettings:
-    """The settings that affect the results, besides the weights and the sites."""
-
-    margin: float
-    placement: Placement
-    part: Part
-    max_context: int
-    seed: int
-
-
 def prove_sites(
     model: nn.Module,
     renderer: Renderer,
     sites: Sequence[KeptSite],
     good_calls: Sequence[GoodCall],
-    settings: ProofSettings,
+    settings: Mapping[str, Any],
     run: RunDir | None,
     *,
     with_adapter: bool = False,
 ) -> list[HintProof]:
     """Return one proof per site, reusing those in the run directory if they are for this model and these sites.
 
-    Processes that check the same sites write the same file, and every write replaces the whole file. With
-    `with_adapter` the check uses the weights with their trained adapter.
+    `settings` are the options of `prove_hints` that affect the results. Processes that check the same sites write the
+    same file, and every write replaces the whole file. With `with_adapter` the check uses the weights with their
+    trained adapter.
     """
-    provable = _provable(renderer, sites, good_calls, settings.max_context)
+    provable = _provable(renderer, sites, good_calls, settings["max_context"])
     recorded_settings: dict[str, str] = {}
     if run is not None:
-        recorded_settings = _settings_of(model, renderer, settings, with_adapter) | {"sites": _digest(provable)}
+        # As text, like all settings in the metadata of an artifact.
+        recorded_settings = {name: str(value) for name, value in settings.items()}
+        recorded_settings |= fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()
+        recorded_settings["sites"] = _digest(provable)
         stored_proofs = _stored(run, recorded_settings)
         if stored_proofs is not None and [site.site.id for site in sites] == [proof.site_id for proof in stored_proofs]:
             return stored_proofs
     with _PartialProofs.open(run, recorded_settings, provable, model) as partial:
         partial.report_progress()
-        options = {**asdict(settings), "stored": tuple(partial.proofs), "on_proof": partial.add}
+        options = {**settings, "stored": tuple(partial.proofs), "on_proof": partial.add}
         proofs = prove_hints(model, renderer, provable, **options)
     if run is not None:
         _store(run, sites, proofs, recorded_settings)
@@ -153,6 +145,17 @@ def read_proofs(run: RunDir) -> list[HintProof]:
         return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
     return [HintProof(**{name: cast("Any", row[name]) for name in _PROOF}) for row in rows]
+
+
+def describe_hint_check(proofs: Sequence[HintProof] | None, *, can_warm_up: bool) -> Iterator[str]:
+    """Yield how many sites passed the hint check, and whether the model reacts to hints; nothing without a check."""
+    if proofs is None:
+        return
+    reasons = Counter(proof.reason for proof in proofs)
+    num_passed = reasons.pop("kept", 0)
+    dropped = ", ".join(f"{number} {reason.replace('_', ' ')}" for reason, number in sorted(reasons.items()))
+    yield f"hint check: {num_passed} of {len(proofs)} sites passed" + (f"; dropped: {dropped}" if dropped else "")
+    yield verdict(proofs).summary(can_warm_up=can_warm_up)
 
 
 class _PartialProofs:
@@ -268,9 +271,3 @@ def _store(
         drops=reasons,
         settings=recorded_settings,
     )
-
-
-def _settings_of(model: nn.Module, renderer: Renderer, settings: ProofSettings, with_adapter: bool) -> dict[str, str]:
-    # As text, like all settings in the metadata of an artifact.
-    recorded_settings = {name: str(value) for name, value in asdict(settings).items()}
-    return recorded_settings | fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()

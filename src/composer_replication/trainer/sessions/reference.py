@@ -26,7 +26,7 @@ from composer_replication.batch.tree import SharedPrefixes
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
 from composer_replication.tensor_file import read_tensors
-from composer_replication.trainer.objective.distributed import agreed_most, start_weights
+from composer_replication.trainer.objective.distributed import agreed_most, below_adapter, has_adapter, unwrapped
 from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
 from composer_replication.trainer.objective.reference import pair_logprobs, response_logprobs
 from composer_replication.trainer.sessions.phases import Phase, report_phase
@@ -220,7 +220,9 @@ def _completed(
                 explain(f"reference log-probs in {store_path}", got=got, expected=expected, fix=fix)
             )
     passes = passes_of(store)
-    with nullcontext() if with_adapter else start_weights(model):
+    # The initial model is the model without its adapter, if it has one.
+    includes_adapter = with_adapter or not has_adapter(unwrapped(model))
+    with nullcontext() if includes_adapter else below_adapter(model):
         _compute(model, store, passes, total, store_path)
     # Nothing to compute and no file yet: a data set without pairs still gets its artifact.
     if store_path is not None and not passes and not is_stored:

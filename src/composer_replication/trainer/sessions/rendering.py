@@ -155,7 +155,9 @@ class RenderedSession:
 def render_session(renderer: Renderer, session: LoggedSession, settings: WindowSettings) -> RenderedSession:
     """Return the token ids of a session, with the items of the channels that are on."""
     conversation = session.conversation
-    rendered_session = RenderedSession(conversation_id=conversation.id, models=models_of(conversation), sequences=[])
+    # "" stands for turns that name no model.
+    models = frozenset(turn.model or "" for turn in conversation.turns if turn.role == "assistant")
+    rendered_session = RenderedSession(conversation_id=conversation.id, models=models, sequences=[])
     rendered_session.counts["conversations"] += 1
     try:
         rendered_session.sequences = [_with_shared_ids(sequence) for sequence in renderer.render(conversation)]
@@ -172,11 +174,6 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
     rendered_session.good_calls = _good_calls(rendered_session, conversation, good.good)
     rendered_session.responses = _responses(rendered_session, session, settings, good)
     return rendered_session
-
-
-def models_of(conversation: Conversation) -> frozenset[str]:
-    """Return the names of the models that wrote the turns, with "" for turns that name no model."""
-    return frozenset(turn.model or "" for turn in conversation.turns if turn.role == "assistant")
 
 
 def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
@@ -227,7 +224,9 @@ def _responses(
         return frozenset()
     if settings.responses == "all":
         own_ids = {turn.id for turn in session.conversation.turns if turn.origin == "model"}
-        return frozenset(own_ids - _trained_against(session))
+        # Channels 2 and 3 make these turns less likely, so channel 1 never imitates them.
+        blamed_ids = {site.turn_id for site, _ in session.sites if site.is_kept}
+        return frozenset(own_ids - _rejected_turn_ids(session) - blamed_ids)
     into.counts.update(model_turns=len(good_turns.good) + len(good_turns.not_good), good_turns=len(good_turns.good))
     into.drops.update(f"{_RESPONSES}: {reason}" for reason in good_turns.not_good.values())
     return good_turns.good
@@ -336,11 +335,6 @@ def _rejected_turn_ids(session: LoggedSession) -> set[str]:
     assistant_ids = [turn.id for turn in session.conversation.turns if turn.role == "assistant"]
     rejecting = (pair.turn_number for pair in session.pairs if pair.rejects_turn)
     return {assistant_ids[number] for number in rejecting if 0 <= number < len(assistant_ids)}
-
-
-def _trained_against(session: LoggedSession) -> set[str]:
-    """Return the ids of the turns that channels 2 and 3 make less likely; channel 1 never imitates them."""
-    return _rejected_turn_ids(session) | {site.turn_id for site, _ in session.sites if site.is_kept}
 
 
 class _TurnReasons:

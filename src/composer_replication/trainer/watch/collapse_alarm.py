@@ -1,8 +1,8 @@
 """Warn when a run collapses, keep its best checkpoint, and optionally stop it.
 
 The alarm watches entropy, completion length, tool calls, the divergence from the initial model, the rate of errors that
-channel 2 trains on, and the rewards on rollouts and on held-out tasks, if they are logged. `WatchedMetric` defines when
-a metric raises an alarm.
+channel 2 trains on, and the rewards on rollouts and on held-out tasks, if they are logged. `_WatchedMetric` defines
+when a metric raises an alarm.
 """
 
 from __future__ import annotations
@@ -43,7 +43,7 @@ _CERTAINTY_OF_BEST = 6.0
 _logger = logging.getLogger(__name__)
 
 
-def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
+def _default_watches(config: AlarmConfig | None = None) -> tuple[_Watch, ...]:
     """Return watches for seven metrics, with the limits in [train.alarm]."""
     limits = AlarmConfig() if config is None else config
     # Rollouts are logged far more often than evaluations, so evaluations have a separate window and patience.
@@ -52,11 +52,11 @@ def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
     falls: dict[str, Any] = {"baseline": "best", "fall_to": limits.reward_floor, "least_change": 0.05}
     floor, ceiling = limits.length_floor, limits.length_ceiling
     return (
-        Watch(name="entropy", keys=ENTROPY, fall_to=limits.entropy_floor, least_change=0.02, **often),
-        Watch(name="completion length", keys=LENGTH, fall_to=floor, rise_to=ceiling, least_change=2.0, **often),
-        Watch(name="tool calls a rollout", keys=TOOL_CALLS, fall_to=limits.tool_floor, least_change=0.1, **often),
-        Watch(name="divergence from the start", keys=KL_TO_START, ceiling=limits.kl_ceiling, **often),
-        Watch(
+        _Watch(name="entropy", keys=ENTROPY, fall_to=limits.entropy_floor, least_change=0.02, **often),
+        _Watch(name="completion length", keys=LENGTH, fall_to=floor, rise_to=ceiling, least_change=2.0, **often),
+        _Watch(name="tool calls a rollout", keys=TOOL_CALLS, fall_to=limits.tool_floor, least_change=0.1, **often),
+        _Watch(name="divergence from the start", keys=KL_TO_START, ceiling=limits.kl_ceiling, **often),
+        _Watch(
             name="target errors per 100 turns",
             keys=ERROR_RATE,
             baseline="best",
@@ -65,7 +65,7 @@ def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
             certainty=_CERTAINTY_OF_BEST,
             **often,
         ),
-        Watch(
+        _Watch(
             name="reward of the rollouts",
             keys=REWARD,
             certainty=_CERTAINTY_OF_BEST,
@@ -73,7 +73,7 @@ def default_watches(config: AlarmConfig | None = None) -> tuple[Watch, ...]:
             patience=limits.patience,
             **falls,
         ),
-        Watch(name="held-out reward", keys=HELD_OUT_REWARD, certainty=_CERTAINTY_OF_BEST, **falls, **seldom),
+        _Watch(name="held-out reward", keys=HELD_OUT_REWARD, certainty=_CERTAINTY_OF_BEST, **falls, **seldom),
     )
 
 
@@ -88,23 +88,23 @@ class CollapseAlarm(TrainerCallback):
 
     def __init__(
         self,
-        watches: Sequence[Watch] | None = None,
+        watches: Sequence[_Watch] | None = None,
         *,
         stop: bool = False,
         say: Callable[[str], None] | None = None,
     ) -> None:
-        self._metrics = [WatchedMetric(watch) for watch in (default_watches() if watches is None else watches)]
+        self._metrics = [_WatchedMetric(watch) for watch in (_default_watches() if watches is None else watches)]
         self._stop = stop
         self._say = _logger.warning if say is None else say
         self._since_save: dict[str, list[float]] = {}
         self._is_resumed = False
-        self.alarms: list[Alarm] = []
-        self.best: Best | None = None
+        self.alarms: list[_Alarm] = []
+        self.best: _Best | None = None
 
     @classmethod
     def from_config(cls, config: AlarmConfig, *, say: Callable[[str], None] | None = None) -> CollapseAlarm:
         """Return the alarm that [train.alarm] configures."""
-        return cls(default_watches(config), stop=config.stop, say=say)
+        return cls(_default_watches(config), stop=config.stop, say=say)
 
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
@@ -113,7 +113,7 @@ class CollapseAlarm(TrainerCallback):
         record.
         """
         # A new run ignores the record.
-        self.best = read_best(Path(args.output_dir or ".")) if state.global_step else None
+        self.best = _read_best(Path(args.output_dir or ".")) if state.global_step else None
 
     def on_log(
         self,
@@ -140,10 +140,10 @@ class CollapseAlarm(TrainerCallback):
     def on_save(self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any) -> None:
         self._rank_checkpoint(Path(args.output_dir or "."), state)
 
-    def observe(self, logs: Mapping[str, Any], step: int) -> list[Alarm]:
+    def observe(self, logs: Mapping[str, Any], step: int) -> list[_Alarm]:
         """Add one line of metrics, and return the alarms that it raises."""
         for key in _RANKING_METRICS:
-            value = finite(logs.get(key))
+            value = _finite(logs.get(key))
             if value is not None:
                 self._since_save.setdefault(key, []).append(value)
         alarms = [metric.observe(logs, step) for metric in self._metrics]
@@ -168,7 +168,7 @@ class CollapseAlarm(TrainerCallback):
         for metric in self._metrics:
             if metric.watch.name in state["watches"]:
                 metric.load_state(state["watches"][metric.watch.name])
-        self.alarms = [Alarm(*entry) for entry in state["alarms"]]
+        self.alarms = [_Alarm(*entry) for entry in state["alarms"]]
         self._since_save = {key: list(values) for key, values in state["since_save"].items()}
         self._is_resumed = True
 
@@ -181,9 +181,9 @@ class CollapseAlarm(TrainerCallback):
         metric, value = score
         if self.best is not None and not self._beats(metric, value):
             return
-        best = Best(step=step, metric=metric, value=value, higher_is_better=_RANKING_METRICS[metric])
+        best = _Best(step=step, metric=metric, value=value, higher_is_better=_RANKING_METRICS[metric])
         if state.is_world_process_zero:
-            keep_best(output, best)
+            _keep_best(output, best)
         self.best = best
 
     def _score(self) -> tuple[str, float] | None:
@@ -208,7 +208,7 @@ class CollapseAlarm(TrainerCallback):
         counts_for_more = self.best.metric in order and order.index(metric) < order.index(self.best.metric)
         return counts_for_more or self.best.is_beaten_by(metric, value)
 
-    def _message(self, alarm: Alarm) -> str:
+    def _message(self, alarm: _Alarm) -> str:
         best_sentence = "No checkpoint has a score yet, so there is no best checkpoint."
         if self.best is not None:
             best_sentence = f"The best checkpoint is {self.best.folder} ({self.best.metric} {self.best.value:.4g})."
@@ -222,7 +222,7 @@ _FOLDER = re.compile(r"best-\d+")
 
 
 @dataclass(frozen=True, kw_only=True)
-class Best:
+class _Best:
     """The best checkpoint so far: its step, and the metric and value that rank it."""
 
     step: int
@@ -241,7 +241,7 @@ class Best:
         return value > self.value if self.higher_is_better else value < self.value
 
 
-def keep_best(output: Path, best: Best) -> None:
+def _keep_best(output: Path, best: _Best) -> None:
     """Keep the checkpoint of step `best.step` as the best one, and delete the earlier best checkpoint.
 
     The folder `best-<step>` contains hard links to the files, or copies on file systems without links, and gets its
@@ -267,11 +267,11 @@ def keep_best(output: Path, best: Best) -> None:
             shutil.rmtree(folder)
 
 
-def read_best(output: Path) -> Best | None:
+def _read_best(output: Path) -> _Best | None:
     """Read the record of the best checkpoint so far; None if there is no complete best checkpoint."""
     try:
         record: dict[str, Any] = json.loads((output / RECORD).read_bytes())
-        best = Best(**record)
+        best = _Best(**record)
     except (OSError, ValueError, TypeError):  # no record, or a record in an unknown format
         return None
     return best if (output / best.folder).is_dir() else None
@@ -289,7 +289,7 @@ def _replace_link(output: Path, folder: str) -> None:
 
 
 @dataclass(frozen=True, kw_only=True)
-class Watch:
+class _Watch:
     """A metric to watch (the first of `keys` that is logged), and the limits beyond which it counts as collapsed.
 
     `baseline="first"` is the mean of the first `window` values. "best" is the best mean of any `window` consecutive
@@ -341,7 +341,7 @@ class Watch:
         return None
 
 
-class Alarm(NamedTuple):
+class _Alarm(NamedTuple):
     """An alarm about a metric that was past its limit for `patience` values in a row."""
 
     step: int
@@ -377,7 +377,7 @@ class _MetricHistory:
     is_raised: bool = False
 
 
-class WatchedMetric:
+class _WatchedMetric:
     """A watch with its metric's history.
 
     The latest `window` values are never part of the baseline: a value enters the baseline when it leaves the window.
@@ -391,14 +391,14 @@ class WatchedMetric:
     alarm; after as many values within the limit, the metric may raise another alarm.
     """
 
-    def __init__(self, watch: Watch) -> None:
+    def __init__(self, watch: _Watch) -> None:
         self.watch = watch
         self._history = _MetricHistory()
 
-    def observe(self, logs: Mapping[str, Any], step: int) -> Alarm | None:
+    def observe(self, logs: Mapping[str, Any], step: int) -> _Alarm | None:
         """Add the value in a line of metrics, if it is finite, and return the alarm that it raises, if any."""
-        key = next((key for key in self.watch.keys if finite(logs.get(key)) is not None), None)
-        value = None if key is None else finite(logs[key])
+        key = next((key for key in self.watch.keys if _finite(logs.get(key)) is not None), None)
+        value = None if key is None else _finite(logs[key])
         if key is None or value is None:
             return None
         self._take(value, step)
@@ -411,7 +411,7 @@ class WatchedMetric:
             moved = None
         if not self._is_time_to_raise(moved is not None):
             return None
-        return Alarm(
+        return _Alarm(
             step, self.watch.name, key, moved or "", state.baseline, state.baseline_step, latest, self.watch.window
         )
 
@@ -465,7 +465,7 @@ class WatchedMetric:
         return state.is_raised
 
 
-def finite(value: object) -> float | None:
+def _finite(value: object) -> float | None:
     """Return a logged value as a float, or None if it is missing, not a number, NaN or infinite."""
     if isinstance(value, bool) or not isinstance(value, int | float):
         return None

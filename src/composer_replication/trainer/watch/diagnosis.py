@@ -47,7 +47,7 @@ _MOST = 0.8
 _ALL_BUT_FEW = 0.95
 
 
-class DiagnosisFinding(NamedTuple):
+class _DiagnosisFinding(NamedTuple):
     """A rule's finding: the rule's name, which does not depend on the numbers, and the message."""
 
     rule: str
@@ -61,15 +61,15 @@ def diagnose(
 
     `items` gives the number of `sites` and `pairs` in the logged sessions, some of which a short run may not reach.
     """
-    causes = findings(history, max_completion_length=max_completion_length, items=items)
+    causes = _findings(history, max_completion_length=max_completion_length, items=items)
     return [finding.text for finding in causes]
 
 
-def findings(
+def _findings(
     history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
-) -> list[DiagnosisFinding]:
+) -> list[_DiagnosisFinding]:
     """Return the same findings as `diagnose`, with the names of their rules."""
-    causes = [DiagnosisFinding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
+    causes = [_DiagnosisFinding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
     causes = [
         finding._replace(text=_not_reached(finding.rule, history, items or {}) or finding.text) for finding in causes
     ]
@@ -116,7 +116,7 @@ def _gradient_zero(history: History) -> str:
 
 def _unjudged(history: History) -> str:
     keys = dict.fromkeys(key for line in history for key in line)
-    shares = {match[1]: mean_of(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
+    shares = {match[1]: _mean_of(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
     rewarded = [line for line in history if "reward" in line]
     # TRL logs None where no rollout of a batch has a reward.
     if rewarded and not _values_of(rewarded, "reward"):
@@ -134,11 +134,11 @@ def _unjudged(history: History) -> str:
 
 
 def _equal_rewards(history: History) -> str:
-    shares = [mean_of(history, key) for key in ("groups/equal_after", "frac_reward_zero_std")]
+    shares = [_mean_of(history, key) for key in ("groups/equal_after", "frac_reward_zero_std")]
     share = next((mean for mean in shares if mean is not None), None)
     if share is None or share < _MOST:
         return ""
-    reward = mean_of(history, "reward")
+    reward = _mean_of(history, "reward")
     level = "" if reward is None else f" The mean reward is {reward:.3g}."
     return (
         f"{share:.0%} of groups had equal rewards, so their advantages are 0 and nothing is learned.{level} Use tasks "
@@ -154,7 +154,7 @@ def _advantages_zero(history: History) -> str:
 
 
 def _length_limit(history: History) -> str:
-    share = mean_of(history, "completions/clipped_ratio")
+    share = _mean_of(history, "completions/clipped_ratio")
     if share is None or share < _MOST:
         return ""
     amount = "All" if share >= 1 else f"{share:.0%} of"
@@ -165,14 +165,14 @@ def _length_limit(history: History) -> str:
 
 
 def _empty_completions(history: History) -> str:
-    length = mean_of(history, "completions/mean_length")
+    length = _mean_of(history, "completions/mean_length")
     if length is None or length > 2:
         return ""
     return f"Completions are {length:.1f} tokens long on average: the model ends its turn immediately."
 
 
 def _no_entropy(history: History) -> str:
-    entropy = mean_of(history, "entropy")
+    entropy = _mean_of(history, "entropy")
     if entropy is None or entropy > 0.01:
         return ""
     return (
@@ -183,7 +183,7 @@ def _no_entropy(history: History) -> str:
 
 def _no_sites(history: History) -> str:
     rates = _values_of(history, ERROR_RATE)
-    if not rates or any(rates) or not never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
+    if not rates or any(rates) or not _never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
         return ""
     rollouts = _last_of(history, ROLLOUTS_TOTAL)
     searched = f"{len(rates):,} lines of metrics" if rollouts is None else f"{rollouts:,.0f} rollouts"
@@ -191,8 +191,8 @@ def _no_sites(history: History) -> str:
 
 
 def _no_sites_trained_on(history: History) -> str:
-    rate = mean_of(history, ERROR_RATE)
-    if rate == 0.0 or not never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
+    rate = _mean_of(history, ERROR_RATE)
+    if rate == 0.0 or not _never_ran(history, SDPO_WEIGHT, SDPO_LOSSES):
         return ""
     if rate is None:
         return "No batch contained an error site with a hint: channel 2 never ran."
@@ -203,7 +203,7 @@ def _no_sites_trained_on(history: History) -> str:
 
 
 def _no_pairs(history: History) -> str:
-    is_silent = never_ran(history, REPLAY_WEIGHT, REPLAY_LOSSES)
+    is_silent = _never_ran(history, REPLAY_WEIGHT, REPLAY_LOSSES)
     return "No preference pairs were used: channel 3 never ran." if is_silent else ""
 
 
@@ -230,14 +230,14 @@ def _no_calls(history: History) -> str:
 
 
 def _all_calls_fail(history: History) -> str:
-    calls, failed = mean_of(history, "tools/call_frequency"), mean_of(history, "tools/failure_frequency")
+    calls, failed = _mean_of(history, "tools/call_frequency"), _mean_of(history, "tools/failure_frequency")
     if not calls or failed is None or failed < _ALL_BUT_FEW:
         return ""
     return f"{failed:.0%} of tool calls failed. Check the environment first, then the model."
 
 
 def _clipped_away(history: History) -> str:
-    share = mean_of(history, "clip_ratio/region_mean")
+    share = _mean_of(history, "clip_ratio/region_mean")
     if share is None or share < _MOST:
         return ""
     return (
@@ -246,7 +246,7 @@ def _clipped_away(history: History) -> str:
     )
 
 
-def hints_not_heeded(history: History) -> str:
+def _hints_not_heeded(history: History) -> str:
     effect = _latest_hint_effect(history)
     if effect is None or effect.is_significant is None:
         return ""
@@ -260,10 +260,10 @@ def hints_not_heeded(history: History) -> str:
     )
 
 
-def hints_not_compared(history: History) -> str:
+def _hints_not_compared(history: History) -> str:
     """Report that there were too few comparisons, which is also why channel 2 never ran if the gate is closed."""
     effect = _latest_hint_effect(history)
-    if effect is None or not _values_of(history, SDPO_LOSSES[0]) or hints_not_heeded(history):
+    if effect is None or not _values_of(history, SDPO_LOSSES[0]) or _hints_not_heeded(history):
         return ""
     was_gated = _was_always_gated(history)
     advice = " So channel 2 never ran on rollouts. Set train.grpo.heed_gate = false to train on hints regardless."
@@ -281,7 +281,7 @@ def hints_not_compared(history: History) -> str:
     )
 
 
-def errors_rise(history: History) -> str:
+def _errors_rise(history: History) -> str:
     """Report that errors of channel 2's kinds became more frequent while it ran, as observed with a real model."""
     # Only lines in which channel 2 ran, since other rises have other causes.
     ran = [line for line in history if _values_of([line], SDPO_LOSSES[0]) and _last_of([line], _RAN) != 0]
@@ -314,9 +314,9 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "no_entropy": _no_entropy,
     "no_sites": _no_sites,
     "no_taught_sites": _no_sites_trained_on,
-    "hints_not_heeded": hints_not_heeded,
-    "hints_not_compared": hints_not_compared,
-    "errors_rise": errors_rise,
+    "hints_not_heeded": _hints_not_heeded,
+    "hints_not_compared": _hints_not_compared,
+    "errors_rise": _errors_rise,
     "no_pairs": _no_pairs,
     "no_calls": _no_calls,
     "all_calls_fail": _all_calls_fail,
@@ -332,7 +332,7 @@ class RunDiagnosis(TrainerCallback):
     """Runs the diagnosis during training and at its end.
 
     Every `every` steps it logs new findings about the latest lines of metrics, each rule once. At the end it logs the
-    findings about the whole run, unless `says_summary` is false, and stores them in `final_messages`.
+    findings about the whole run (unless `says_summary` is False), and stores them in `final_messages`.
     """
 
     def __init__(
@@ -345,9 +345,8 @@ class RunDiagnosis(TrainerCallback):
     ) -> None:
         if every < 1:
             raise InputError(explain("every", got=every, expected="1 step or more"))
-        self._every, self._length = every, max_completion_length
+        self._every, self._length, self._says_summary = every, max_completion_length, says_summary
         self._say = _logger.warning if say is None else say
-        self._says_summary = says_summary
         self._reported: set[str] = set()
         self.final_messages: list[str] = []
 
@@ -359,7 +358,7 @@ class RunDiagnosis(TrainerCallback):
         # At least two lines, since a single line says little. A run without any lines is diagnosed at its end.
         if len(lines) < 2 or not state.is_world_process_zero:
             return
-        for finding in findings(lines, max_completion_length=self._length):
+        for finding in _findings(lines, max_completion_length=self._length):
             if finding.rule not in self._reported:
                 self._reported.add(finding.rule)
                 self._say(f"Steps {first + 1} to {state.global_step}: {finding.text}")
@@ -368,7 +367,7 @@ class RunDiagnosis(TrainerCallback):
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
         self.final_messages = [
-            finding.text for finding in findings(state.log_history, max_completion_length=self._length)
+            finding.text for finding in _findings(state.log_history, max_completion_length=self._length)
         ]
         if self._says_summary and state.is_world_process_zero:
             for text in self.final_messages:
@@ -431,7 +430,7 @@ def _values_of(history: History, key: str) -> list[float]:
     return [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 
 
-def mean_of(history: History, key: str) -> float | None:
+def _mean_of(history: History, key: str) -> float | None:
     values = _values_of(history, key)
     return math.fsum(values) / len(values) if values else None
 
@@ -441,7 +440,7 @@ def _last_of(history: History, key: str) -> float | None:
     return values[-1] if values else None
 
 
-def never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:
+def _never_ran(history: History, weight: str, losses: Sequence[str]) -> bool:
     """Return whether a channel had a weight above 0 at some point, but none of its losses was ever logged."""
     keys = [key for loss in losses for key in (loss, f"eval_{loss.removeprefix('loss/')}")]
     return any(_values_of(history, weight)) and not any(line.get(key) is not None for line in history for key in keys)

@@ -55,15 +55,15 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return a memory estimate for a step on the longest tree (`LoggedSessions.longest_tree` times the batch size).
 
-    `model` is a model or its config, without an adapter. `settings` are fields of `StepSettings`. `available` is in
+    `model` is a model or its config, without an adapter. `settings` are fields of `_StepSettings`. `available` is in
     bytes; the default is the free memory of the device, or of this machine for the CPU.
     """
     settings.setdefault("on_cpu", torch.device(device).type == "cpu")
-    step, shape = StepSettings(longest_tree=longest_tree, **settings), shape_of(model)
+    step, shape = _StepSettings(longest_tree=longest_tree, **settings), shape_of(model)
     limit = free_memory(device) if available is None else available
     if limit < 1:
         raise InputError(explain("available memory", got=limit, expected="a number of bytes"))
-    parts = parts_of(shape, step)
+    parts = _parts_of(shape, step)
     advice = () if _fits(sum(parts.values()), limit) else tuple(_advice(shape, step, limit))
     return MemoryPlan(parts=parts, available=limit, advice=advice)
 
@@ -85,11 +85,11 @@ def _fits(peak: int, available: int) -> bool:
     return peak <= available * (1 - _HEADROOM)
 
 
-def _advice(shape: Shape, step: StepSettings, available: int) -> Iterator[str]:
+def _advice(shape: _Shape, step: _StepSettings, available: int) -> Iterator[str]:
     """Yield cumulative changes until the step fits, or, if it never does, the largest budget that would fit."""
     fits = False
     for sentence, changed in _changes(step):
-        peak = sum(parts_of(shape, changed).values())
+        peak = sum(_parts_of(shape, changed).values())
         fits = _fits(peak, available)
         yield f"{sentence}: {peak / GIB:.2f} GiB{', which fits' if fits else ''}."
         step = changed
@@ -97,13 +97,13 @@ def _advice(shape: Shape, step: StepSettings, available: int) -> Iterator[str]:
             break
     budget = _largest_budget(shape, step, available)
     if not fits and budget is None:
-        smallest = sum(parts_of(shape, replace(step, longest_tree=_MIN_BUDGET)).values())
+        smallest = sum(_parts_of(shape, replace(step, longest_tree=_MIN_BUDGET)).values())
         yield f"Not even a tree of {_MIN_BUDGET} tokens fits ({smallest / GIB:.2f} GiB): use a smaller model."
     elif not fits:
         yield f"With all these changes, trees of at most {budget} tokens fit: set budget={budget}."
 
 
-def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
+def _changes(step: _StepSettings) -> Iterator[tuple[str, _StepSettings]]:
     """Yield pieces of advice with the changed settings, the cheapest change first."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
@@ -125,7 +125,7 @@ def _changes(step: StepSettings) -> Iterator[tuple[str, StepSettings]]:
         yield f"Half the tokens per step (budget, or per_device_train_batch_size): {step.longest_tree}", step
 
 
-def _teacher_under_adapter(step: StepSettings) -> str:
+def _teacher_under_adapter(step: _StepSettings) -> str:
     if step.teacher == "ema":
         return "the teacher averages only the adapter"
     if step.warmed_up:
@@ -133,13 +133,13 @@ def _teacher_under_adapter(step: StepSettings) -> str:
     return f"the {step.teacher} teacher is the model with its adapter off and needs no copy"
 
 
-def _largest_budget(shape: Shape, step: StepSettings, available: int) -> int | None:
+def _largest_budget(shape: _Shape, step: _StepSettings, available: int) -> int | None:
     """Return the largest budget in tokens that fits, by bisection in steps of `_MIN_BUDGET`; None if none fits."""
     low, high = 0, step.longest_tree // _MIN_BUDGET
     while low < high:
         middle = (low + high + 1) // 2
         candidate = replace(step, longest_tree=middle * _MIN_BUDGET)
-        if _fits(sum(parts_of(shape, candidate).values()), available):
+        if _fits(sum(_parts_of(shape, candidate).values()), available):
             low = middle
         else:
             high = middle - 1
@@ -181,7 +181,7 @@ Optimizer = Literal["adamw", "adamw_8bit", "sgd"]
 OPTIMIZERS: tuple[Optimizer, ...] = ("adamw", "adamw_8bit", "sgd")
 
 
-class Shape(NamedTuple):
+class _Shape(NamedTuple):
     """The model sizes that memory depends on."""
 
     num_weights: int
@@ -196,7 +196,7 @@ class Shape(NamedTuple):
 
 
 @dataclass(frozen=True, kw_only=True)
-class StepSettings:
+class _StepSettings:
     """The settings besides the model that determine a step's memory."""
 
     longest_tree: int
@@ -221,7 +221,7 @@ class StepSettings:
             raise InputError(explain("optimizer", got=repr(self.optimizer), expected=f"one of {OPTIMIZERS}"))
 
 
-def shape_of(model: Any) -> Shape:
+def shape_of(model: Any) -> _Shape:
     """Return the sizes of a model. For a config, the model is built without weights."""
     if isinstance(model, nn.Module):
         return _shape(model)
@@ -231,7 +231,7 @@ def shape_of(model: Any) -> Shape:
         return _shape(AutoModelForCausalLM.from_config(model, trust_remote_code=False))
 
 
-def _shape(model: Any) -> Shape:
+def _shape(model: Any) -> _Shape:
     model_config: Any = model.config
     config = model_config.get_text_config()
     # The output head is excluded, since neither LoRA nor quantization applies to it.
@@ -239,7 +239,7 @@ def _shape(model: Any) -> Shape:
     # Some configs specify the head size, others only imply it.
     heads = config.num_attention_heads
     head_size = getattr(config, "head_dim", None) or config.hidden_size // heads
-    return Shape(
+    return _Shape(
         num_weights=sum(parameter.numel() for parameter in model.parameters()),
         linear_weights=sum(layer.weight.numel() for layer in linear),
         adapter_weights_per_rank=sum(layer.in_features + layer.out_features for layer in linear),
@@ -251,7 +251,7 @@ def _shape(model: Any) -> Shape:
     )
 
 
-def parts_of(shape: Shape, settings: StepSettings) -> dict[str, int]:
+def _parts_of(shape: _Shape, settings: _StepSettings) -> dict[str, int]:
     """Return the bytes of each part at the step's peak; they add up to the peak memory."""
     fixed = _fixed_parts(shape, settings)
     gradients = _trainable_bytes(shape, settings) / settings.num_shards
@@ -264,7 +264,7 @@ def parts_of(shape: Shape, settings: StepSettings) -> dict[str, int]:
     return {name: int(size) for name, size in parts.items() if int(size)}
 
 
-def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
+def _fixed_parts(shape: _Shape, settings: _StepSettings) -> dict[str, float]:
     """Return the parts that persist between steps: weights, optimizer states, teacher."""
     trainable = _trainable_bytes(shape, settings)
     adapter = trainable if settings.lora_rank else 0.0
@@ -282,7 +282,7 @@ def _fixed_parts(shape: Shape, settings: StepSettings) -> dict[str, float]:
     }
 
 
-def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dict[str, float]]:
+def _moments(shape: _Shape, settings: _StepSettings, gradients: float) -> list[dict[str, float]]:
     """Return the memory at moments that may be the peak: head, last and first layer's backward, teacher's pass."""
     tokens = settings.longest_tree
     stream = tokens * shape.hidden * (settings.compute_bytes + max(settings.compute_bytes, settings.weight_bytes)) / 2
@@ -319,7 +319,7 @@ def _moments(shape: Shape, settings: StepSettings, gradients: float) -> list[dic
     return moments
 
 
-def _autocast_copies(shape: Shape, settings: StepSettings) -> tuple[float, float]:
+def _autocast_copies(shape: _Shape, settings: _StepSettings) -> tuple[float, float]:
     """Return the bytes of autocast's weight copies at the end of the forward pass and at the start of the backward
     pass.
 
@@ -334,7 +334,7 @@ def _autocast_copies(shape: Shape, settings: StepSettings) -> tuple[float, float
     return (in_graph if settings.lora_rank else copies), in_graph
 
 
-def _head_bytes(shape: Shape, settings: StepSettings) -> float:
+def _head_bytes(shape: _Shape, settings: _StepSettings) -> float:
     """Return the bytes for a few rows of logits, and for the head's gradient if the head is trained."""
     tiles = float(shape.vocab * (_SLAB_ROWS * settings.compute_bytes + _TILE_ROWS * 8))
     if settings.on_cpu:
@@ -343,10 +343,10 @@ def _head_bytes(shape: Shape, settings: StepSettings) -> float:
     return tiles + trained
 
 
-def _trainable_size(settings: StepSettings) -> int:
+def _trainable_size(settings: _StepSettings) -> int:
     return 4 if settings.lora_rank else settings.weight_bytes  # adapters are stored in fp32
 
 
-def _trainable_bytes(shape: Shape, settings: StepSettings) -> float:
+def _trainable_bytes(shape: _Shape, settings: _StepSettings) -> float:
     number = shape.adapter_weights_per_rank * settings.lora_rank if settings.lora_rank else shape.num_weights
     return float(number * _trainable_size(settings))

@@ -12,7 +12,7 @@ from checkpoint_folders import ABOUT, MODEL, change_manifest, checkpoint
 
 from composer_replication.errors import StaleArtefactError
 from composer_replication.trainer.checkpoints import weights_digest
-from composer_replication.trainer.checkpoints.resume import check_fits, check_identity, model_identity
+from composer_replication.trainer.checkpoints.run_checkpoints import _check_fits, check_identity, model_identity
 from composer_replication.trainer.objective import fingerprint
 from kill_and_resume.small_runs import small_model
 from refusals import refusal
@@ -148,7 +148,7 @@ def test_weights_without_values_have_a_digest():
 
 def fits(folder, identity):
     args = SimpleNamespace(ignore_data_skip=False)
-    check_fits(SimpleNamespace(args=args), folder, identity, ABOUT["data"])
+    _check_fits(SimpleNamespace(args=args), folder, identity, ABOUT["data"])
 
 
 @pytest.mark.parametrize("version", [1, 2])

@@ -77,7 +77,7 @@ class _TreeMask(OwnMask):
     plan: _BranchPlan | None
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:  # noqa: ARG002
-        return attend_to_tree(query, key, value, self, **options)
+        return _attend_to_tree(query, key, value, self, **options)
 
 
 def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
@@ -89,7 +89,7 @@ def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
     mask = _TreeMask.of_length(len(tree), tree.enter.device)
     mask.tree = tree
     mask.blocks = _blocks(tree) if kind == "flex" else None
-    mask.plan = plan_branches(tree) if kind == "flash" else None
+    mask.plan = _plan_branches(tree) if kind == "flash" else None
     return mask
 
 
@@ -141,7 +141,7 @@ def _register(name: str, before: str) -> None:
     AttentionMaskInterface.register(name, ALL_MASK_ATTENTION_FUNCTIONS[before])
 
 
-def attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, **options: Any) -> Tensor:
+def _attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, **options: Any) -> Tensor:
     """Return the attention (1, L, heads, D) over a tree for inputs (1, heads, L, D); raise for unsupported options."""
     query, key, value = as_computed(query, key, value)
     softcap, scale = options.get("softcap"), options.get("scaling")
@@ -262,7 +262,7 @@ class _BranchPlan:
     num_rows: int
 
 
-def plan_branches(tree: TokenTree) -> _BranchPlan:
+def _plan_branches(tree: TokenTree) -> _BranchPlan:
     """Return the plan for a tree. It is computed from the stretches alone, so nothing is read back from the device."""
     device = tree.input_ids.device
     trunks: list[Run] = []
@@ -325,7 +325,7 @@ class _BranchAttention(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Branches, scale: float) -> Tensor:
         (own_out, own_lse), (trunk_out, trunk_lse) = (
-            flash_forward(query, key[part.key_rows], value[part.key_rows], part.lengths, is_causal, scale)
+            _flash_forward(query, key[part.key_rows], value[part.key_rows], part.lengths, is_causal, scale)
             for part, is_causal in _parts(plan)
         )
         out, lse = _merged(own_out, own_lse, trunk_out, trunk_lse)
@@ -341,7 +341,7 @@ class _BranchAttention(torch.autograd.Function):
         for part, is_causal in _parts(ctx.plan):
             rows = part.key_rows
             inputs = (grad, query, key[rows], value[rows], out, lse)
-            dq_part, dk_part, dv_part = flash_backward(*inputs, part.lengths, is_causal, ctx.scale)
+            dq_part, dk_part, dv_part = _flash_backward(*inputs, part.lengths, is_causal, ctx.scale)
             dq += dq_part
             dk.index_add_(0, rows, dk_part.to(_SUMS))
             dv.index_add_(0, rows, dv_part.to(_SUMS))
@@ -353,7 +353,7 @@ def _parts(plan: _Branches) -> tuple[tuple[_PackedBranches, bool], tuple[_Packed
     return (plan.own_part, True), (plan.trunk_part, False)
 
 
-def flash_forward(
+def _flash_forward(
     query: Tensor, key: Tensor, value: Tensor, lengths: _Lengths, is_causal: bool, scale: float
 ) -> tuple[Tensor, Tensor]:
     """Return outputs (Q, heads, D) and log-sum-exps (heads, Q) of packed sequences.
@@ -365,7 +365,7 @@ def flash_forward(
     return outputs[0], outputs[1]
 
 
-def flash_backward(
+def _flash_backward(
     grad: Tensor,
     query: Tensor,
     key: Tensor,

@@ -2,9 +2,9 @@
 
 A tree may run in one pass if every layer attends to the whole path, or to a window of it that no path exceeds, and if
 nothing in the model depends on a token's slot (its index in the tree's layout). The config is checked first
-(`passes.why_never`). Then an experiment on the tree itself decides (`try_tree`). It runs once per model and setting,
-and again for every tree that is longer, or has a longer path, than all trees before. All other trees run as flat
-sequences, with the same hidden states, and the result gives the reason (`flat_because`).
+(`why_never`). Then an experiment on the tree itself decides (`_try_tree`). It runs once per model and setting, and
+again for every tree that is longer, or has a longer path, than all trees before. All other trees run as flat sequences,
+with the same hidden states, and the result gives the reason (`flat_because`).
 
 The experiment does not measure how close a tree's hidden states are to those of its sequences, because a weak leak
 changes them only slightly. It tests what they depend on, in four checks, of which the first that fails decides:
@@ -16,7 +16,7 @@ changes them only slightly. It tests what they depend on, in four checks, of whi
                 equal their positions (the trunk, and the end of the trunk run as a branch): that is rounding
 
 Bitwise comparison is valid in any precision: the shapes, the mask and all other rows are the same, so each product
-adds up the same numbers in the same order. Mixtures of experts are the exception (`passes.same_rows_for_experts`).
+adds up the same numbers in the same order. Mixtures of experts are the exception (`same_rows_for_experts`).
 """
 
 from __future__ import annotations
@@ -30,18 +30,18 @@ from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
+from torch.nn.utils.rnn import pad_sequence
 
 from composer_replication.batch.tree import Stretch, TokenTree
 from composer_replication.batch.tree_batch import Tokens
-from composer_replication.trainer.objective.attention.attend import Kind, usual_attention
-from composer_replication.trainer.objective.attention.passes import (
-    MaskedTree,
-    check_positions,
+from composer_replication.batch.windows import padded_length
+from composer_replication.errors import UnsupportedModelError, explain
+from composer_replication.trainer.objective.attention.attend import Kind, tree_mask, use_tree_attention, usual_attention
+from composer_replication.trainer.objective.attention.model_checks import (
+    check_causal,
     compute_dtype,
-    masked,
+    longest_alike,
     other_tokens,
-    run_sequences,
-    run_tree,
     same_bits,
     same_rows_for_experts,
     shortest_window,
@@ -49,7 +49,7 @@ from composer_replication.trainer.objective.attention.passes import (
     why_never,
 )
 from composer_replication.trainer.objective.distributed import agreed_most, evaluating, inside_forward
-from composer_replication.trainer.objective.model_head import causal_lm_of, hidden_states
+from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, hidden_states
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
 # A failure on shorter paths is not final, since a few tokens prove little.
@@ -97,20 +97,79 @@ def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenStates:
 
     def work() -> _HiddenStates:
         kind, why, _ = _choose_attention(model, tree)
-        hidden = run_sequences(model, tree) if kind is None else run_tree(body, masked(body, tree, kind))
+        hidden = _run_sequences(model, tree) if kind is None else _run_tree(body, _masked(body, tree, kind))
         return _HiddenStates(hidden, kind, why)
 
     return inside_forward(model, body, work)
 
 
-def why_flat(model: nn.Module, tree: TokenTree) -> str | None:
+def _why_flat(model: nn.Module, tree: TokenTree) -> str | None:
     """Return the reason why this tree cannot run through this model in one pass, or None if it can."""
     return inside_forward(model, causal_lm_of(model), lambda: _choose_attention(model, tree)).flat_because
 
 
+def _run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
+    """Return the hidden states (L, H) from one padded batch, taking shared rows from the longest sequence."""
+    if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
+        check_causal(model, tree.input_ids[max(tree.rows, key=len)])
+    is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
+    sequences: list[Tensor] = []
+    is_new: list[Tensor] = []
+    for rows in sorted(tree.rows, key=lambda rows: -rows.numel()):
+        if not bool(is_taken[rows].all()):
+            sequences.append(rows)
+            is_new.append(~is_taken[rows])
+            is_taken[rows] = True
+    ids_BT = pad_sequence([tree.input_ids[rows] for rows in sequences], batch_first=True)
+    new_BT = pad_sequence(is_new, batch_first=True)
+    hidden = hidden_states(model, ids_BT, None)[new_BT]
+    rows_of = torch.cat([rows[new] for rows, new in zip(sequences, is_new, strict=True)])
+    return hidden.new_zeros(len(tree), hidden.shape[-1]).index_copy(0, rows_of, hidden)
+
+
+def _run_tree(
+    body: Any, masked_tree: _MaskedTree, *, input_ids: Tensor | None = None, position_ids: Tensor | None = None
+) -> Tensor:
+    """Return the hidden states (L, H) from one pass. Experiments override the tokens or positions of the tree."""
+    ids = masked_tree.tree.input_ids if input_ids is None else input_ids
+    positions = masked_tree.tree.position_ids if position_ids is None else position_ids
+    output = decoder_of(body)(
+        input_ids=ids[None], position_ids=positions[None], attention_mask=masked_tree.mask, use_cache=False
+    )
+    return output.last_hidden_state[0, : masked_tree.length]
+
+
+def _masked(body: Any, tree: TokenTree, kind: Kind) -> _MaskedTree:
+    """Return the tree with its mask for this kind of attention, and prepare the model for it."""
+    length = len(tree)
+    if kind == "dense":
+        return _MaskedTree(tree, _dense(body, tree), length)
+    # FlexAttention is compiled for each length; padding leaves only a few different lengths.
+    padded = tree.padded(padded_length(length)) if kind == "flex" else tree
+    use_tree_attention(body)
+    return _MaskedTree(padded, tree_mask(padded, kind), length)
+
+
+class _MaskedTree(NamedTuple):
+    """A tree with the mask for one kind of attention; rows from `length` on are padding."""
+
+    tree: TokenTree
+    mask: Any
+    length: int
+
+
+def _dense(body: Any, tree: TokenTree) -> Tensor:
+    """Return the (1, 1, L, L) mask: boolean, or additive for eager attention."""
+    sees = tree.dense_mask()[None, None]
+    if not body.config._attn_implementation.endswith("eager"):
+        return sees
+    dtype = compute_dtype(body)
+    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
+
+
 def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
     body = causal_lm_of(model)
-    check_positions(body.config, tree.longest_path)
+    _check_positions(body.config, tree.longest_path)
     never = why_never(body.config)
     if never is not None:
         return _AttentionChoice(None, never)
@@ -127,6 +186,20 @@ def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
     choice = _cached_trial(model, body, tree, length, path)
     too_long = _too_long(tree, path, choice.window)
     return choice if too_long is None else _AttentionChoice(None, too_long)
+
+
+def _check_positions(config: Any, longest: int) -> None:
+    """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the call's length.
+
+    A tree contains several lengths, so no single set of frequencies would be right for it.
+    """
+    limit, why = longest_alike(config)
+    if limit is not None and longest > limit:
+        fix = "Cut sessions into windows of that length, or use the flat collator."
+        got = f"a path of {longest} tokens, {why}"
+        raise UnsupportedModelError(
+            explain("token tree", got=got, expected=f"a path of at most {limit} tokens", fix=fix)
+        )
 
 
 def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
@@ -152,7 +225,7 @@ def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, pat
         if fits or too_long is not None or before.choice.kind is None:
             return before.choice
         length, path = max(length, before.length), max(path, before.path)
-    choice = try_tree(model, tree, _kinds(body, device), path)
+    choice = _try_tree(model, tree, _kinds(body, device), path)
     # Another tree may fit into the window, and in half precision rounding over a few tokens can fail a good model.
     is_final = path >= _MIN_PATH_TO_FAIL and _too_long(tree, path, choice.window) is None
     if choice.kind is not None or is_final:
@@ -210,13 +283,13 @@ class _Pass(NamedTuple):
     """A pass over the tree, the trace of its layers, and the sequences to compare it with."""
 
     kind: Kind
-    masked_tree: MaskedTree
+    masked_tree: _MaskedTree
     rows: Tensor
     trace: _LayerTrace
     alone: list[_StandaloneSequence]
 
 
-def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: int) -> _AttentionChoice:
+def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: int) -> _AttentionChoice:
     """Return the first kind of attention with which this tree's hidden states depend only on their paths.
 
     The experiment runs in eval mode and in the model's dtype. A layer may ask for a window that the config does not
@@ -228,7 +301,7 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
     with torch.no_grad(), evaluating(model):
         try:  # before the model is changed in any way: every kind of attention has to reproduce these rows
             alone = [
-                _StandaloneSequence(sequence, _flat_rows(model, tree, sequence))
+                _StandaloneSequence(sequence, hidden_states(model, tree.input_ids[sequence][None], None)[0].float())
                 for sequence in _trunk_and_branches(tree)
             ]
         except torch.OutOfMemoryError:  # a RuntimeError, but no evidence against the model
@@ -237,9 +310,9 @@ def try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest: 
             return _AttentionChoice(None, f"even a plain sequence fails: {type(error).__name__}: {error}"[:200])
         for kind in kinds:
             try:
-                masked_tree = masked(body, tree, kind)
+                masked_tree = _masked(body, tree, kind)
                 with _watched_attention(body, masked_tree.mask) as trace:
-                    rows = run_tree(body, masked_tree)
+                    rows = _run_tree(body, masked_tree)
             except torch.OutOfMemoryError:
                 raise
             except _REFUSALS as error:
@@ -285,17 +358,17 @@ def _other_masks(body: Any, record: _LayerTrace) -> str | None:
     return None
 
 
-def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
+def _leaks(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
     """Run the "branches" check: change the tokens outside every second branch's path, and compare the path's rows."""
     is_kept = _every_second_path(masked_tree.tree)
     ids = torch.where(is_kept, masked_tree.tree.input_ids, other_tokens(masked_tree.tree.input_ids, body))
     with same_rows_for_experts(body, is_kept) as has_experts:
-        before = run_tree(body, masked_tree) if has_experts else rows
-        after = run_tree(body, masked_tree, input_ids=ids)
+        before = _run_tree(body, masked_tree) if has_experts else rows
+        after = _run_tree(body, masked_tree, input_ids=ids)
         is_kept = is_kept[: masked_tree.length]
         changed = ~same_bits(before[is_kept], after[is_kept])
         (anywhere,) = agreed_most([model], [int(changed.any())])
-        again = run_tree(body, masked_tree) if anywhere else before
+        again = _run_tree(body, masked_tree) if anywhere else before
     if not bool(changed.any()):
         return None
     if not bool(same_bits(before, again).all()):
@@ -304,10 +377,10 @@ def _leaks(model: nn.Module, body: Any, masked_tree: MaskedTree, rows: Tensor) -
     return f"changing tokens in a branch changes {int(changed.sum())} of {len(changed)} other rows, by up to {gap:.1e}"
 
 
-def _ignores_positions(body: Any, masked_tree: MaskedTree, rows: Tensor) -> str | None:
+def _ignores_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
     """Run the "positions" check by counting positions backwards, which keeps them in the model's range."""
     tree = masked_tree.tree
-    changed = run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
+    changed = _run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
     if not torch.equal(rows, changed):
         return None
     # On a path that repeats a single token, positions make no difference to any model.
@@ -355,12 +428,8 @@ def _noise_of_branches(body: Any, ran: _Pass, trunk: _StandaloneSequence) -> flo
     stretches = (Stretch(0, cut, ()), Stretch(cut, length, ((0, cut),)))
     ids = ran.masked_tree.tree.input_ids[trunk.sequence]
     chain = TokenTree(ids, index, is_end, torch.full_like(is_end, 2), (index,), stretches)
-    rows = run_tree(body, masked(body, chain, ran.kind))
+    rows = _run_tree(body, _masked(body, chain, ran.kind))
     return _median_gap(_StandaloneSequence(index, trunk.rows), rows, cut)
-
-
-def _flat_rows(model: nn.Module, tree: TokenTree, sequence: Tensor) -> Tensor:
-    return hidden_states(model, tree.input_ids[sequence][None], None)[0].float()
 
 
 def _median_gap(alone: _StandaloneSequence, rows: Tensor, skip: int) -> float:
@@ -491,10 +560,6 @@ def _same_mask(actual_mask: Any, expected_mask: Any) -> bool:
         or actual_mask.shape[-2:] != expected_mask.shape[-2:]
     ):
         return False
-    ours, theirs = (_allowed(mask) for mask in (expected_mask, actual_mask))
-    return bool((ours == theirs).all())
-
-
-def _allowed(mask: Tensor) -> Tensor:
-    """Return where a mask lets a row see a column, for boolean masks (True) and additive masks (0)."""
-    return mask if mask.dtype == torch.bool else mask == 0
+    # A boolean mask lets a row see a column where it is True, an additive mask where it is 0.
+    expected, actual = (mask if mask.dtype == torch.bool else mask == 0 for mask in (expected_mask, actual_mask))
+    return bool((expected == actual).all())

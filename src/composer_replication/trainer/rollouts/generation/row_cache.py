@@ -36,7 +36,7 @@ from composer_replication.trainer.objective.attention.attend import (
     usual_attention,
 )
 from composer_replication.trainer.objective.attention.forward import dropout_on
-from composer_replication.trainer.objective.attention.passes import (
+from composer_replication.trainer.objective.attention.model_checks import (
     compute_dtype,
     longest_alike,
     shortest_window,

@@ -1,9 +1,8 @@
-"""Run a token tree through a model, either in one masked pass or with its sequences as a padded batch.
+"""Check what a model's attention allows: whether the model is causal, and what its config rules out.
 
-This module also answers questions about the model that both kinds of pass depend on: whether it is causal
-(`check_causal`), which sharing prefixes and padding require, and what its config says against trees (`why_never`,
-`shortest_window`, `longest_alike`). A config can only rule trees out. What it does not mention (a convolution inside a
-layer, a selection by blocks) is found by the experiment in `attention.forward`.
+Shared prefixes and padding require a causal model (`check_causal`). A config can only rule trees out (`why_never`,
+`shortest_window`, `longest_alike`). What it does not mention (a convolution inside a layer, a selection by blocks) is
+found by the experiment in `attention.forward`.
 """
 
 from __future__ import annotations
@@ -11,19 +10,15 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from typing import Any, NamedTuple
+from typing import Any
 from weakref import WeakKeyDictionary
 
 import torch
 from torch import Tensor, nn
-from torch.nn.utils.rnn import pad_sequence
 
-from composer_replication.batch.tree import TokenTree
-from composer_replication.batch.windows import padded_length
 from composer_replication.errors import UnsupportedModelError, explain
-from composer_replication.trainer.objective.attention.attend import Kind, tree_mask, use_tree_attention
 from composer_replication.trainer.objective.distributed import agreed_most, evaluating
-from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, hidden_states
+from composer_replication.trainer.objective.model_head import causal_lm_of, hidden_states
 
 # The longest sequence that passed `check_causal`, by model and dtype. Weak references, so that a model can be freed.
 _longest: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
@@ -36,70 +31,11 @@ _WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "windo
 _BY_LENGTH = {"dynamic", "longrope"}
 
 
-class MaskedTree(NamedTuple):
-    """A tree with the mask for one kind of attention; rows from `length` on are padding."""
-
-    tree: TokenTree
-    mask: Any
-    length: int
-
-
 def compute_dtype(body: nn.Module) -> torch.dtype:
     """Return the dtype that a pass computes in: autocast's if it is on, else that of the weights."""
     parameter = next(body.parameters())
     device = parameter.device.type
     return torch.get_autocast_dtype(device) if torch.is_autocast_enabled(device) else parameter.dtype
-
-
-def masked(body: Any, tree: TokenTree, kind: Kind) -> MaskedTree:
-    """Return the tree with its mask for this kind of attention, and prepare the model for it."""
-    length = len(tree)
-    if kind == "dense":
-        return MaskedTree(tree, _dense(body, tree), length)
-    # FlexAttention is compiled for each length; padding leaves only a few different lengths.
-    padded = tree.padded(padded_length(length)) if kind == "flex" else tree
-    use_tree_attention(body)
-    return MaskedTree(padded, tree_mask(padded, kind), length)
-
-
-def run_tree(
-    body: Any, masked_tree: MaskedTree, *, input_ids: Tensor | None = None, position_ids: Tensor | None = None
-) -> Tensor:
-    """Return the hidden states (L, H) from one pass. Experiments override the tokens or positions of the tree."""
-    ids = masked_tree.tree.input_ids if input_ids is None else input_ids
-    positions = masked_tree.tree.position_ids if position_ids is None else position_ids
-    output = decoder_of(body)(
-        input_ids=ids[None], position_ids=positions[None], attention_mask=masked_tree.mask, use_cache=False
-    )
-    return output.last_hidden_state[0, : masked_tree.length]
-
-
-def run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """Return the hidden states (L, H) from one padded batch, taking shared rows from the longest sequence."""
-    if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
-        check_causal(model, tree.input_ids[max(tree.rows, key=len)])
-    is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
-    sequences: list[Tensor] = []
-    is_new: list[Tensor] = []
-    for rows in sorted(tree.rows, key=lambda rows: -rows.numel()):
-        if not bool(is_taken[rows].all()):
-            sequences.append(rows)
-            is_new.append(~is_taken[rows])
-            is_taken[rows] = True
-    ids_BT = pad_sequence([tree.input_ids[rows] for rows in sequences], batch_first=True)
-    new_BT = pad_sequence(is_new, batch_first=True)
-    hidden = hidden_states(model, ids_BT, None)[new_BT]
-    rows_of = torch.cat([rows[new] for rows, new in zip(sequences, is_new, strict=True)])
-    return hidden.new_zeros(len(tree), hidden.shape[-1]).index_copy(0, rows_of, hidden)
-
-
-def _dense(body: Any, tree: TokenTree) -> Tensor:
-    """Return the (1, 1, L, L) mask: boolean, or additive for eager attention."""
-    sees = tree.dense_mask()[None, None]
-    if not body.config._attn_implementation.endswith("eager"):
-        return sees
-    dtype = compute_dtype(body)
-    return torch.zeros(sees.shape, dtype=dtype, device=sees.device).masked_fill_(~sees, torch.finfo(dtype).min)
 
 
 def check_causal(model: nn.Module, ids_T: Tensor) -> None:
@@ -222,20 +158,6 @@ def shortest_window(config: Any) -> int | None:
         return None
     sizes = [getattr(text, name, None) for name in _WINDOWS]
     return min((size for size in sizes if isinstance(size, int)), default=None)
-
-
-def check_positions(config: Any, longest: int) -> None:
-    """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the call's length.
-
-    A tree contains several lengths, so no single set of frequencies would be right for it.
-    """
-    limit, why = longest_alike(config)
-    if limit is not None and longest > limit:
-        fix = "Cut sessions into windows of that length, or use the flat collator."
-        got = f"a path of {longest} tokens, {why}"
-        raise UnsupportedModelError(
-            explain("token tree", got=got, expected=f"a path of at most {limit} tokens", fix=fix)
-        )
 
 
 def longest_alike(config: Any) -> tuple[int | None, str]:
