@@ -1,8 +1,7 @@
 """Checkpoints without pickle that are either complete or ignored, and that resume a run bit for bit.
 
-run_checkpoints  saving and loading in place of a Trainer's own methods, and stopping on a signal
+run_checkpoints  saving and loading in place of a Trainer's own methods; choosing and checking the one to resume from
 manifest         the list of a checkpoint's files that makes it complete, and deletion of old checkpoints
-resume           choosing and checking the checkpoint to resume from, and saving by several processes
 weights          weights and optimizer state, whole or sharded
 data_cursor      the position in the data, and a process's random number generators
 """
