@@ -91,7 +91,7 @@ def formula_backward(grad, query, key, value, out, lse, lengths, is_causal, scal
 @pytest.fixture
 def formulas(monkeypatch):
     monkeypatch.setattr(tree_flash, "_flash_forward", formula_forward)
-    monkeypatch.setattr(tree_flash, "flash_backward", formula_backward)
+    monkeypatch.setattr(tree_flash, "_flash_backward", formula_backward)
     monkeypatch.setattr(tree_flash, "_SUMS", torch.float64)
 
 
@@ -126,7 +126,7 @@ def test_how_branches_are_read_together_changes_nothing(formulas, monkeypatch, s
 def test_random_trees_equal_the_dense_mask(several, kind, multiple):
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(tree_flash, "_flash_forward", formula_forward)
-        patch.setattr(tree_flash, "flash_backward", formula_backward)
+        patch.setattr(tree_flash, "_flash_backward", formula_backward)
         patch.setattr(tree_flash, "_MIN_SPREAD", 1)
         patch.setattr(tree_flash, "_SUMS", torch.float64)
         assert_equals_dense(pack_trees([build_tree(each) for each in several]).padded(multiple), kind)

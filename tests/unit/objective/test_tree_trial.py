@@ -81,7 +81,7 @@ def test_the_experiment_alone_finds_hybrids_however_weak_and_in_any_precision(mo
 @pytest.mark.parametrize("name", ["MiniMax-M3", "DeepSeek-V3.2", "Doge", "GPT-Neo"])
 def test_layers_that_choose_by_themselves_are_found_without_the_config(monkeypatch, name):
     monkeypatch.setattr(forward, "why_never", lambda _config: None)
-    monkeypatch.setattr(forward, "check_positions", lambda *_: None)
+    monkeypatch.setattr(forward, "_check_positions", lambda *_: None)
     model, tree = build(name), session(80)
     usual = model.config._attn_implementation
     flat = [hidden_states(model, tree.input_ids[rows][None], None)[0] for rows in tree.rows]
