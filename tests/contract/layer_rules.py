@@ -117,7 +117,7 @@ LAYERS = {
 # that was typed is imported.
 LAYERS["cli"] = Layer(
     ours=set(LAYERS) - {"", "opsd", "distillation", "replaysim"},
-    on_use={"rich", "torch", "huggingface_hub", "jinja2", "packaging", "peft", "transformers"},
+    on_use={"rich", "torch", "huggingface_hub", "jinja2", "packaging", "peft", "shtab", "transformers"},
 )
 LAYERS["__main__"] = Layer(ours={"cli"})
 

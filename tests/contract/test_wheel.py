@@ -95,6 +95,7 @@ def test_installing_it_brings_the_core_dependencies_and_no_extra(metadata):
         "packaging",
         "rich",
         "safetensors",
+        "shtab",
         "torch",
         "transformers",
     }

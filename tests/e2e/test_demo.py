@@ -13,7 +13,7 @@ from composer_replication.cli.demo import (
     SESSIONS,
     SETTINGS,
     SHUFFLES,
-    channels_that_did_not_run,
+    _channels_that_did_not_run,
     demo_config,
     demo_logs,
 )
@@ -49,7 +49,7 @@ def test_a_channel_with_a_weight_and_no_step_is_named(tmp_path):
         channels = [{"name": "sdpo_kl", "weight": 0.1, "steps": steps}, {"name": "lm_ce", "weight": 0.0, "steps": 0}]
         (folder / "adapter" / "training.json").write_text(json.dumps({"channels": channels, "steps": 3}))
     controls = (tmp_path / "control", tmp_path / "control" / "2")
-    outcomes = channels_that_did_not_run(tmp_path)
+    outcomes = _channels_that_did_not_run(tmp_path)
     assert len(outcomes) == len(controls)
     for outcome, folder in zip(outcomes, controls, strict=True):
         assert lines_with(outcome, "sdpo_kl", f"{folder}:", describe_channel({"weight": 0.1, "steps": 0}, 3))

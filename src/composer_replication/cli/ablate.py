@@ -9,7 +9,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from composer_replication.cli.console import log, print_json, refuse_unread, show, table
+from composer_replication.cli.console import log, print_json, refuse_unread_options, show, table
 
 if TYPE_CHECKING:
     from composer_replication.evaluation.ablation.jobs import AblationResults, JobCallbacks, JobKey
@@ -23,8 +23,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--config", type=Path, metavar="FILE", help="arms.toml: question, arms, predictions, budget")
     parser.add_argument("-o", "--output", type=Path, metavar="DIR", help="folder for results; default: the file's")
     parser.add_argument("--run", metavar="RUN", help="the run whose sessions to train on; overrides ablate.run")
-    parser.add_argument("--only", type=_names, default=(), metavar="ARM,ARM", help="only these arms")
-    parser.add_argument("--seeds", type=_numbers, default=(), metavar="1,2", help="only these seeds of the plan")
+    parser.add_argument("--only", type=_parse_names, default=(), metavar="ARM,ARM", help="only these arms")
+    parser.add_argument("--seeds", type=_parse_numbers, default=(), metavar="1,2", help="only these seeds of the plan")
     parser.add_argument("--workers", type=int, default=1, metavar="N", help="parallel jobs; default 1")
     parser.add_argument(
         "--set",
@@ -39,13 +39,13 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.set_defaults(sections=_SECTIONS)
 
 
-def _names(text: str) -> tuple[str, ...]:
+def _parse_names(text: str) -> tuple[str, ...]:
     return tuple(name.strip() for name in text.split(",") if name.strip())
 
 
-def _numbers(text: str) -> tuple[int, ...]:
+def _parse_numbers(text: str) -> tuple[int, ...]:
     try:
-        return tuple(int(number) for number in _names(text))
+        return tuple(int(number) for number in _parse_names(text))
     except ValueError:
         raise argparse.ArgumentTypeError(f"got {text!r}, expected whole numbers, such as 1,2") from None
 
@@ -64,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(explain("--workers", got=args.workers, expected="1 or more"))
     if args.table or config is None:
         if args.only or args.seeds or args.run or args.set:
-            expected = "no --only, --seeds, --run or --set: the table covers everything in results.json"
+            expected = "no --only, --seeds, --run or --set, because the table covers all of results.json"
             raise InputError(explain("--table", got="other options with it", expected=expected))
         return _finish(read_results(folder), folder, as_json=args.json)
     if not config.is_file():
@@ -72,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
         raise InputError(
             explain("--config", got=f"{config}, which is not a file", expected="the path to an arms.toml", fix=fix)
         )
-    refuse_unread(args)
+    refuse_unread_options(args)
     plan = read_plan(config, args.set, run=args.run)
     jobs = select_jobs(plan, only=args.only, seeds=args.seeds)
     if args.dry_run:
@@ -83,7 +83,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _console_callbacks(folder: Path) -> JobCallbacks:
-    from composer_replication.cli.progress import duration
+    from composer_replication.cli.progress import format_duration
     from composer_replication.evaluation.ablation.job import JOB
     from composer_replication.evaluation.ablation.jobs import JobCallbacks
 
@@ -93,13 +93,13 @@ def _console_callbacks(folder: Path) -> JobCallbacks:
             log(f"    {line}")
 
     def begins(job_key: JobKey, done: int, total: int) -> None:
-        how = "resumes" if (_folder(folder, job_key) / JOB).is_file() else "starts"
+        how = "resumes" if (_job_folder(folder, job_key) / JOB).is_file() else "starts"
         log(f"{job_key.arm}, seed {job_key.seed}: {how} ({done} of {total} done)")
 
     return JobCallbacks(
         begins=begins,
         done=lambda job, result: log(
-            f"{job.arm}, seed {job.seed}: done in {duration(result.spent.seconds)},"
+            f"{job.arm}, seed {job.seed}: done in {format_duration(result.spent.seconds)},"
             f" {result.spent.steps:,} steps, {result.spent.rollouts:,} rollouts"
         ),
         failed=failed,
@@ -110,7 +110,7 @@ def _print_plan(plan: AblationPlan, folder: Path, job_keys: list[JobKey]) -> int
     from composer_replication.evaluation.ablation.job import RESULT
 
     rows = [
-        (job.arm, job.seed, "done" if _folder(folder, job).joinpath(RESULT).is_file() else "would run")
+        (job.arm, job.seed, "done" if _job_folder(folder, job).joinpath(RESULT).is_file() else "would run")
         for job in job_keys
     ]
     arms = [(name, arm.about, arm.predict, arm.expect or "") for name, arm in plan.arms.items()]
@@ -121,12 +121,12 @@ def _print_plan(plan: AblationPlan, folder: Path, job_keys: list[JobKey]) -> int
     return 0
 
 
-def _folder(folder: Path, job_key: JobKey) -> Path:
+def _job_folder(folder: Path, job_key: JobKey) -> Path:
     return folder / "jobs" / job_key.arm / str(job_key.seed)
 
 
 def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
-    """Write and print the results. Returns the exit status: 1 if jobs have failed or budgets are not equal."""
+    """Write and print the results. Returns the exit status, which is 1 if jobs have failed or budgets differ."""
     from composer_replication.evaluation.ablation.job import stored_path
     from composer_replication.evaluation.ablation.jobs import RESULTS, find_breaches
     from composer_replication.evaluation.ablation.page import as_json as page_as_json
@@ -140,7 +140,7 @@ def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
     breaches = find_breaches(results)
     for arm, sentences in breaches.items():
         for sentence in sentences:
-            log(f"not equal: {arm}, {sentence}")
+            log(f"unequal budgets: {arm}, {sentence}")
     for failure in results.failed:
         log(f"failed: {failure.arm}, seed {failure.seed}")
     source = stored_path(folder / RESULTS).name

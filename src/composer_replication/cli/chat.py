@@ -1,7 +1,7 @@
 """`crf chat RUN|MODEL`: ask a model in the terminal, or the models before and after training side by side.
 
-The question is what the user types, or the state before a turn of a logged session. At such a state, the prompt is
-token for token what a training renders: the same template, the same tools.
+The question is typed by the user, or it is the state before a turn of a logged session. In the second case the prompt
+has the same tokens as in training: the same template, the same tools.
 
 Torch and everything that loads it is imported late, so that a wrong argument is reported at once.
 """
@@ -19,7 +19,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.action_text import action_text
 from composer_replication.batch.model_folder import catch_tokenizer_panics, load_adapter, load_model, load_tokenizer
 from composer_replication.batch.render.templates import ChatTemplate, template_source
-from composer_replication.cli.console import is_terminal, log, plain, print_json, show, terminal_width
+from composer_replication.cli.console import is_terminal, log, plain, print_json, quiet_libraries, show, terminal_width
 from composer_replication.config import CrfConfig, load
 from composer_replication.config.sections import RenderConfig
 from composer_replication.config.values import RESOLVED_NAME
@@ -57,7 +57,6 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.batch.model_folder import check_model_name
-    from composer_replication.cli.run import quiet
     from composer_replication.trainer.trained import find_trained
 
     if args.state is not None and args.once is not None:
@@ -69,26 +68,26 @@ def run(args: argparse.Namespace) -> int:
     _check_state(args, trained)
     expected = "a run with trained weights, a model's folder, a name on the hub, or student"
     check_model_name(trained.base, what=args.model, expected=expected)
-    with quiet():
-        arms = Arms(trained)
-    sampling = Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
-    arm_names: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
+    with quiet_libraries():
+        arms = _ChatModels(trained)
+    sampling = _Sampling(max_tokens=args.max_tokens, temperature=args.temperature, seed=args.seed)
+    model_names: tuple[str, ...] = arms.names if args.compare else arms.names[-1:]
     if args.compare and len(arms.names) == 1:
-        log("crf chat: nothing was trained here, so there is only one model to ask")
+        log("crf chat: no trained weights here, so there is only one model to ask")
     if args.state is not None and trained.run is not None:
-        _answer(args, arms, arm_names, arms.at_site(trained.run, args.state), sampling)
+        _answer_at_state(args, arms, model_names, arms.prompt_at_site(trained.run, args.state), sampling)
         return 0
     tools = None if args.no_tools else _run_tools(trained.run)
-    histories: dict[str, list[dict[str, Any]]] = {arm: _new_history(args.system) for arm in arm_names}
+    histories: dict[str, list[dict[str, Any]]] = {arm: _new_history(args.system) for arm in model_names}
     for text in [args.once] if args.once is not None else _read_lines():
-        _turn(args, arms, histories, text, tools, sampling)
+        _ask_each_model(args, arms, histories, text, tools, sampling)
     return 0
 
 
 def _check_state(args: argparse.Namespace, trained: Trained) -> None:
     if args.state is not None and trained.run is None:
         fix = "Name the run of the site: `crf chat RUN --state ID`, with --adapter if the run has no weights."
-        raise InputError(explain("--state", got=f"{args.model}, which is no run", expected="a run", fix=fix))
+        raise InputError(explain("--state", got=f"{args.model}, which is not a run", expected="a run", fix=fix))
 
 
 def _new_history(system: str | None) -> list[dict[str, Any]]:
@@ -96,7 +95,7 @@ def _new_history(system: str | None) -> list[dict[str, Any]]:
 
 
 def _read_lines() -> Iterator[str]:
-    """Yield the lines that the user types. The prompt goes to stderr, so that stdout contains only answers."""
+    """Yield the lines that the user types. The prompt sign goes to stderr, so that stdout contains only answers."""
     if is_terminal(sys.stdin):
         log("Type a question; /new starts a new conversation, Ctrl-D exits")
     while True:
@@ -109,36 +108,36 @@ def _read_lines() -> Iterator[str]:
             yield line.strip()
 
 
-def _turn(
+def _ask_each_model(
     args: argparse.Namespace,
-    arms: Arms,
+    arms: _ChatModels,
     histories: dict[str, list[dict[str, Any]]],
     text: str,
     tools: Any,
-    sampling: Sampling,
+    sampling: _Sampling,
 ) -> None:
-    """Ask each arm one question. Each has its own history, with its own earlier answers."""
+    """Ask each model one question. Each has its own history, with its own earlier answers."""
     if text == "/new":
         histories.update({arm: _new_history(args.system) for arm in histories})
         return
-    answers: dict[str, ChatReply] = {}
+    answers: dict[str, _ChatReply] = {}
     for arm, history in histories.items():
         history.append({"role": "user", "content": text})
         answers[arm] = arms.answer(arm, arms.prompt_for(history, tools=tools), sampling)
         history.append({"role": "assistant", "content": answers[arm].text})
-    _show(args, answers, None)
+    _print_answers(args, answers, None)
 
 
-def _answer(
-    args: argparse.Namespace, arms: Arms, arm_names: tuple[str, ...], prompt: Prompt, sampling: Sampling
+def _answer_at_state(
+    args: argparse.Namespace, arms: _ChatModels, model_names: tuple[str, ...], prompt: _Prompt, sampling: _Sampling
 ) -> None:
 
     left_out = f"; {prompt.num_left_out:,} before them do not fit the model" if prompt.num_left_out else ""
     log(f"{prompt.about}: {len(prompt.ids):,} tokens of the session{left_out}")
-    _show(args, {arm: arms.answer(arm, prompt, sampling) for arm in arm_names}, prompt)
+    _print_answers(args, {arm: arms.answer(arm, prompt, sampling) for arm in model_names}, prompt)
 
 
-def _show(args: argparse.Namespace, answers: dict[str, ChatReply], prompt: Prompt | None) -> None:
+def _print_answers(args: argparse.Namespace, answers: dict[str, _ChatReply], prompt: _Prompt | None) -> None:
     """Print the answers, side by side if the terminal is wide enough."""
 
     if args.json:
@@ -169,7 +168,7 @@ def _show_side_by_side(columns: dict[str, str]) -> None:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Sampling:
+class _Sampling:
     """How an answer is sampled. Temperature 0 is greedy decoding."""
 
     max_tokens: int = 256
@@ -177,27 +176,27 @@ class Sampling:
     seed: int = 0
 
 
-class ChatReply(NamedTuple):
-    """An answer without its end token. `is_cut`: it has no end token, because `max_tokens` was reached."""
+class _ChatReply(NamedTuple):
+    """An answer, without its end token. `is_cut` is true if there was none, because `max_tokens` was reached."""
 
     text: str
     num_tokens: int
     is_cut: bool
 
 
-class Prompt(NamedTuple):
-    """The token ids of a question."""
+class _Prompt(NamedTuple):
+    """The tokens of a prompt, and a description of where it comes from."""
 
     ids: Sequence[int]
-    logged: str | None = None  # at a state: what the model did in the session
-    about: str = ""  # at a state: a description of it
+    logged: str | None = None  # for a logged state: what the model did in the session
+    about: str = ""  # for a logged state: its site, kind and split
     num_left_out: int = 0  # tokens at the start that do not fit the model's context
 
 
-class Arms:
+class _ChatModels:
     """The models before and after training, and their tokenizer.
 
-    With an adapter both are one model in memory; the adapter is switched off for "before".
+    With an adapter, both share one model in memory; for "before", the adapter is switched off.
     """
 
     def __init__(self, trained: Trained, *, device: str | None = None) -> None:
@@ -225,11 +224,11 @@ class Arms:
 
     @property
     def names(self) -> tuple[str, ...]:
-        """The arms: "before" and "after", or only "before" for an untrained model."""
+        """The names of the models: "before" and "after", or only "before" if nothing was trained."""
         return tuple(self._models)
 
-    def answer(self, arm: str, prompt: Prompt, sampling: Sampling) -> ChatReply:
-        """Return an arm's answer. Every arm gets the same random numbers for the same seed."""
+    def answer(self, arm: str, prompt: _Prompt, sampling: _Sampling) -> _ChatReply:
+        """Return a model's answer. For the same seed, all models get the same random numbers."""
         import torch
 
         from composer_replication.trainer.objective.distributed import rows_in_place
@@ -239,16 +238,18 @@ class Arms:
         options: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        with torch.inference_mode(), self._as(arm) as model, rows_in_place(model):
+        with torch.inference_mode(), self._loaded_model(arm) as model, rows_in_place(model):
             output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
         new = output[0, ids.shape[1] :].tolist()
-        ends = self._ends
+        ends = self._end_token_ids
         is_cut = not any(token in ends for token in new)
         answer_ids = new if is_cut else new[: next(at for at, token in enumerate(new) if token in ends)]
-        return ChatReply(self.tokenizer.decode(answer_ids, skip_special_tokens=False).strip(), len(answer_ids), is_cut)
+        return _ChatReply(self.tokenizer.decode(answer_ids, skip_special_tokens=False).strip(), len(answer_ids), is_cut)
 
-    def prompt_for(self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None) -> Prompt:
-        """Return the prompt for an answer to these messages."""
+    def prompt_for(
+        self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None
+    ) -> _Prompt:
+        """Return the prompt that asks for an answer to these messages."""
         if not getattr(self.tokenizer, "chat_template", None):
             fix = "Use a chat model, or put a chat_template.jinja into its folder."
             raise InputError(explain(f"chat template of {self.trained.base}", got="none", expected="one", fix=fix))
@@ -256,25 +257,25 @@ class Arms:
         text = template.render([dict(message) for message in messages], prompt=True, tools=tools)
         with catch_tokenizer_panics(self.tokenizer):
             ids = self.tokenizer(text, add_special_tokens=False)["input_ids"]
-        return self._fitted(Prompt(ids))
+        return self._fit_to_context(_Prompt(ids))
 
-    def at_site(self, run: RunDir, site_id: str) -> Prompt:
-        """Return the prompt of the turn that a site is about, as a training renders it."""
+    def prompt_at_site(self, run: RunDir, site_id: str) -> _Prompt:
+        """Return the prompt of the erring turn of a site, as a training renders it."""
         from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
 
         site, _, conversation = read_site(run, site_id)
-        renderer = make_renderer(_render_of(self.trained), self.tokenizer, tools_of(run))
+        renderer = make_renderer(_render_settings(self.trained), self.tokenizer, tools_of(run))
         turn = next(candidate for candidate in conversation.turns if candidate.id == site.turn_id)
         for sequence in renderer.render(conversation):
             for span in sequence.spans:
                 if span.turn_id == site.turn_id:
-                    about = f"site {site.id}, {site.kind}{_side_of(run, conversation.id)}"
-                    return self._fitted(Prompt(sequence.ids[: span.start], action_text(turn), about))
-        got = f"turn {site.turn_id}, which the template does not show"
-        raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn of the model"))
+                    about = f"site {site.id}, {site.kind}{_describe_split_side(run, conversation.id)}"
+                    return self._fit_to_context(_Prompt(sequence.ids[: span.start], action_text(turn), about))
+        got = f"turn {site.turn_id}, which the template leaves out"
+        raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn that the template renders"))
 
-    def _fitted(self, prompt: Prompt) -> Prompt:
-        """Return the prompt, cut at its start to half of the model's context if it does not fit."""
+    def _fit_to_context(self, prompt: _Prompt) -> _Prompt:
+        """Return the prompt; if it does not fit the model, only its end, half as long as the model's context."""
         from composer_replication.trainer.from_config.inputs import max_context
 
         # Half, so that the answer has room as well.
@@ -284,13 +285,13 @@ class Arms:
         return prompt._replace(ids=prompt.ids[-(limit // 2) :], num_left_out=len(prompt.ids) - limit // 2)
 
     @property
-    def _ends(self) -> set[int]:
+    def _end_token_ids(self) -> set[int]:
         config = self._models["before"].generation_config
         ends = config.eos_token_id if config.eos_token_id is not None else self.tokenizer.eos_token_id
         return set(ends) if isinstance(ends, list | tuple) else {ends}
 
     @contextlib.contextmanager
-    def _as(self, arm: str) -> Iterator[Any]:
+    def _loaded_model(self, arm: str) -> Iterator[Any]:
         # PEFT wraps the base model in place, so "before" is "after" with the adapter disabled.
         is_off = arm == "before" and self._is_shared
         model = self._models["after" if is_off else arm]
@@ -298,8 +299,8 @@ class Arms:
             yield model
 
 
-def _side_of(run: RunDir, conversation_id: str) -> str:
-    """Return a note on the split of a session: a better answer at a state that was trained on proves nothing."""
+def _describe_split_side(run: RunDir, conversation_id: str) -> str:
+    """Say whether a session was held out: a better answer at a state that was trained on proves nothing."""
     split = read_split(run)
     if split is None:
         return ", in a run that was never split"
@@ -308,15 +309,15 @@ def _side_of(run: RunDir, conversation_id: str) -> str:
 
 
 def _run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:
-    """Return the tools of the agent that has the most, for questions that belong to no session."""
+    """Return the longest tool list of the run's agents, for questions that belong to no session."""
     from composer_replication.trainer.from_config.inputs import tools_of
 
     tools_by_format = tools_of(run)
     return max(tools_by_format.values(), key=len) if tools_by_format else None
 
 
-def _render_of(trained: Trained) -> RenderConfig:
-    """Return [render] as the training had it. The chat template is None: it is saved with the weights."""
+def _render_settings(trained: Trained) -> RenderConfig:
+    """Return the [render] settings of the training, without the chat template, which is saved with the weights."""
     folder = trained.folder
     path = None if folder is None else folder.parent / RESOLVED_NAME
     render = load(CrfConfig, path).render if path is not None and Path(path).is_file() else RenderConfig()

@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the outgoing check, which every verb has that sends or exports text."""
+    """Add the options of the outgoing check, for verbs that send or export text."""
     parser.add_argument(
         "--allow",
         action="append",
@@ -47,14 +47,19 @@ def log(message: str) -> None:
     """Print a message to stderr."""
     if sys.stderr is None:  # pyright: ignore[reportUnnecessaryComparison] (closed: print would take stdout instead)
         return
-    # stderr may be redirected to a full disk. The message is lost then, but the work should not be.
+    # stderr may be redirected to a full disk. Losing a message is better than losing the work.
     with contextlib.suppress(OSError):
         print(plain(message), file=sys.stderr)
 
 
 def plain(text: str) -> str:
-    """Return the text with every character replaced that a terminal would act upon."""
+    """Return the text with a replacement character for every character that a terminal would act upon."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
+
+
+def format_count(number: int, noun: str) -> str:
+    """Return a number with its noun: "1 error", "1,200 errors"."""
+    return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
 def table(
@@ -71,19 +76,19 @@ def table(
     Args:
         title: Printed above the table.
         columns: The header.
-        rows: The cells, row by row. A column of integers only is formatted with thousands separators.
+        rows: The cells, row by row. If all cells of a column are integers, they get thousands separators.
         last_is_total: Draw a line above the last row.
         caption: Printed below the table; explains its terms.
-        shrinks: The column to truncate if the terminal is narrow. All others keep their full width then.
+        shrinks: The column to truncate if the terminal is narrow; all others then keep their full width.
     """
     from rich import box
     from rich.table import Table
     from rich.text import Text
 
-    # `Text` below keeps rich from reading "[red]" in a cell as markup.
+    # The cells become `Text` below, so that rich does not read "[red]" in a cell as markup.
     cells = [[f"{cell:,}" if isinstance(cell, int) else plain(str(cell)) for cell in row] for row in rows]
     widths = [max(len(name), *(len(row[index]) for row in cells), 0) for index, name in enumerate(columns)]
-    # Three columns of space and rule per cell; without padding it is one.
+    # A cell takes three more columns for padding and rule; without padding, one more.
     is_narrow = sum(widths) + 3 * len(widths) > terminal_width()
     padding = (0, 0) if is_narrow else (0, 1)
     overflow = sum(widths) + len(widths) - terminal_width() if is_narrow else 0
@@ -154,61 +159,45 @@ def write_json(text: str) -> None:
     sys.stdout.write("".join(char if char.isprintable() else json.dumps(char)[1:-1] for char in text) + "\n")
 
 
+@contextlib.contextmanager
+def quiet_libraries() -> Generator[None]:
+    """Redirect output of libraries to stderr, and hide their progress bars unless stderr is a terminal.
+
+    Also silences TRL's warning about experimental features.
+    """
+    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
+    if not is_terminal(sys.stderr):
+        # The second variable also hides the progress bars of transformers.
+        for name in ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):
+            os.environ.setdefault(name, "1")
+        if "huggingface_hub" in sys.modules:
+            # It reads the variable at import, so setting the variable now has no effect.
+            _hide_progress_bars()
+    with contextlib.redirect_stdout(sys.stderr):
+        yield
+
+
+def _hide_progress_bars() -> None:
+    """Switch off the progress bars of huggingface_hub and transformers."""
+    from huggingface_hub.utils import disable_progress_bars
+
+    disable_progress_bars()
+    # transformers copies the hub's setting on import, so it needs a call only if it is imported already.
+    if "transformers" in sys.modules:
+        from transformers.utils import logging
+
+        logging.disable_progress_bar()
+
+
 def rank_of_process() -> int:
     """Return the rank of this process under a launcher such as torchrun; 0 without one."""
     # A cluster may set RANK for its own purposes; only together with LOCAL_RANK is it a launcher's.
     return int(os.environ.get("RANK", "0")) if "LOCAL_RANK" in os.environ else 0
 
 
-@contextlib.contextmanager
-def only_rank_0_prints() -> Generator[None]:
-    """Silence all ranks but the first. CRF_DEBUG=1 lets every rank print."""
-    if rank_of_process() == 0 or os.environ.get("CRF_DEBUG"):
-        yield
-        return
-    _flush_streams()
-    # Redirect the descriptors, not sys.stdout and sys.stderr: compiled libraries (NCCL) write to them directly.
-    saved_descriptors = [os.dup(number) for number in (1, 2)]
-    devnull = os.open(os.devnull, os.O_WRONLY)
-    try:
-        for number in (1, 2):
-            os.dup2(devnull, number)
-        yield
-    finally:
-        _flush_streams()
-        for number, descriptor in zip((1, 2), saved_descriptors, strict=True):
-            os.dup2(descriptor, number)
-            os.close(descriptor)
-        os.close(devnull)
-
-
-def _flush_streams() -> None:
-    for stream in (sys.stdout, sys.stderr):
-        if stream is not None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
-            stream.flush()
-
-
-def log_error(verb: str, text: str, *, is_expected: bool) -> None:
-    """Print why a command failed: once if all ranks fail with the same error, otherwise with the rank's number.
-
-    `is_expected` is False for an exception that this package did not raise. It may only be a consequence of another
-    rank's failure, such as a broken connection; then only the rank that knows the reason prints.
-    """
-    if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= os.environ.keys() or os.environ.get("CRF_DEBUG"):
-        log(f"crf {verb}: {text}")
-        return
-    from composer_replication.trainer.same_start import errors_of_ranks
-
-    rank, errors = rank_of_process(), errors_of_ranks(text, is_own=is_expected)
-    if rank == 0 and (is_expected or not errors):
-        log(f"crf {verb}: {text}")
-    elif rank and errors.get(0) != text and (is_expected or 0 not in errors):
-        log(f"crf {verb}: rank {rank}: {text}")
-
-
 # ---- Config options on the command line
-# Every option is declared once, in `config/`. A flag such as --steps only names the key that it sets; its help text,
-# type and default come from there, and the loader checks the value.
+# Every option is declared once, in `config/`. A flag such as --threshold only names the key that it sets: the option's
+# declaration provides its help text, type and default, and the loader checks the value.
 
 _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
@@ -227,13 +216,13 @@ def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> Non
     parser.set_defaults(short={}, sections=sections)
 
 
-def add_short(
+def add_config_flag(
     parser: argparse.ArgumentParser, *names: str, key: str, value: object = None, hidden: bool = False, **options: Any
 ) -> None:
-    """Add a flag or argument that sets the config key `key`: to `value` if one is given, else to what the user types.
+    """Add a flag or argument that sets the config key `key`: to `value` if given, otherwise to what the user types.
 
-    The key's description is the help text unless `options` has one. `hidden` keeps flags of earlier versions, from
-    before `--set`, out of the help.
+    The help text is the key's description unless `options` has one. `hidden` is for flags of earlier versions, which
+    keep working but are not in the help.
     """
     from composer_replication.config import CrfConfig
     from composer_replication.config.schema import option_at
@@ -247,24 +236,24 @@ def add_short(
     parser.add_argument(*names, action=_SetKey, key=key, value=value, is_list=spec.is_list, **(about | options))
 
 
-def config_of(args: argparse.Namespace) -> CrfConfig:
+def config_from_args(args: argparse.Namespace) -> CrfConfig:
     """Return the config that the arguments describe. Raises ConfigError for options that the verb would ignore."""
     from composer_replication.config import CrfConfig, load
 
-    config = load(CrfConfig, args.config, overrides_of(args))
-    refuse_unread(args)
+    config = load(CrfConfig, args.config, overrides_from_args(args))
+    refuse_unread_options(args)
     return config
 
 
-def overrides_of(args: argparse.Namespace) -> list[str]:
-    """Return flags and `--set` as overrides. If two set the same key, the later one wins."""
+def overrides_from_args(args: argparse.Namespace) -> list[str]:
+    """Return flags and `--set` options as overrides of config keys. A later override of the same key wins."""
     from composer_replication.config.values import value_text
 
     return [*(f"{key}={value_text(value)}" for key, value in args.short.items()), *args.set]
 
 
-def refuse_unread(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a `--set` that the verb would ignore silently."""
+def refuse_unread_options(args: argparse.Namespace) -> None:
+    """Raise ConfigError for a `--set` of a section that the verb does not read."""
     from composer_replication.errors import ConfigError, explain
 
     for text in args.set:
@@ -278,7 +267,7 @@ def refuse_unread(args: argparse.Namespace) -> None:
 
 
 class _SetKey(argparse.Action):
-    """Stores the flag's value in `args.short`, under the config key that the flag is short for."""
+    """An argparse action that stores the flag's value in `args.short`, under the config key that the flag sets."""
 
     def __init__(self, *, key: str, value: object, is_list: bool, **options: Any) -> None:
         self._key, self._value, self._is_list = key, value, is_list

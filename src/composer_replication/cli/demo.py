@@ -1,8 +1,7 @@
 """`crf demo`: run everything on generated sessions and the embedded student, on this machine, in minutes.
 
-The sessions are those of a scripted agent that makes mistakes on purpose. They are played from seeds that nothing else
-uses, so the demo is the same at every start. Its settings were chosen on other seeds (`experiments/`). The control is
-always trained as well.
+A scripted agent that makes mistakes on purpose plays the sessions, from seeds that nothing else uses, so every demo is
+the same. The settings were chosen on other seeds (`experiments/`). The control is always trained as well.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from typing import Any
 from composer_replication.atomic import staged_path
 from composer_replication.canonical_json import decode_object
 from composer_replication.cli.console import log
-from composer_replication.cli.world import agent_named, write_logs
+from composer_replication.cli.world import make_agent, write_logs
 from composer_replication.config import CrfConfig
 from composer_replication.config.values import value_text
 from composer_replication.envs.policies import RememberingRunner
@@ -38,27 +37,28 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     import time
 
-    from composer_replication.cli.progress import duration
+    from composer_replication.cli.progress import format_duration
     from composer_replication.cli.run import run_pipeline
 
     _use_one_thread()
     started_s, logs = time.monotonic(), args.output / "logs"
     if not logs.is_dir():
-        log(f"playing sessions of an agent that makes mistakes on purpose into {logs}")
+        log(f"playing sessions of an agent that makes mistakes on purpose; logs are written to {logs}")
     args.output.mkdir(parents=True, exist_ok=True)
     status = run_pipeline(demo_config(demo_logs(logs)), args.output / "run", as_json=args.json)
     if status:
         return status
-    inactive = channels_that_did_not_run(args.output / "run")
+    inactive = _channels_that_did_not_run(args.output / "run")
     for name in inactive:
         log(f"crf demo: channel {name}")
-    log(f"took {duration(time.monotonic() - started_s)}; run the same command again to make only what is missing")
+    duration = format_duration(time.monotonic() - started_s)
+    log(f"took {duration}; run the same command again to rebuild missing parts")
     return 1 if inactive else 0
 
 
 SEED, SESSIONS = 50_000, 96
 RATES = ("guessed_path=0.5",)
-"""How the scripted agent differs from the careless one: it more often reads files whose path it has only guessed."""
+"""Rates that differ from those of the predefined careless agent: this agent guesses file paths more often."""
 SHUFFLES = 4
 """Number of controls: as many as fit into four minutes."""
 SETTINGS = (
@@ -87,23 +87,23 @@ SETTINGS = (
 
 
 def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Path:
-    """Return the folder with the sessions' logs. If it does not exist, it is created, completely or not at all."""
+    """Return the folder with the sessions' logs, after creating it (completely or not at all) if it does not exist."""
     if folder.is_dir():
         return folder
     try:
         runner = RememberingRunner()
         _ = runner.kind  # raises if there is no sandbox
     except SandboxError:
-        # Without a sandbox the tests run nevertheless: both they and the code that they test are this package's.
+        # The tests may run without a sandbox: this package generates both them and the code that they test.
         runner = RememberingRunner(TestRunner(kind="rlimits"))
-    agent = agent_named("careless", RATES)
+    agent = make_agent("careless", RATES)
     with staged_path(folder) as unfinished:
         write_logs(unfinished, number=sessions, seed=seed, difficulty="easy", agent=agent, runner=runner)
     return folder
 
 
 def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfig:
-    """Return the config of the demo. It uses no private option: the same could be written into a file."""
+    """Return the config of the demo. All of its options could also be set in a config file."""
     from composer_replication.config.presets import load_with_preset
 
     path_settings = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
@@ -119,7 +119,7 @@ def _use_one_thread() -> None:
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
-def channels_that_did_not_run(run: Path) -> list[str]:
+def _channels_that_did_not_run(run: Path) -> list[str]:
     """Return a line for each channel that has a weight but did not run in a training or control."""
     outcomes: list[str] = []
     for folder in (run, *control_folders(run)):

@@ -22,10 +22,10 @@ from composer_replication.cli.console import (
     add_gate_arguments,
     is_terminal,
     log,
-    overrides_of,
+    overrides_from_args,
     plain,
     print_json,
-    refuse_unread,
+    refuse_unread_options,
     show,
     table,
 )
@@ -176,9 +176,9 @@ def _build_request(args: argparse.Namespace) -> LaunchRequest:
         entry_point = {"module": args.trainer_module, "function": args.trainer_fn}
         training: dict[str, Any] = {**entry_point, "arguments": {**args.trainer_kwargs_json, **outer}}
     else:
-        refuse_unread(args)
+        refuse_unread_options(args)
         training = request.training_request(
-            args.config, overrides_of(args), outer, no_scrub=args.no_scrub, allowed=args.allow
+            args.config, overrides_from_args(args), outer, no_scrub=args.no_scrub, allowed=args.allow
         )
     return request.LaunchRequest(
         bucket=request.bucket_for_replicas(args.bucket, args.executor),
@@ -323,7 +323,7 @@ def _launch_table(launch_status: LaunchStatus) -> Table:
 
 def _round_line(launch_status: LaunchStatus) -> str:
     """Describe the rounds in one line: their number, members, bytes, stragglers and the remaining time."""
-    from composer_replication.cli.progress import duration
+    from composer_replication.cli.progress import format_duration
 
     progress = launch_status.progress
     if progress is None:
@@ -332,7 +332,7 @@ def _round_line(launch_status: LaunchStatus) -> str:
     parts = [f"round {progress.step}{total}"]
     if progress.rounds:
         last = progress.rounds[-1]
-        seconds = duration(min(max(0.0, last.seconds), _MAX_SHOWN_S))
+        seconds = format_duration(min(max(0.0, last.seconds), _MAX_SHOWN_S))
         parts += [
             f"last: rank {_format_ranks(launch_status, last.members)} in {seconds}, {_format_size(last.num_bytes)}"
         ]
@@ -342,10 +342,10 @@ def _round_line(launch_status: LaunchStatus) -> str:
         parts.append(f"waiting for rank {_format_ranks(launch_status, progress.stragglers)}")
     if launch_status.stalled_s is not None and launch_status.timing is not None:
         usual_s = launch_status.timing.usual_s
-        usual = "below a second" if usual_s < 1 else f"about {duration(min(usual_s, _MAX_SHOWN_S))}"
-        parts.append(f"stalled for {duration(launch_status.stalled_s)} (a round takes {usual})")
+        usual = "below a second" if usual_s < 1 else f"about {format_duration(min(usual_s, _MAX_SHOWN_S))}"
+        parts.append(f"stalled for {format_duration(launch_status.stalled_s)} (a round takes {usual})")
     if launch_status.eta_s is not None and not launch_status.is_over:
-        parts.append(f"about {duration(launch_status.eta_s)} left")
+        parts.append(f"about {format_duration(launch_status.eta_s)} left")
     return "; ".join(parts)
 
 

@@ -1,7 +1,6 @@
-"""`crf doctor`: check what this machine has and lacks, one line per check, with what to do about it.
+"""`crf doctor`: check what this machine has and lacks, one line per check, with advice.
 
-Nothing is downloaded and no weights are loaded. The hub is asked whether it answers, and so is an endpoint if one is
-named.
+It downloads nothing and loads no weights. It only tests whether the hub, and an endpoint if given, can be reached.
 """
 
 from __future__ import annotations
@@ -42,8 +41,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     folder = None if args.run_dir is None else Path(args.run_dir)
-    with contextlib.redirect_stdout(sys.stderr):  # what libraries say while loading is not our output
-        lines = list(examine(model=args.model, folder=folder, base_url=args.base_url, api_key_env=args.api_key_env))
+    with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading
+        lines = list(_run_checks(model=args.model, folder=folder, base_url=args.base_url, api_key_env=args.api_key_env))
     counts = {status: sum(line.status == status for line in lines) for status in ("ok", "warn", "fail")}
     if args.json:
         print_json({"lines": [line._asdict() for line in lines], **counts})
@@ -57,18 +56,18 @@ def run(args: argparse.Namespace) -> int:
     return 1 if counts["fail"] else 0
 
 
-Status = Literal["ok", "warn", "fail"]
-GIB = 2**30
+_Status = Literal["ok", "warn", "fail"]
+_GIB = 2**30
 _PACKAGE = "composer-replication"
-_MIN_DISK_BYTES, _MIN_MEMORY_BYTES = 5 * GIB, 4 * GIB
-# Our extras, and the verbs that need them.
+_MIN_DISK_BYTES, _MIN_MEMORY_BYTES = 5 * _GIB, 4 * _GIB
+# The extras of this package, and the verbs that need them.
 _EXTRAS = {
     "train": "crf train, run, evaluate, and adapters in export and chat",
     "replay": "crf teachers and crf replay",
     "report": "crf report",
     "privacy": "crf ingest --kingfisher",
 }
-# Packages that no extra installs: they make something faster, or are needed for one option.
+# Packages that no extra installs: each makes something faster, or is needed for one option.
 _OPTIONAL_PACKAGES = (
     ("vllm", "quick sampling and serving"),
     ("bitsandbytes", "training on weights in 4 bits (qlora)"),
@@ -83,45 +82,45 @@ class _CheckLine(NamedTuple):
     """The outcome of a check. The field names are those of `--json`; `fix` is empty if nothing has to be done."""
 
     name: str
-    status: Status
+    status: _Status
     found: str
     fix: str = ""
 
 
-def examine(
+def _run_checks(
     *, model: str | None = None, folder: Path | None = None, base_url: str | None = None, api_key_env: str | None = None
 ) -> Iterator[_CheckLine]:
     """Yield the outcome of every check. Model and endpoint are checked only if they are given."""
-    yield _python()
-    yield from _packages()
-    yield from _extras()
-    yield from _devices()
-    yield _memory()
-    yield _disk(folder or Path.cwd())
-    yield _sandbox()
-    yield _hub(os.environ)
+    yield _check_python()
+    yield from _check_packages()
+    yield from _check_extras()
+    yield from _check_gpus()
+    yield _check_memory()
+    yield _check_disk(folder or Path.cwd())
+    yield _check_sandbox()
+    yield _check_hub(os.environ)
     if model is not None:
-        yield from _model(absolute_base(model))
+        yield from _check_model(absolute_base(model))
     if base_url is not None:
-        yield _endpoint(base_url, api_key_env)
+        yield _check_endpoint(base_url, api_key_env)
 
 
-def _python() -> _CheckLine:
+def _check_python() -> _CheckLine:
     version = ".".join(map(str, sys.version_info[:3]))
     return _CheckLine("python", "ok", f"{version}, composer-replication {__version__} in {sys.prefix}")
 
 
-def _packages() -> Iterator[_CheckLine]:
+def _check_packages() -> Iterator[_CheckLine]:
     for name in _REQUIRED_PACKAGES:
-        version = _version(name)
-        fix = "" if version else f"Type: {install_line(name)}"
+        version = _installed_version(name)
+        fix = "" if version else f"Type: {_install_line(name)}"
         yield _CheckLine(name, "ok" if version else "fail", version or "not installed", fix)
 
 
-def _extras() -> Iterator[_CheckLine]:
+def _check_extras() -> Iterator[_CheckLine]:
     for extra, purpose in _EXTRAS.items():
-        if requirements := _declared(extra):
-            yield _extra(extra, requirements, f"For {purpose}, type: {install_line(extra=extra)}")
+        if requirements := _extra_requirements(extra):
+            yield _check_extra(extra, requirements, f"For {purpose}, type: {_install_line(extra=extra)}")
     installed = [name for name, _ in _OPTIONAL_PACKAGES if available(name)]
     absent = [f"{name} ({purpose})" for name, purpose in _OPTIONAL_PACKAGES if name not in installed]
     summary = f"installed: {', '.join(installed) or 'none'}" + (
@@ -130,14 +129,14 @@ def _extras() -> Iterator[_CheckLine]:
     yield _CheckLine("on request", "ok", summary)
 
 
-def install_line(*packages: str, extra: str | None = None) -> str:
+def _install_line(*packages: str, extra: str | None = None) -> str:
     """Return the pip command that installs packages, or an extra of ours, into this environment."""
-    where = _installed_from()
+    where = _install_source()
     names = [*packages, *([] if extra is None else [f"{where}[{extra}]"])]
     return shlex.join([sys.executable, "-m", "pip", "install", *names])
 
 
-def _installed_from() -> str:
+def _install_source() -> str:
     """Return the source folder that this package was installed from, or its name if it came from an index."""
     try:
         # pip writes direct_url.json (PEP 610) for an installation from a folder or URL.
@@ -148,8 +147,8 @@ def _installed_from() -> str:
     return url2pathname(url.path) if url is not None and url.scheme == "file" else _PACKAGE
 
 
-def _extra(extra: str, requirements: Sequence[Requirement], fix: str) -> _CheckLine:
-    versions = {requirement.name: _version(requirement.name) for requirement in requirements}
+def _check_extra(extra: str, requirements: Sequence[Requirement], fix: str) -> _CheckLine:
+    versions = {requirement.name: _installed_version(requirement.name) for requirement in requirements}
     missing = [f"no {name}" for name, version in versions.items() if version is None]
     mismatched = [
         f"{requirement.name} {versions[requirement.name]}, expected {requirement.specifier}"
@@ -162,7 +161,7 @@ def _extra(extra: str, requirements: Sequence[Requirement], fix: str) -> _CheckL
     return _CheckLine(f"extra {extra}", "ok", ", ".join(f"{name} {version}" for name, version in versions.items()))
 
 
-def _declared(extra: str) -> list[Requirement]:
+def _extra_requirements(extra: str) -> list[Requirement]:
     """Return the requirements of an extra, from the metadata of the installed package."""
     from packaging.requirements import Requirement
 
@@ -178,7 +177,7 @@ def _declared(extra: str) -> list[Requirement]:
     ]
 
 
-def _devices() -> Iterator[_CheckLine]:
+def _check_gpus() -> Iterator[_CheckLine]:
     if not available("torch"):
         return
     import torch
@@ -192,14 +191,17 @@ def _devices() -> Iterator[_CheckLine]:
     for index in range(torch.cuda.device_count()):
         free, total = torch.cuda.mem_get_info(index)
         bf16 = "bf16" if torch.cuda.is_bf16_supported() else "no bf16"
-        facts = f"{torch.cuda.get_device_name(index)}, {free / GIB:.0f} of {total / GIB:.0f} GiB free, {bf16}"
+        facts = f"{torch.cuda.get_device_name(index)}, {free / _GIB:.0f} of {total / _GIB:.0f} GiB free, {bf16}"
         is_busy = free < total / 2
         yield _CheckLine(
-            f"gpu {index}", "warn" if is_busy else "ok", facts, "Another program uses most of it" if is_busy else ""
+            f"gpu {index}",
+            "warn" if is_busy else "ok",
+            facts,
+            "Another program uses most of its memory" if is_busy else "",
         )
 
 
-def _memory() -> _CheckLine:
+def _check_memory() -> _CheckLine:
     if not available("torch"):
         return _CheckLine("memory", "warn", "not checked: torch is not installed")
     from composer_replication.trainer.watch.memory_plan import free_memory
@@ -210,10 +212,10 @@ def _memory() -> _CheckLine:
         if free >= _MIN_MEMORY_BYTES
         else "Close other programs, or use a smaller model: `crf train --dry-run` shows what a step needs"
     )
-    return _CheckLine("memory", "warn" if fix else "ok", f"{free / GIB:.1f} GiB available", fix)
+    return _CheckLine("memory", "warn" if fix else "ok", f"{free / _GIB:.1f} GiB available", fix)
 
 
-def _disk(folder: Path) -> _CheckLine:
+def _check_disk(folder: Path) -> _CheckLine:
     disk_folder = next(candidate for candidate in (folder.absolute(), *folder.absolute().parents) if candidate.exists())
     free, name = shutil.disk_usage(disk_folder).free, f"disk at {disk_folder}"
     if not os.access(disk_folder, os.W_OK):
@@ -223,10 +225,10 @@ def _disk(folder: Path) -> _CheckLine:
         if free >= _MIN_DISK_BYTES
         else "Checkpoints and merged weights take several times the size of the model: free some space"
     )
-    return _CheckLine(name, "warn" if fix else "ok", f"{free / GIB:.1f} GiB free", fix)
+    return _CheckLine(name, "warn" if fix else "ok", f"{free / _GIB:.1f} GiB free", fix)
 
 
-def _sandbox() -> _CheckLine:
+def _check_sandbox() -> _CheckLine:
     from composer_replication.envs.workspace.sandbox import shared_runner
     from composer_replication.errors import SandboxError
 
@@ -234,14 +236,14 @@ def _sandbox() -> _CheckLine:
         kind = shared_runner().kind
     except SandboxError as error:
         return _CheckLine(
-            "sandbox", "warn", _first_line(error), "Only `crf world` and `crf demo` need it: they run generated tests"
+            "sandbox", "warn", _first_line(error), "Only `crf world` and `crf demo` need it, to run generated tests"
         )
     fix = "Tests in the toy environment run without isolation; do not use untrusted code" if kind == "rlimits" else ""
     return _CheckLine("sandbox", "warn" if fix else "ok", f"tests in the toy environment are isolated by: {kind}", fix)
 
 
-def _hub(environment: Mapping[str, str]) -> _CheckLine:
-    """Check whether models can be downloaded, by asking the hub for one that exists."""
+def _check_hub(environment: Mapping[str, str]) -> _CheckLine:
+    """Check whether models can be downloaded, by asking the hub for a model that exists."""
     from composer_replication.batch.model_folder import hub_absence_reason
 
     token = "a token is set" if environment.get("HF_TOKEN") else "no HF_TOKEN"
@@ -253,8 +255,8 @@ def _hub(environment: Mapping[str, str]) -> _CheckLine:
     return _CheckLine("hub", "warn", f"{reason}; {token}", fix)
 
 
-def _model(name: str) -> Iterator[_CheckLine]:
-    """Check tokenizer and template as training and chat will use them, and whether there are weights."""
+def _check_model(name: str) -> Iterator[_CheckLine]:
+    """Check the tokenizer and template as training and chat will use them, and whether the weights exist."""
     from composer_replication.batch.model_folder import load_config, load_tokenizer
     from composer_replication.config import CrfConfig
     from composer_replication.trainer.from_config.inputs import max_context
@@ -273,24 +275,24 @@ def _model(name: str) -> Iterator[_CheckLine]:
     text, learnt = config.get_text_config(), max_context(name, tokenizer)
     window, _ = CrfConfig().train.batch.fit_to_context(learnt).window
     context_note = (
-        f"has learnt contexts of up to {learnt:,} tokens" if learnt else "does not say how long its contexts may be"
+        f"was trained on contexts of up to {learnt:,} tokens" if learnt else "does not state its maximum context"
     )
     yield _CheckLine(
-        "model", "ok", f"{config.model_type}, {text.vocab_size:,} words, {context_note}: windows of {window:,}"
+        "model", "ok", f"{config.model_type}, vocabulary of {text.vocab_size:,}, {context_note}: windows of {window:,}"
     )
     yield _CheckLine("tokenizer", "ok", f"{type(tokenizer).__name__}, {len(tokenizer):,} tokens")
-    yield _template(tokenizer)
+    yield _check_template(tokenizer)
     if Path(name).is_dir() and not any(Path(name).glob("*.safetensors")):
         yield _CheckLine(
             "weights", "fail", f"no .safetensors in {name}", "Pickled weights are not supported: convert them first"
         )
 
 
-def _template(tokenizer: Any) -> _CheckLine:
+def _check_template(tokenizer: Any) -> _CheckLine:
     """Check that the template can render a tool call, and that every turn can be located in the rendered text."""
     from composer_replication.batch.render.renderer import Renderer
 
-    fix = "Set render.chat_template to a file with a Jinja template that knows tools"
+    fix = "Set render.chat_template to a file with a Jinja template that supports tools"
     try:
         renderer = Renderer(tokenizer, tools=[_TOOL])
     except ComposerError as error:
@@ -313,7 +315,7 @@ _TOOL = {
 }
 
 
-def _endpoint(base_url: str, api_key_env: str | None) -> _CheckLine:
+def _check_endpoint(base_url: str, api_key_env: str | None) -> _CheckLine:
     import asyncio
 
     from composer_replication.teacher_replay.prices import list_models
@@ -330,7 +332,7 @@ def _endpoint(base_url: str, api_key_env: str | None) -> _CheckLine:
     return _CheckLine("endpoint", "ok", f"{base_url} answers with {len(listed)} models")
 
 
-def _version(name: str) -> str | None:
+def _installed_version(name: str) -> str | None:
     try:
         return importlib.metadata.version(name)
     except importlib.metadata.PackageNotFoundError:

@@ -1,6 +1,6 @@
 """`crf evaluate RUN --before M --after ADAPTER`: compare models before and after training on held-out sessions.
 
-The evaluation itself is `evaluation.evaluate`. It is imported late, because it loads torch.
+The evaluation itself is in `evaluation.evaluate`, which is imported late because it loads torch.
 """
 
 from __future__ import annotations
@@ -12,10 +12,11 @@ from typing import Any
 from composer_replication.cli.console import (
     add_config_arguments,
     log,
-    overrides_of,
+    overrides_from_args,
     plain,
     print_json,
-    refuse_unread,
+    quiet_libraries,
+    refuse_unread_options,
     show,
     table,
 )
@@ -46,11 +47,11 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.runs import RunDir
     from composer_replication.runs.split import require_split_rows
 
-    config = load_with_preset(args.config, overrides_of(args))
-    refuse_unread(args)
+    config = load_with_preset(args.config, overrides_from_args(args))
+    refuse_unread_options(args)
     run_dir = RunDir.open(args.run)
     if args.config is None:
-        config = with_settings_of_training(config, run_dir, args.after, overrides_of(args))
+        config = with_settings_of_training(config, run_dir, args.after, overrides_from_args(args))
     models_of(config, run_dir, before=args.before, after=args.after, control=args.control)
     require_split_rows(run_dir)  # fail before torch is loaded, which takes seconds
     _show(_evaluate(config, run_dir, args), as_json=args.json)
@@ -58,14 +59,9 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _evaluate(config: Any, run_dir: Any, args: argparse.Namespace) -> dict[str, Any]:
-    import contextlib
-    import sys
-
     from composer_replication.cli.progress import training_progress
-    from composer_replication.cli.train import quiet_libraries
 
-    with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading; stdout is for results
-        quiet_libraries()
+    with quiet_libraries():
         from composer_replication.evaluation.evaluate import evaluate
 
         arms = {"before": args.before, "after": args.after, "control": args.control}
@@ -83,7 +79,9 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
     over = record["split"]["over"]
     if overall:
         columns = ("figure", "weights", "change", "95% interval", "unit", "better", "n", f"{over}s")
-        rows = [_row(figure) for figure in sorted(overall, key=lambda figure: figure["name"] != record["primary"])]
+        rows = [
+            _result_row(figure) for figure in sorted(overall, key=lambda figure: figure["name"] != record["primary"])
+        ]
         show(table("Held-out sessions", columns, rows, caption=_CAPTION.format(over=over, named=record["named"])))
     if record["sampled"] is not None:
         show(_mix_table(record["sampled"]))
@@ -95,19 +93,19 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
         )
     for part, reason in record["not_run"].items():
         print(plain(f"not run: {part}: {reason}"))
-    print(plain(_of_split(record["split"])))
+    print(plain(_describe_split(record["split"])))
     for sentence in (*record["verdict"]["sentences"], *record["verdict"].get("remarks", ())):
         print(plain(sentence))
     log("All results are in evaluation.json; single rows in evaluated.jsonl, sampled.jsonl and token_gaps.jsonl")
 
 
 def _is_shown(figure: Mapping[str, Any], primary: str) -> bool:
-    """Return whether to print a result: all of the trained model, but only the primary one of the control."""
+    """Return whether to print a result: every result of the trained model, but only the primary result of a control."""
     return figure["arm"] == "after" or figure["name"] == primary
 
 
 def _mix_table(sampled: Mapping[str, Any]) -> Any:
-    """Return a table of the calls that each model sampled. It exposes a model that only looks and never acts."""
+    """Return a table of the calls that each model sampled. It reveals a model that only looks and never acts."""
 
     arms = list(sampled["by_arm"])
     names = dict.fromkeys(name for arm in arms for name in sampled["by_arm"][arm]["calls"])
@@ -118,7 +116,7 @@ def _mix_table(sampled: Mapping[str, Any]) -> Any:
     return table("Sampled actions", ("call", *arms), rows)
 
 
-def _of_split(split: Mapping[str, Any]) -> str:
+def _describe_split(split: Mapping[str, Any]) -> str:
     sessions, sites = split["sessions"], split["sites"]
     return (
         f"{sessions['test']} of {sum(sessions.values())} sessions held out by {split['by']}, with {sites['test']} of "
@@ -126,7 +124,7 @@ def _of_split(split: Mapping[str, Any]) -> str:
     )
 
 
-def _row(figure: Mapping[str, Any]) -> Sequence[object]:
+def _result_row(figure: Mapping[str, Any]) -> Sequence[object]:
     has_no_interval = figure["low"] == figure["high"]  # both None, or all values are equal
     interval = "-" if has_no_interval else f"{figure['low']:+.3g} to {figure['high']:+.3g}"
     shuffles = figure.get("shuffles") or 1

@@ -6,7 +6,7 @@
     --sharegpt  a row per conversation: `conversations` of `from` and `value`, calls as <tool_call> in the text
 
 Data sets are JSONL files, one per split, with a card; `datasets.load_dataset("json", data_files=...)` reads them.
-Nothing is written before all of it has passed the outgoing check.
+No file appears before every row has passed the outgoing check.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import TYPE_CHECKING, Any, Literal, NamedTuple
 from composer_replication.action_text import arguments_text
 from composer_replication.atomic import StagedFile, atomic_write_json, atomic_write_text, commit_together, staged
 from composer_replication.canonical_json import encode_as_written
-from composer_replication.cli.console import add_gate_arguments, log, plain, print_json, show, table
+from composer_replication.cli.console import add_gate_arguments, log, plain, print_json, quiet_libraries, show, table
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.session_sources import read_accounts
@@ -73,31 +73,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 def run(args: argparse.Namespace) -> int:
     _refuse_unused_options(args)
     if args.to is not None:
-        return _weights(args)
+        return _run_weights(args)
     if args.no_scrub:
-        log("crf export: --no-scrub: the outgoing check is off; what is written holds everything in the run")
-    return _documents(args) if args.atif is not None else _data_set(args)
+        log("crf export: --no-scrub: the outgoing check is off; the files contain secrets that the run contains")
+    return _run_atif(args) if args.atif is not None else _run_data_set(args)
 
 
 def _refuse_unused_options(args: argparse.Namespace) -> None:
-    """Raise InputError for options that would be ignored silently."""
+    """Raise InputError for options that this export would silently ignore."""
     weight_options = {"--adapter": args.adapter, "--push": args.push, "--public": args.public}
     unused = [name for name, value in weight_options.items() if value and args.to is None]
     unused += ["--public"] if args.public and args.to is not None and args.push is None else []
     unused += ["--precision"] if args.precision != "auto" and args.to is None else []
     if unused:
         expected = "--to DIR, and --push REPO for --public"
-        raise InputError(explain(", ".join(unused), got="nothing to use it for", expected=expected))
+        raise InputError(explain(", ".join(unused), got="an export that ignores it", expected=expected))
 
 
-def _weights(args: argparse.Namespace) -> int:
+def _run_weights(args: argparse.Namespace) -> int:
     # `export_weights` checks both as well. Here they fail before torch is loaded.
     require_empty_folder(Path(args.to))
     trained_weights(args.run, args.adapter)
     from composer_replication.cli.export_weights import export_weights
-    from composer_replication.cli.run import quiet
 
-    with quiet():
+    with quiet_libraries():
         done = export_weights(
             args.run,
             Path(args.to),
@@ -132,7 +131,7 @@ def _show_weights(done: ExportedWeights) -> None:
         log(f"pushed: {done.pushed}")
 
 
-def _documents(args: argparse.Namespace) -> int:
+def _run_atif(args: argparse.Namespace) -> int:
     written = export_atif(RunDir.open(args.run), Path(args.atif), no_scrub=args.no_scrub, allowed=args.allow)
     if args.json:
         print_json({"folder": args.atif, "documents": [str(path) for path in written]})
@@ -143,7 +142,7 @@ def _documents(args: argparse.Namespace) -> int:
     return 0
 
 
-def _data_set(args: argparse.Namespace) -> int:
+def _run_data_set(args: argparse.Namespace) -> int:
     folder = Path(args.sft or args.sharegpt)
     require_empty_folder(folder)
     shape = "sft" if args.sft else "sharegpt"
@@ -183,7 +182,7 @@ _SHAREGPT_ROLES = {"system": "system", "user": "human", "assistant": "gpt", "too
 
 
 class _DataSet(NamedTuple):
-    """A data set that was written: its folder, and the number of rows by split."""
+    """An exported data set: its folder, and the number of rows in each split."""
 
     folder: Path
     rows: Mapping[str, int]
@@ -192,7 +191,7 @@ class _DataSet(NamedTuple):
 def _export_data_set(
     run: RunDir, folder: Path, shape: Shape, *, no_scrub: bool = False, allowed: Iterable[str] = ()
 ) -> _DataSet:
-    """Write the rows and their card to a folder, which the caller has checked to be new."""
+    """Write the rows and a card to `folder`. The caller has checked that the folder is new."""
     gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     if not run.path("sites").exists():
         fix = f"Run `crf sites {run.root}` first: it finds the turns that erred."
@@ -215,8 +214,8 @@ def _export_data_set(
         if finds:
             raise refusal(f"{shape} rows for {folder}", list(finds.values()))
         if not numbers:
-            fix = "The sessions need turns of a model that `crf sites RUN` does not find an error in."
-            raise InputError(explain(f"rows for {folder}", got="none", expected="a turn to train on", fix=fix))
+            fix = "Add sessions with turns in which `crf sites RUN` finds no error."
+            raise InputError(explain(f"rows for {folder}", got="none", expected="at least one good turn", fix=fix))
         commit_together(*files.values())
     names = {side: f"{side}.jsonl" for side in ("train", "validation", "test") if numbers[side]}
     card = data_card(run, name=folder.name, what=_DESCRIPTIONS[shape], fields=_FIELDS[shape], files=names)
@@ -225,7 +224,7 @@ def _export_data_set(
 
 
 def _sessions_by_split(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
-    """Yield every conversation with its part of the split. In a run without a split, all are `train`."""
+    """Yield the split and the session of every conversation. In a run without a split, all are in `train`."""
     from composer_replication.trainer.sessions.rendering import read_sessions
 
     split = read_split(run)
@@ -272,7 +271,7 @@ def _message(turn: Turn) -> dict[str, Any]:
 
 
 def _sharegpt_value(message: Mapping[str, Any]) -> str:
-    """Return a message as one text. Arguments that are not valid JSON are written as the model wrote them."""
+    """Return a message as one string. Arguments that are not valid JSON are kept as the model wrote them."""
     if message["role"] == "tool":
         return f"<tool_response>\n{message['content']}\n</tool_response>"
     calls = [call["function"] for call in message.get("tool_calls", ())]
@@ -288,9 +287,9 @@ def _schemas(tools: ToolTable, format_name: str) -> str:
 
 
 def _with_json_types(row: Row) -> Row:
-    """Return the row with one more key in the first message of each column.
+    """Return the row with an additional key in the first message of each column.
 
-    Columns whose messages have different keys are read by `datasets` as free JSON.
+    `datasets` then sees messages with different keys, and reads the column as free-form JSON.
     """
     return {
         name: [{**value[0], "schema": "composer_replication.sft/1"}, *value[1:]]

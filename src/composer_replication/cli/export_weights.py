@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedWeights:
-    """The exported folder, how close the merged weights are to the adapter, and the formats for other programs."""
+    """An export: its folder, how close the merged weights are to the adapter, and the formats for other programs."""
 
     folder: Path
     check: _MergeCheck
@@ -61,9 +61,17 @@ def export_weights(
     api: Any = None,
     environment: Mapping[str, str] = os.environ,
 ) -> ExportedWeights:
-    """Export the weights that `name` and `adapter` stand for to a new folder, which appears complete or not at all.
+    """Export trained weights to a new folder, which appears complete or not at all.
 
-    `push` is a repository on the hub that gets the merged weights and their card; `api` as for `push_folder`.
+    Args:
+        name: A run with trained weights, or a folder of weights.
+        folder: The new folder.
+        adapter: An adapter to use instead of the run's own.
+        precision: The precision of the merged weights.
+        push: A repository on the hub to which the merged weights and their card are uploaded.
+        is_public: Allow a public repository.
+        api: Replaces `huggingface_hub.HfApi` in tests.
+        environment: Where to look for llama.cpp's converter.
     """
     require_empty_folder(folder)
     if push is not None:
@@ -74,7 +82,7 @@ def export_weights(
     if trained.run is not None:
         record_outside_copy(trained.run, "exported weights", folder)
     with staged_path(folder) as unfinished:
-        check = merge_adapter(trained, unfinished / "merged", precision=precision)
+        check = _merge_adapter(trained, unfinished / "merged", precision=precision)
         exports = _write_formats(trained, unfinished, precision=check.precision, environment=environment)
         _write_cards(trained, unfinished, folder, public_name=push)
         if folder.exists():  # it is empty, or `require_empty_folder` would have raised
@@ -82,7 +90,7 @@ def export_weights(
     exports = tuple(
         export._replace(path=export.path and folder / export.path.relative_to(unfinished)) for export in exports
     )
-    address = None if push is None else push_folder(folder / "merged", push, is_public=is_public, api=api)
+    address = None if push is None else _push_folder(folder / "merged", push, is_public=is_public, api=api)
     return ExportedWeights(folder=folder, check=check, formats=exports, pushed=address)
 
 
@@ -103,12 +111,12 @@ def _write_formats(
         settle_base(unfinished / "adapter")
     gguf = _write_gguf(merged, unfinished / "ollama" / "model.gguf", precision=precision, environment=environment)
     weights = "./model.gguf" if gguf.path is not None else "../merged"
-    ollama = write_ollama(unfinished / "ollama", tokenizer, weights=weights, max_length=longest)
+    ollama = _write_ollama(unfinished / "ollama", tokenizer, weights=weights, max_length=longest)
     return gguf, ollama, _write_vllm(unfinished / "vllm", max_length=longest)
 
 
 def _write_cards(trained: Trained, unfinished: Path, folder: Path, *, public_name: str | None) -> None:
-    """Write a card for each set of weights. The card of weights that are pushed contains no local path."""
+    """Write a card for each set of weights. The card of pushed weights contains no local path."""
     from composer_replication.trainer.trained import model_card
 
     run, evaluation = trained.run, _evaluation_of(trained)
@@ -131,13 +139,13 @@ _PUSHED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "READ
 
 
 def _check_repository(name: str) -> None:
-    """Raise InputError unless the name has the form owner/name. Called before merging, which takes minutes."""
+    """Raise InputError unless the name has the form owner/name. Called before the merge, which takes minutes."""
     if _REPOSITORY.fullmatch(name) is None:
         fix = "Write your user name or organization, a slash, and the name of the repository."
         raise InputError(explain("--push", got=repr(name), expected="owner/name", fix=fix))
 
 
-def push_folder(folder: Path, repository: str, *, is_public: bool = False, api: Any = None) -> str:
+def _push_folder(folder: Path, repository: str, *, is_public: bool = False, api: Any = None) -> str:
     """Upload a folder of weights to the hub and return its address. `api` replaces `huggingface_hub.HfApi` in tests."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
@@ -188,9 +196,9 @@ def _push_error(repository: str, error: Exception, fix: str) -> RunError:
 
 
 # ---- Merging an adapter into its initial model, and checking that the merged model behaves like the adapter
-# The log-probs of a probe text are computed with the adapter, and again from the merged folder as it was written.
-# Merging rounds to the precision of the weights, and bf16 keeps 8 bits. The rounding error is compared with what the
-# adapter changes at all; a merge that loses more than `_MAX_LOSS_SHARE` of it is refused.
+# The log-probs of a probe text are computed with the adapter, and again with the merged weights as read from disk.
+# Merging rounds to the precision of the weights (bf16 keeps 8 bits). The rounding error is compared with the effect of
+# the adapter: a merge that loses more than `_MAX_LOSS_SHARE` of the effect is refused.
 
 Precision = Literal["auto", "float32", "bfloat16", "float16"]
 PRECISIONS: tuple[Precision, ...] = ("auto", "float32", "bfloat16", "float16")
@@ -223,11 +231,13 @@ class _MergeCheck:
         return f"{self.difference:.2g} nats from the adapter on its initial model{lost} ({self.precision}{why})"
 
 
-def merge_adapter(trained: Trained, folder: Path, *, precision: Precision = "auto", device: str = "cpu") -> _MergeCheck:
+def _merge_adapter(
+    trained: Trained, folder: Path, *, precision: Precision = "auto", device: str = "cpu"
+) -> _MergeCheck:
     """Write initial model and adapter as one model to `folder`, with tokenizer and template.
 
-    With "auto", the precision is that of the initial model, or float32 if rounding would lose too much of a short
-    training. Raises InputError if the merged model still differs. Without an adapter the trained weights are copied.
+    With "auto", the precision is that of the initial model, or float32 if rounding would lose too much of a small
+    change. Raises InputError if the merged model still differs. Without an adapter, the trained weights are copied.
     """
     if trained.adapter is None:
         _copy_model(trained, folder)
@@ -249,7 +259,7 @@ def merge_adapter(trained: Trained, folder: Path, *, precision: Precision = "aut
 def _merge_and_compare(trained: Trained, adapter: Path, folder: Path, dtype: torch.dtype, device: str) -> _MergeCheck:
     tokenizer = load_tokenizer(_tokenizer_folder(trained))
     base = load_model(trained.base, what=f"initial model {trained.base!r}", dtype=torch.float32).to(device).eval()
-    probe = probe_ids(tokenizer, base.config).to(device)
+    probe = _probe_ids(tokenizer, base.config).to(device)
     without_adapter = _logprobs(base, probe)
     adapted = load_adapter(base, adapter, what="adapter")
     with_adapter = _logprobs(adapted, probe)
@@ -280,8 +290,8 @@ def _resolve_dtype(base: str, precision: Precision) -> torch.dtype:
     return dtype
 
 
-def probe_ids(tokenizer: Any, config: Any) -> Tensor:
-    """Return one row of token ids: code and prose, then random ids, so that rows of rare tokens are compared, too."""
+def _probe_ids(tokenizer: Any, config: Any) -> Tensor:
+    """Return one row of token ids: code and prose, then random ids, so that rare tokens are compared as well."""
     text_ids = tokenizer(_PROBE * 8, add_special_tokens=False)["input_ids"][:_PROBE_TOKENS]
     # The embedding may be padded beyond the tokenizer's ids, or the tokenizer may have unused ones beyond it.
     size = min(int(config.get_text_config().vocab_size), len(tokenizer))
@@ -388,9 +398,9 @@ def _write_vllm(folder: Path, *, max_length: int | None) -> ExportFormat:
     return ExportFormat("vllm", path, "runs `vllm serve` on the merged weights, with their template")
 
 
-def write_ollama(folder: Path, tokenizer: Any, *, weights: str, max_length: int | None) -> ExportFormat:
+def _write_ollama(folder: Path, tokenizer: Any, *, weights: str, max_length: int | None) -> ExportFormat:
     """Write a Modelfile, with a template if one could be found that renders the same."""
-    parts = ollama_template(tokenizer)
+    parts = _ollama_template(tokenizer)
     lines = [f"FROM {weights}"]
     if parts is not None:
         lines += [f'TEMPLATE """{parts.template}"""', *(f"PARAMETER stop {_quoted(stop)}" for stop in parts.stops)]
@@ -421,7 +431,7 @@ class _OllamaTemplate:
         return self.begin + "".join(texts) + self.answer
 
 
-def ollama_template(tokenizer: Any) -> _OllamaTemplate | None:
+def _ollama_template(tokenizer: Any) -> _OllamaTemplate | None:
     """Return the chat template in Ollama's language, or None if it does more than put texts around messages."""
     try:
         parts = _infer_parts(tokenizer)

@@ -1,10 +1,10 @@
-"""`crf forget SESSION...`: remove sessions, and everything made from them, from a run for good.
+"""`crf forget SESSION...`: remove sessions, and everything derived from them, from a run for good.
 
-    plan_forgetting  what would be removed
-    forget           remove it
+    plan_forgetting  return what would be removed
+    forget           remove the sessions
 
-Rows of records are removed where they name their conversation. An artefact that cannot be filtered is deleted. What
-was made outside of the run, such as exported weights, is only listed: the user has to delete it.
+Records lose the rows of the sessions if each row names its conversation; other artifacts are deleted. Copies outside of
+the run, such as exported weights, are only listed: the user has to delete them.
 """
 
 from __future__ import annotations
@@ -54,9 +54,9 @@ def run(args: argparse.Namespace) -> int:
     if not args.yes:
         _show(plan, run_dir, as_json=False, done=False, to_stderr=True)
         if not is_terminal(sys.stdin):
-            log("crf forget: nothing was removed. Add --yes to remove it")
+            log("crf forget: nothing was removed. Add --yes to remove without being asked")
             return 1
-        print("Remove all this? [y/N] ", end="", file=sys.stderr, flush=True)
+        print("Remove all of this? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() not in ("y", "yes"):
             log("Nothing was removed")
             return 1
@@ -79,12 +79,12 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     lines += [f"{verb} their rows from {run_dir.path(name).name}" for name in plan.filtered]
     lines += [f"{verb} {run_dir.path(name).name}, made from them" for name in plan.deleted]
     if plan.num_conventions:
-        lines.append(f"{verb} from conventions.md, rules that were said nowhere else: {plan.num_conventions}")
+        lines.append(f"{verb} from conventions.md, rules that no other session states: {plan.num_conventions}")
     if plan.answers is not None:
         unowned = f" and {plan.answers.num_unowned:,} of unknown sessions" if plan.answers.num_unowned else ""
         lines.append(
-            f"{verb} {plan.answers.num_removed:,} paid answers of theirs{unowned} from teacher_cache.sqlite; "
-            f"{plan.answers.num_kept:,} of other sessions stay, and so does the amount spent"
+            f"{verb} {plan.answers.num_removed:,} paid answers about them{unowned} from teacher_cache.sqlite; "
+            f"{plan.answers.num_kept:,} answers about other sessions stay, and so does the amount spent"
         )
     for artefact in plan.elsewhere:
         is_trained = artefact.what in ("checkpoints", "trained weights", "exported weights")
@@ -94,20 +94,20 @@ def _show(plan: Forgetting, run_dir: RunDir, *, as_json: bool, done: bool, to_st
     print("\n".join(lines), file=sys.stderr if to_stderr else sys.stdout)
 
 
-MIN_PREFIX = 6
-# Written by the ingest itself, or before it, or only a list of paths or ids.
+_MIN_PREFIX = 6
+# Written by the ingest or before it, or a mere list of paths or ids.
 _NOT_DERIVED = frozenset(
     {"config", "conversations", "session_sources", "tools", "forgotten", "elsewhere", "conventions", "struck_hints"}
 )
-# Rewritten without the sessions. If one of them is a link, the file that it points to stays as it was.
+# Rewritten without the sessions. If one of these files is a link, its target stays unchanged.
 _REWRITTEN = ("conversations", "session_sources", "tools")
 _Link = tuple[str, str | None, str | None]
-"""The id of a conversation, of its session, and of the conversation that it continues."""
+"""The ids of a conversation, of its session, and of the conversation that it continues."""
 
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What forgetting some sessions removes. The field names are those of `--json`."""
+    """What is removed together with some sessions. The field names are those of `--json`."""
 
     conversations: tuple[str, ...]
     filtered: tuple[str, ...]  # artefacts that lose some of their rows
@@ -121,14 +121,14 @@ class Forgetting:
 
 def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     """Return what `forget` would remove, without changing anything. `sessions` are ids or unique prefixes of ids."""
-    links = list(_links(run))
-    chosen = {conversation_id for name in sessions for conversation_id in _matching(name, links)}
-    # Add what continues them: parts after a compaction, subagents, and subagents of those, until nothing is new.
+    links = list(_read_links(run))
+    chosen = {conversation_id for name in sessions for conversation_id in _find_conversations(name, links)}
+    # Add the conversations that continue them (after a compaction, or as subagents), until no more are found.
     size = -1
     while size != len(chosen):
         size = len(chosen)
         chosen |= {conversation_id for conversation_id, _, parent in links if parent in chosen}
-    # Not Path.exists, which is False for a broken link: that is removed as well.
+    # Not Path.exists, which is False for a broken link; broken links are removed as well.
     existing = [name for name in ARTEFACTS if name not in _NOT_DERIVED and os.path.lexists(run.path(name))]
     remaining = {conversation_id for conversation_id, _, _ in links} - chosen
     answers = replayed.count_answers(run, remaining, chosen)
@@ -140,8 +140,8 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
     ]
     num_conventions = ConventionsFile(run).num_stated_only_in(chosen)
     linked = tuple(_link_targets(run, (*derived, *_REWRITTEN)))
-    # A rule of a forgotten session may be the hint of sites in other sessions. Then all sites have to be found again.
-    filtered = tuple(name for name in _filtered_of(run, derived) if name != "sites" or not num_conventions)
+    # A rule stated in a forgotten session may be the hint of sites in other sessions. Then sites.jsonl is deleted.
+    filtered = tuple(name for name in _filterable(run, derived) if name != "sites" or not num_conventions)
     return Forgetting(
         conversations=tuple(conversation_id for conversation_id, _, _ in links if conversation_id in chosen),
         filtered=filtered,
@@ -153,53 +153,56 @@ def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
 
 
 def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = False) -> Forgetting:
-    """Remove the sessions from the run, with the rows and artefacts that were made from them.
+    """Remove the sessions from the run, with the rows and artifacts that were derived from them.
 
-    If it is interrupted, it can be repeated: the conversations are removed last, so they can still be named. Paid
-    answers of unknown sessions are only deleted with `discard_answers`; without it, their existence raises InputError.
+    An interrupted call can be repeated: the conversations are removed last, so their ids are still known. Paid answers
+    about unknown sessions are deleted only with `discard_answers`; otherwise they raise InputError.
     """
     with run.exclusive("forget", against=("replay", "training")):
         run.remove_leftovers(*ARTEFACTS)
         plan = plan_forgetting(run, sessions)
         if plan.answers is not None and plan.answers.num_unowned and not discard_answers:
-            raise _unowned(run, plan.answers)
+            raise _unowned_answers_error(run, plan.answers)
         read_tools(run, with_test=True)  # raises if the file cannot be read, before anything is removed
         removed_ids = frozenset(plan.conversations)
-        remaining = {conversation_id for conversation_id, _, _ in _links(run)} - removed_ids
-        # First: from here on, no crash brings them back.
+        remaining = {conversation_id for conversation_id, _, _ in _read_links(run)} - removed_ids
+        # First, so that neither a crash nor a later ingest can restore the sessions.
         ingested_sessions.mark_forgotten(run, removed_ids)
         replayed.forget(run, removed_ids, remaining)
         ConventionsFile(run).forget(removed_ids)
         for name in plan.deleted:
             _delete_artefact(run, name)
-        for unfinished in run.root.glob("*.partial.jsonl"):  # of an evaluation: texts sampled in the sessions
+        # An interrupted evaluation leaves texts of the sessions.
+        for unfinished in run.root.glob("*.partial.jsonl"):
             remove(unfinished)
         metas = {name: run.meta(name) for name in plan.filtered}
         for name, meta in metas.items():
             _forget_rows(run, name, removed_ids, meta)
         ingested_sessions.forget(run, removed_ids)
-        for name, meta in metas.items():  # once more: they are current only beside the new conversations
+        for name, meta in metas.items():  # again, because their sidecars must name the new conversations
             _forget_rows(run, name, removed_ids, meta)
         return plan
 
 
-def _unowned(run: RunDir, answers: AnswerCounts) -> InputError:
-    got = f"{answers.num_unowned:,} answers without the session that they were requested for"
+def _unowned_answers_error(run: RunDir, answers: AnswerCounts) -> InputError:
+    got = f"{answers.num_unowned:,} paid answers about unknown sessions"
     fix = (
-        "Repeat the earlier `crf replay`, which adds the sessions: cached answers are not requested or paid for again. "
-        "Or delete those answers with `crf forget --discard-answers`"
+        "Repeat the earlier `crf replay`, which records the sessions; cached answers are not paid for again. "
+        "Or delete these answers with `crf forget --discard-answers`"
     )
-    return InputError(explain(run.path(replayed.STORE).name, got=got, expected="answers with their sessions", fix=fix))
+    return InputError(
+        explain(run.path(replayed.STORE).name, got=got, expected="only answers about sessions of the run", fix=fix)
+    )
 
 
-def _links(run: RunDir) -> Iterator[_Link]:
+def _read_links(run: RunDir) -> Iterator[_Link]:
     stored: Iterator[dict[str, Any]] = run.read_jsonl(
         "conversations", schema=rows.CONVERSATIONS_SCHEMA, version=rows.CONVERSATIONS_VERSION
     )
     return ((row["id"], row["session_id"], (row["parent"] or {}).get("conversation_id")) for row in stored)
 
 
-def _matching(name: str, links: Sequence[_Link]) -> set[str]:
+def _find_conversations(name: str, links: Sequence[_Link]) -> set[str]:
     exact = {conversation_id for conversation_id, session, _ in links if name in (conversation_id, session)}
     if exact:
         return exact
@@ -208,20 +211,20 @@ def _matching(name: str, links: Sequence[_Link]) -> set[str]:
         for conversation_id, session, _ in links
         for candidate in (session or conversation_id, conversation_id)
     }
-    started = {candidate for candidate in names if len(name) >= MIN_PREFIX and candidate.startswith(name)}
+    with_prefix = {candidate for candidate in names if len(name) >= _MIN_PREFIX and candidate.startswith(name)}
     sessions = {
-        session or conversation_id for conversation_id, session, _ in links if {conversation_id, session} & started
+        session or conversation_id for conversation_id, session, _ in links if {conversation_id, session} & with_prefix
     }
     if len(sessions) == 1:
-        return _matching(sessions.pop(), links)
-    near = sorted(started) or difflib.get_close_matches(name, sorted(names), n=3)
-    expected = f"the id of a session, or at least {MIN_PREFIX} characters that only one begins with"
+        return _find_conversations(sessions.pop(), links)
+    near = sorted(with_prefix) or difflib.get_close_matches(name, sorted(names), n=3)
+    expected = f"the id of a session, or a unique prefix of at least {_MIN_PREFIX} characters"
     fix = f"Did you mean {' or '.join(near[:3])}?" if near else "The ids are in conversations.jsonl: session_id or id"
     raise InputError(explain("session", got=repr(name), expected=expected, fix=fix))
 
 
-def _filtered_of(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
-    """Return the artefacts of which single rows can be removed. One made from a deleted artefact is deleted, too."""
+def _filterable(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
+    """Return the artifacts that lose only some rows. An artifact derived from a deleted one is deleted as a whole."""
     filtered = [name for name in derived if _can_be_filtered(run, name)]
     size = -1
     while size != len(filtered):
@@ -232,9 +235,9 @@ def _filtered_of(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
 
 
 def _forget_rows(run: RunDir, name: str, removed_ids: Set[str], meta: ArtefactMeta) -> None:
-    """Rewrite an artefact without the rows of these conversations. `meta` is its sidecar as it was before.
+    """Rewrite an artifact without the rows of these conversations. `meta` is its sidecar from before the removal.
 
-    Counts and drops are omitted: they include removed rows, and only the step that wrote them could count again.
+    The new sidecar has no counts and drops: they would include removed rows, and only the step itself can recount.
     """
     rows = run.read_jsonl(name, schema=meta.schema, version=meta.version)
     remaining_rows = [row for row in rows if row["conversation_id"] not in removed_ids]
@@ -258,9 +261,9 @@ def _delete_artefact(run: RunDir, name: str) -> None:
 
 
 def _can_be_filtered(run: RunDir, name: str) -> bool:
-    """Return whether single rows can be removed: they name their conversation, and the artefact is up to date.
+    """Return whether an artifact is up to date and each of its rows names its conversation.
 
-    An unreadable artefact and a link are deleted as a whole: they may contain the session, and can be made again.
+    Links and unreadable artifacts are deleted as a whole: they may contain the session, and can be rebuilt.
     """
     if ARTEFACTS[name].kind != "records" or run.path(name).is_symlink():
         return False
@@ -271,7 +274,7 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
 
 
 def _link_targets(run: RunDir, names: Sequence[str]) -> Iterator[OutsideCopy]:
-    """Yield the targets of links among these artefacts and inside of those that are folders."""
+    """Yield the targets of all links among these artifacts, including links inside of folders."""
     for name in names:
         path = run.path(name)
         links = [path] if path.is_symlink() else [inner for inner in sorted(path.rglob("*")) if inner.is_symlink()]

@@ -7,9 +7,9 @@ from typing import TYPE_CHECKING
 
 from composer_replication.cli.console import (
     add_config_arguments,
+    add_config_flag,
     add_gate_arguments,
-    add_short,
-    config_of,
+    config_from_args,
     log,
     plain,
     print_json,
@@ -30,8 +30,8 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "--keep", action="append", metavar="ID", help="undo a --drop; `crf sites` writes the hint again"
     )
     parser.add_argument("--json", action="store_true", help="print the hints as JSON")
-    add_short(parser, "--writer", key="sites.writer", metavar="FILE")
-    add_short(parser, "--max-usd", key="sites.max_usd")
+    add_config_flag(parser, "--writer", key="sites.writer", metavar="FILE")
+    add_config_flag(parser, "--max-usd", key="sites.max_usd")
     add_config_arguments(parser, "sites")
     add_gate_arguments(parser)
 
@@ -42,7 +42,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.runs import RunDir
     from composer_replication.runs.files import mark_rejected, read_sites
 
-    section, run_dir = config_of(args).sites, RunDir.open(args.run)
+    section, run_dir = config_from_args(args).sites, RunDir.open(args.run)
     if section.writer is not None:
         outcomes = write_sites(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow).writer_outcomes
         log_writer_outcomes(outcomes)

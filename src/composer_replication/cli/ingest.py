@@ -12,7 +12,15 @@ from collections.abc import Callable, Generator, Mapping
 from pathlib import Path
 from typing import Any
 
-from composer_replication.cli.console import add_config_arguments, add_short, config_of, log, print_json, show, table
+from composer_replication.cli.console import (
+    add_config_arguments,
+    add_config_flag,
+    config_from_args,
+    log,
+    print_json,
+    show,
+    table,
+)
 from composer_replication.config import IngestConfig
 from composer_replication.ingestion.into_run import IngestSummary, ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
@@ -20,7 +28,7 @@ from composer_replication.ingestion.states import load_tool_schemas
 from composer_replication.privacy import secret_looking_environment
 from composer_replication.runs import RunDir
 
-# Columns of the table, and the fields of a row.
+# The columns of the table, and the field of a format's counts that each one shows.
 _COLUMNS = {
     name: name
     for name in ("format", "files", "sessions", "contexts", "turns", "calls", "results", "errors", "secrets", "names")
@@ -32,16 +40,16 @@ _CAPTION = (
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH")
+    add_config_flag(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH")
     parser.add_argument(
         "-o", "--output", required=True, metavar="RUN", help="run directory; an existing one is updated"
     )
-    add_short(parser, "--exclude", key="ingest.exclude", metavar="PATTERN")
-    add_short(parser, "--follow-links", key="ingest.follow_links", value=True)
-    add_short(parser, "--tools", key="ingest.tools", metavar="FILE")
-    add_short(parser, "--workers", key="ingest.workers")
-    add_short(parser, "--kingfisher", key="ingest.kingfisher", value=True)
-    add_short(parser, "--people", key="ingest.people", value=True)
+    add_config_flag(parser, "--exclude", key="ingest.exclude", metavar="PATTERN")
+    add_config_flag(parser, "--follow-links", key="ingest.follow_links", value=True)
+    add_config_flag(parser, "--tools", key="ingest.tools", metavar="FILE")
+    add_config_flag(parser, "--workers", key="ingest.workers")
+    add_config_flag(parser, "--kingfisher", key="ingest.kingfisher", value=True)
+    add_config_flag(parser, "--people", key="ingest.people", value=True)
     add_config_arguments(parser, "ingest")
     parser.add_argument("--reread", action="store_true", help="read everything again, not only what is new")
     parser.add_argument(
@@ -54,7 +62,7 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.progress import byte_progress
     from composer_replication.errors import InputError, explain
 
-    section = config_of(args).ingest
+    section = config_from_args(args).ingest
     if not section.paths:
         expected = "a log or a folder with logs: `crf ingest PATH... -o RUN`, or ingest.paths of --config"
         raise InputError(explain("PATH", got="none", expected=expected))
@@ -102,11 +110,11 @@ def ingest(
     """Read new and changed logs below the section's paths into the run.
 
     Args:
-        section: The options.
+        section: The options of `[ingest]`.
         run: The run to update.
         no_scrub: Do not redact secrets.
         reread: Read all logs, not only the new ones.
-        progress: Called with the bytes done and the bytes in total.
+        progress: Called with the number of bytes read so far, and in total.
     """
     return ingest_into(
         run,
@@ -123,7 +131,7 @@ def ingest(
 
 @contextlib.contextmanager
 def run_directory(path: Path) -> Generator[RunDir, None, None]:
-    """Yield the run at `path`, created if it does not exist. A new one is removed again if nothing was ingested."""
+    """Yield the run at `path`, which is created if necessary. A new run is removed again if nothing is ingested."""
     has_files = path.is_dir() and any(path.iterdir())
     run = RunDir.open(path) if has_files else RunDir.create(path)
     try:
@@ -136,12 +144,12 @@ def run_directory(path: Path) -> Generator[RunDir, None, None]:
 
 
 def _scrub_settings(section: IngestConfig, environment: Mapping[str, str]) -> ScrubSettings:
-    """Return what to redact besides patterns: values of secret-looking variables, home directory and user name."""
+    """Return what to redact in addition to patterns: values of secret-looking variables, home folders, user names."""
     homes = {environment.get(name, "") for name in ("HOME", "USERPROFILE")}
     names = {environment.get(name, "") for name in ("USER", "USERNAME", "LOGNAME")}
     return ScrubSettings(
         env_values=secret_looking_environment(environment),
-        # Not "/", which a container may have as home: every path would be redacted. Nor "root", a word of its own.
+        # Not "/", which is the home folder in some containers, nor "root", which is an ordinary word.
         home_dirs=tuple(sorted(home for home in homes if len(home) > 1)),
         user_names=tuple(sorted(name for name in names if name and name != "root")),
         kingfisher=section.kingfisher,

@@ -18,10 +18,10 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.site_view import SiteView, view_site
 from composer_replication.cli.console import (
     add_config_arguments,
-    add_short,
+    add_config_flag,
     is_terminal,
-    overrides_of,
-    refuse_unread,
+    overrides_from_args,
+    refuse_unread_options,
     write_json,
 )
 from composer_replication.config import CrfConfig
@@ -42,19 +42,19 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory with sites (`crf sites`)")
     parser.add_argument("site", metavar="SITE_ID", help="the id of a site, or its first characters (`crf sites RUN`)")
     text = "the model whose tokens to show: a folder or a hub name"
-    add_short(parser, "--tokenizer", key="train.model", metavar="NAME", help=text)
+    add_config_flag(parser, "--tokenizer", key="train.model", metavar="NAME", help=text)
     add_config_arguments(parser, "render", "train", "loss")
-    add_short(parser, "--chat-template", key="render.chat_template", metavar="FILE")
+    add_config_flag(parser, "--chat-template", key="render.chat_template", metavar="FILE")
     parser.add_argument("--tools", metavar="FILE", help="a JSON list of tool schemas to use instead of the run's tools")
-    add_short(parser, "--placement", key="train.batch.placement", metavar="PLACE")
+    add_config_flag(parser, "--placement", key="train.batch.placement", metavar="PLACE")
     parser.add_argument("--context", type=int, default=16, metavar="N", help="tokens of context to show; default 16")
     parser.add_argument("--tokens", action="store_true", help="list every index pair, not only the first and last ones")
     parser.add_argument("--json", action="store_true", help="print ids, spans, index pairs and counts as JSON")
-    colour = parser.add_mutually_exclusive_group()
-    colour.add_argument(
+    color_group = parser.add_mutually_exclusive_group()
+    color_group.add_argument(
         "--color", action="store_true", default=None, help="use colors even if stdout is not a terminal"
     )
-    colour.add_argument("--no-color", action="store_false", dest="color", help="marks only, no escape codes")
+    color_group.add_argument("--no-color", action="store_false", dest="color", help="marks only, no escape codes")
 
 
 def run(args: argparse.Namespace) -> int:
@@ -64,12 +64,12 @@ def run(args: argparse.Namespace) -> int:
     with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading; stdout is for the page
         from composer_replication.config.presets import load_with_preset
 
-        config = load_with_preset(args.config, overrides_of(args))
-        refuse_unread(args)
+        config = load_with_preset(args.config, overrides_from_args(args))
+        refuse_unread_options(args)
         tools = _read_schemas(args.tools) if args.tools else None
         is_training = bool(args.config or args.set)
         inspected = _inspect_site(config, run_dir, args.site, tools=tools, is_training=is_training)
-    view, left_out = inspected.view, _in_words(inspected.left_out, config)
+    view, left_out = inspected.view, _explain_left_out(inspected.left_out, config)
     if args.json:
         from composer_replication.canonical_json import encode_as_written
 
@@ -91,35 +91,35 @@ def _page(args: argparse.Namespace, config: CrfConfig, inspected: _Inspected, le
         tokenizer=f"{config.train.model}, tools: {of_tools}",
         placement=config.train.batch.placement,
         left_out=left_out,
-        proof=_proof_in_words(inspected.proof),
+        proof=_describe_proof(inspected.proof),
         num_context=args.context,
         all_pairs=args.tokens,
         width=shutil.get_terminal_size((_WIDTH, 24)).columns,
-        is_colour=_is_colour(args.color),
+        uses_color=_uses_color(args.color),
     )
 
 
-def _proof_in_words(proof: HintProof | None) -> str:
+def _describe_proof(proof: HintProof | None) -> str:
     if proof is None:
         return ""
     drops = [f"its own hint lowers the erring call by {proof.without_hint - proof.with_hint:.2f} nats/token"]
     if proof.with_other_hint is not None:
-        drops.append(f"that of {proof.other_kind} by {proof.without_hint - proof.with_other_hint:.2f}")
+        drops.append(f"the hint for {proof.other_kind} by {proof.without_hint - proof.with_other_hint:.2f}")
     if proof.good_effect is not None:
-        drops.append(f"its own good calls by {-proof.good_effect:.2f}")
+        drops.append(f"its own hint lowers good calls by {-proof.good_effect:.2f}")
     what = f"{proof.num_tokens} tokens, {proof.basis}".replace("_", " ")
     return f"hint check of the last training: {proof.reason.replace('_', ' ')} ({what}): {', '.join(drops)}"
 
 
-def _in_words(reason: str, config: CrfConfig) -> str:
+def _explain_left_out(reason: str, config: CrfConfig) -> str:
     from composer_replication.evaluation.report.records import MEANINGS
 
     budget = f"; it is {config.train.batch.window[0]:,}" if reason == "longer_than_window" else ""
     return f"{reason}: {MEANINGS[reason]}{budget}" if reason in MEANINGS else reason
 
 
-def _is_colour(flag: bool | None) -> bool:
-    """Return whether to use colors: as the flag says, else on a capable terminal unless NO_COLOR is set."""
+def _uses_color(flag: bool | None) -> bool:
+    """Return whether to use colors: as the flag says, or else on terminals that can, unless NO_COLOR is set."""
     if flag is not None:
         return flag
     # NO_COLOR: https://no-color.org
@@ -127,7 +127,7 @@ def _is_colour(flag: bool | None) -> bool:
 
 
 class _Inspected(NamedTuple):
-    """A site as rows of tokens, and what rendered it."""
+    """A site as rows of tokens, with the renderer and the reasons that the page shows."""
 
     view: SiteView
     renderer: Renderer
@@ -172,14 +172,14 @@ def _read_schemas(name: str) -> list[dict[str, Any]]:
     except (OSError, UnicodeDecodeError) as error:
         raise InputError(explain(f"--tools {name}", got=error, expected="a text file")) from error
     if not isinstance(schemas, list) or not all(isinstance(schema, dict) for schema in cast("list[object]", schemas)):
-        raise InputError(explain(f"--tools {name}", got="other JSON", expected="a list of schemas, each an object"))
+        raise InputError(explain(f"--tools {name}", got="other JSON", expected="a list of JSON objects"))
     return cast("list[dict[str, Any]]", schemas)
 
 
 def _why_left_out(
     config: CrfConfig, renderer: Renderer, conversation: Conversation, site: ErrorSite, hint: Hint | None
 ) -> str:
-    """Return why a training drops the site. Empty also for a site without a hint: the page shows that anyway."""
+    """Return why a training drops the site; empty if it does not, or if the site has no hint, which the page shows."""
     if hint is None or not site.is_kept:
         return ""
     if config.loss.alpha_sdpo == 0:

@@ -1,6 +1,6 @@
 """`crf judge RUN`: predict before each logged call whether it will fail, and count how often that was right.
 
-The rules are in `sites/judge/`; this verb applies them to every call of a run and writes nothing.
+The rules are in `sites/judge/`. This verb applies them to every call of a run, and writes no file.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 _CAPTION = (
     "A prediction (fails) is right if the call failed in any way. Left out: calls that the\n"
-    "user or the harness refused, and work that failed, such as tests."
+    "user or the harness refused, and calls that report failed work, such as failing tests."
 )
 
 
@@ -46,16 +46,16 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     run_dir = RunDir.open(args.run)
-    _show(run_dir, judge_run(run_dir, earlier=args.earlier, repo=args.repo), as_json=args.json)
+    _show(run_dir, _judge_run(run_dir, earlier=args.earlier, repo=args.repo), as_json=args.json)
     return 0
 
 
 def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
     if as_json:
-        print_json({"run": str(run_dir.root), "in_all": _in_all(score), "rules": score.rules, "kinds": score.kinds})
+        print_json({"run": str(run_dir.root), "in_all": _totals(score), "rules": score.rules, "kinds": score.kinds})
         return
     columns = ("says", "rule", "kind", "said", "right", "wrong", "precision")
-    show(table("Predictions", columns, [_row(rule_score) for rule_score in score.rules], caption=_CAPTION))
+    show(table("Predictions", columns, [_rule_row(rule_score) for rule_score in score.rules], caption=_CAPTION))
     kinds = [(kind_score.kind, kind_score.failures, kind_score.predicted) for kind_score in score.kinds]
     show(table("Failures", ("kind", "failures", "predicted"), kinds))
     precision, share, false = score.precision, score.share_predicted, score.false_per_thousand
@@ -66,8 +66,8 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
     )
 
 
-def _row(rule_score: RuleScore) -> tuple[object, ...]:
-    """Return a row of the table. For "ok", calls that worked are right; "unknown" is neither right nor wrong."""
+def _rule_row(rule_score: RuleScore) -> tuple[object, ...]:
+    """Return a row of the table. "ok" is right for calls that worked; "unknown" is neither right nor wrong."""
     worked = rule_score.said - rule_score.failed
     right, wrong = (worked, rule_score.failed) if rule_score.says == "ok" else (rule_score.failed, worked)
     if rule_score.says == "unknown":
@@ -83,7 +83,7 @@ def _row(rule_score: RuleScore) -> tuple[object, ...]:
     )
 
 
-def _in_all(score: Score) -> dict[str, object]:
+def _totals(score: Score) -> dict[str, object]:
     return {
         "calls": score.num_calls,
         "left_out": score.num_left_out,
@@ -105,13 +105,13 @@ def _percent(value: float | None) -> str:
     return "-" if value is None else f"{100 * value:.0f}%"
 
 
-def judge_run(run: RunDir, *, earlier: bool = True, repo: Path | None = None) -> Score:
-    """Judge every call of a run. Writes nothing.
+def _judge_run(run: RunDir, *, earlier: bool = True, repo: Path | None = None) -> Score:
+    """Predict the outcome of every call in a run, and return how often that was right.
 
     Args:
         run: The run.
-        earlier: Let a session use what earlier ones of the same project have shown.
-        repo: A clone of the project, to use the files that it had at the session's date.
+        earlier: Also use what earlier sessions of the same project have shown.
+        repo: A clone of the project, to look up the files as of each session's date.
     """
     calls = judged_sessions(run, earlier=earlier, repository=None if repo is None else Repository(repo))
     return Score(judged for _, judged in calls)
@@ -126,8 +126,8 @@ def judged_sessions(
 ) -> Iterator[tuple[Conversation, JudgedCall]]:
     """Yield every call of every conversation with its prediction and its outcome.
 
-    With `earlier`, the conversations are read twice: first to collect what each session has shown. `sites` are the
-    failures by conversation and call, if they are classified already.
+    With `earlier`, the conversations are read twice: first to collect what each session has shown. `sites` has the
+    failures by conversation and call, if they have been classified already.
     """
     sessions = earlier_sessions(read_conversations(run)) if earlier else None
     for conversation in read_conversations(run):

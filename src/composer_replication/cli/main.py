@@ -1,6 +1,6 @@
 """`crf`: find the verb, run it, and turn exceptions into one line on stderr and an exit status (`EXIT_CODES`).
 
-Unexpected exceptions are one line, too. CRF_DEBUG=1 prints their traceback instead.
+Unexpected exceptions are printed as one line, too. CRF_DEBUG=1 prints their traceback instead.
 """
 
 from __future__ import annotations
@@ -15,7 +15,7 @@ from importlib import import_module
 from types import ModuleType
 from typing import Any, NoReturn
 
-from composer_replication.cli.console import log, log_error, rank_of_process
+from composer_replication.cli.console import log, rank_of_process
 
 # The verbs, in the order of the pipeline. Each is a module of this package with add_arguments(parser) and
 # run(args) -> exit status; only the one that was typed is imported, because some of them load torch.
@@ -52,7 +52,7 @@ EXIT_CODES = {
     NOT_YET: "replicas are still running (`crf diloco collect --timeout`), no result yet",
     INTERRUPTED: "interrupted by Ctrl-C, or a training by SIGTERM; all files are complete, rerun to resume",
 }
-# A verb with a `WHEN_INTERRUPTED` of its own says more precisely what is left.
+# A verb may have a more precise message of its own, also called `WHEN_INTERRUPTED`.
 _WHEN_INTERRUPTED = "all files are complete; run the same command again"
 _ADVICE_BY_ERRNO = {
     errno.ENOSPC: "Free some space on that disk",
@@ -62,22 +62,22 @@ _ADVICE_BY_ERRNO = {
     errno.EACCES: "Check the owner and permissions of the file or folder",
     errno.EPERM: "Check the owner and permissions of the file or folder",
     errno.EMFILE: "Too many files are open: raise `ulimit -n`",
-    errno.EIO: "The disk or the network drive fails",
+    errno.EIO: "The disk or the network drive is failing",
 }
 _RUN_AGAIN = "All files are complete; run the same command again."
 _BUG = "This is a bug. Please report it with the traceback that `CRF_DEBUG=1 crf ...` prints. All files are complete."
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run `crf` with these arguments and return the exit status. Raises SystemExit only for usage errors and --help."""
+    """Run `crf` with these arguments and return its exit status. Raises SystemExit only for usage errors and --help."""
     from composer_replication.errors import ComposerError, is_rust_panic
 
     try:
         args = _parse_arguments(argv)
     except SystemExit:  # --help, or a usage error
-        _drop_output()
+        _discard_output()
         raise
-    verb = _module_of(args.verb)
+    verb = _import_verb(args.verb)
     try:
         status = verb.run(args)
         # Flush here: at exit, Python would report a closed pipe or a full disk as an ignored exception.
@@ -88,30 +88,30 @@ def main(argv: Sequence[str] | None = None) -> int:
             log(f"crf {args.verb}: interrupted; {getattr(verb, 'WHEN_INTERRUPTED', _WHEN_INTERRUPTED)}")
         return INTERRUPTED
     except BrokenPipeError:  # `crf sites RUN --list | head` closes stdout early
-        _drop_output()
+        _discard_output()
         return DONE
     except ComposerError as error:
-        log_error(args.verb, str(error), is_expected=True)
+        _log_error(args.verb, str(error), is_expected=True)
     except BaseException as error:
         # A panic in a Rust extension (tokenizers) derives from BaseException.
         if not isinstance(error, Exception) and not is_rust_panic(error):
             raise
         if os.environ.get("CRF_DEBUG") and not isinstance(error, OSError):
             raise
-        log_error(args.verb, describe_error(error), is_expected=False)
-    _drop_output()
+        _log_error(args.verb, _describe_error(error), is_expected=False)
+    _discard_output()
     return FAILED
 
 
 def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
-    """Return the parsed arguments. An unknown option exits with the usage of its verb and the closest known option."""
+    """Parse the arguments. For an unknown option, exit with the usage of the verb and the closest known option."""
     words = sys.argv[1:] if argv is None else argv
     # Only the verb that was typed gets its options: importing all of them takes seconds.
-    parser, verbs = _parsers([word for word in words if word in VERBS][:1])
+    parser, verbs = _make_parsers([word for word in words if word in VERBS][:1])
     args, unknown = parser.parse_known_args(argv)
     if unknown:
         is_before_verb = unknown[0] in parser.words[: parser.words.index(args.verb)]  # crf --verison train
-        blamed = parser if is_before_verb else _innermost(verbs[args.verb], args)
+        blamed = parser if is_before_verb else _innermost_parser(verbs[args.verb], args)
         blamed.error(f"unrecognized arguments: {' '.join(unknown)}")
     return args
 
@@ -128,9 +128,9 @@ class _SuggestingParser(argparse.ArgumentParser):
         return super().parse_known_args(args, namespace)
 
     def error(self, message: str) -> NoReturn:
-        """Exit with the usage and the message.
+        """Exit with the usage, the message, and suggestions for unknown options.
 
-        Every message gets the suggestion: with a mistyped option, argparse may complain about a missing argument.
+        Every message gets the suggestions, because argparse may report a mistyped option as a missing argument.
         """
         options = list(self._option_string_actions)
         typed = [word.partition("=")[0] for word in self.words if word.startswith("-") and word != "--"]
@@ -149,7 +149,7 @@ class _SuggestingParser(argparse.ArgumentParser):
             raise argparse.ArgumentError(action, f"{error.message} (did you mean {near[0]}?)") from None
 
 
-def _innermost(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
+def _innermost_parser(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
     """Return the parser of a verb, or of its subcommand (`crf world logs`)."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
@@ -162,8 +162,8 @@ def _flush() -> None:
         sys.stdout.flush()
 
 
-def _drop_output() -> None:
-    """Discard buffered output that cannot be written. Python would try again at exit and print an error of its own."""
+def _discard_output() -> None:
+    """Discard buffered output that cannot be written. Otherwise Python would fail again at exit and print an error."""
     try:
         _flush()
     except (OSError, ValueError):  # ValueError: stdout is closed
@@ -171,12 +171,12 @@ def _drop_output() -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs. Abbreviations are off: nobody should get `--no-scrub` by typing `--no`."""
-    return _parsers(VERBS)[0]
+    """Return the parser of all verbs. Abbreviations are off, so that `--no` does not select `--no-scrub`."""
+    return _make_parsers(VERBS)[0]
 
 
-def _parsers(imported: Iterable[str]) -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
-    """Return the parser of `crf` and those of the verbs. Only verbs in `imported` get their options."""
+def _make_parsers(imported: Iterable[str]) -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
+    """Return the parser of `crf` and the parsers of all verbs. Only the verbs in `imported` have their options."""
     from composer_replication.version import __version__
 
     parser = _SuggestingParser(
@@ -190,16 +190,16 @@ def _parsers(imported: Iterable[str]) -> tuple[_SuggestingParser, dict[str, _Sug
     for verb, summary in VERBS.items():
         sub = verbs.add_parser(verb, help=summary, description=summary, allow_abbrev=False)
         if verb in imported:
-            _module_of(verb).add_arguments(sub)
+            _import_verb(verb).add_arguments(sub)
     return parser, verbs.choices
 
 
-def _module_of(verb: str) -> ModuleType:
+def _import_verb(verb: str) -> ModuleType:
     return import_module(f"composer_replication.cli.{verb}")
 
 
-def describe_error(error: BaseException) -> str:
-    """Return one line about an exception that this package did not raise, with what to do about it."""
+def _describe_error(error: BaseException) -> str:
+    """Return one line that describes an exception from outside of this package, and says what to do."""
     from composer_replication.errors import is_rust_panic
 
     lines = str(error).strip().splitlines()
@@ -209,9 +209,9 @@ def describe_error(error: BaseException) -> str:
         return f"{first or type(error).__name__}. {advice}. {_RUN_AGAIN}" if advice else str(error)
     if isinstance(error, MemoryError):
         return f"not enough memory{': ' + first if first else ''}. {_RUN_AGAIN}"
-    if _is_instance_of(error, "sqlite3", "Error"):
+    if _is_instance(error, "sqlite3", "Error"):
         return f"teacher_cache.sqlite: {first}. {_describe_cache_error(first)}"
-    if _is_instance_of(error, "safetensors", "SafetensorError"):
+    if _is_instance(error, "safetensors", "SafetensorError"):
         return f"cannot read a safetensors file: {first}. Download it again, or use another checkpoint. {_RUN_AGAIN}"
     if is_rust_panic(error):
         advice = "Use another tokenizer or file."
@@ -231,8 +231,26 @@ def _describe_cache_error(message: str) -> str:
     )
 
 
-def _is_instance_of(error: BaseException, module: str, name: str) -> bool:
+def _is_instance(error: BaseException, module: str, name: str) -> bool:
     """Return whether an error is an instance of a library's class, without importing the library."""
     # A module that was never imported cannot have raised anything.
     kind = getattr(sys.modules.get(module), name, None)
     return kind is not None and isinstance(error, kind)
+
+
+def _log_error(verb: str, text: str, *, is_expected: bool) -> None:
+    """Print why a command failed: once if all ranks fail with the same error, otherwise with the rank's number.
+
+    `is_expected` is False for an exception that this package did not raise. Such an exception may be a mere consequence
+    of another rank's failure, such as a broken connection; then only the rank with the original error prints.
+    """
+    if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= os.environ.keys() or os.environ.get("CRF_DEBUG"):
+        log(f"crf {verb}: {text}")
+        return
+    from composer_replication.trainer.same_start import errors_of_ranks
+
+    rank, errors = rank_of_process(), errors_of_ranks(text, is_own=is_expected)
+    if rank == 0 and (is_expected or not errors):
+        log(f"crf {verb}: {text}")
+    elif rank and errors.get(0) != text and (is_expected or 0 not in errors):
+        log(f"crf {verb}: rank {rank}: {text}")

@@ -5,10 +5,10 @@ Writes  pairs.jsonl; with --export also a data set for TRL's DPOTrainer
 
 Pairs have two sources:
 
-    replay    chosen: what teachers agree on; rejected: what the model did. By default only where the model's action
-              failed or was refused: where it worked and teachers merely did something else, there is no evidence
-              against it. `--where-it-worked` makes those pairs as well; they are counted in either case.
-    sessions  chosen: the call that corrected an error; rejected: the error. No teacher is needed.
+    replay    chosen: what teachers agree on; rejected: what the model did. By default, only actions that failed or
+              were refused are rejected: if an action worked, a different choice of the teachers is no evidence
+              against it. `--where-it-worked` adds these pairs; they are counted in either case.
+    sessions  chosen: the call that corrected an error; rejected: the call that failed. No teacher is needed.
 """
 
 from __future__ import annotations
@@ -25,9 +25,9 @@ from typing import TYPE_CHECKING, Any, NamedTuple, cast
 from composer_replication.action_text import action_text_without_thinking, parse_action_text, remove_thinking, text_of
 from composer_replication.cli.console import (
     add_config_arguments,
+    add_config_flag,
     add_gate_arguments,
-    add_short,
-    config_of,
+    config_from_args,
     log,
     print_json,
     show,
@@ -67,23 +67,23 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
         "run", metavar="RUN", help="run directory with conversations, and teacher calls if there are any"
     )
     parser.add_argument("--export", metavar="FILE", help="also write a preference data set for TRL's DPOTrainer")
-    add_short(parser, "--threshold", key="pairs.threshold")
-    add_short(parser, "--where-it-worked", key="pairs.where_it_worked", value=True)
-    add_short(parser, "--thinking", key="pairs.thinking", value=True)
-    add_short(parser, "--no-corrections", key="pairs.corrections", value=False, help="use only teachers' answers")
-    add_short(parser, "--recipe", key="pairs.recipe", metavar="FILE")
-    add_short(parser, "--no-filter", key="pairs.filters", value="none", help="keep every pair")
+    add_config_flag(parser, "--threshold", key="pairs.threshold")
+    add_config_flag(parser, "--where-it-worked", key="pairs.where_it_worked", value=True)
+    add_config_flag(parser, "--thinking", key="pairs.thinking", value=True)
+    add_config_flag(parser, "--no-corrections", key="pairs.corrections", value=False, help="use only teachers' answers")
+    add_config_flag(parser, "--recipe", key="pairs.recipe", metavar="FILE")
+    add_config_flag(parser, "--no-filter", key="pairs.filters", value="none", help="keep every pair")
     text = "run data-juicer's operators (extra: replaysim)"
-    add_short(parser, "--data-juicer", key="pairs.filters", value="data_juicer", help=text)
+    add_config_flag(parser, "--data-juicer", key="pairs.filters", value="data_juicer", help=text)
     add_gate_arguments(parser)
     add_config_arguments(parser, "pairs")
     parser.add_argument("--json", action="store_true", help="print the report as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    section, run_dir = config_of(args).pairs, RunDir.open(args.run)
+    section, run_dir = config_from_args(args).pairs, RunDir.open(args.run)
     if args.export is not None and args.no_scrub:
-        log("crf pairs: --no-scrub: the outgoing check is off; the data set holds everything in the run")
+        log("crf pairs: --no-scrub: the outgoing check is off; the data set contains secrets that the run contains")
     export = None if args.export is None else Path(args.export)
     pairs = write_pairs(section, run_dir, export=export, no_scrub=args.no_scrub, allowed=args.allow)
     if export is not None and pairs.num_exported:
@@ -95,7 +95,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _card_path(export: Path) -> Path:
-    """Return the card's path. Not README.md: the folder may belong to another project."""
+    """Return the path of the data set's card. It is not README.md, because the folder may belong to another project."""
     return export.with_suffix(".card.md")
 
 
@@ -146,21 +146,21 @@ def _remarks(pairs: _PairsResult, section: PairsConfig) -> Iterator[str]:
     """Yield remarks that help to interpret the tables."""
     report = pairs.report
     if section.corrections and not pairs.num_failures:
-        yield "no failed call of this run is blamed on the model, so there are no corrections"
+        yield "no failed call in this run is blamed on the model, so there are no corrections"
     if number := sum(pairs.surplus_look_first.values()):
         by_kind = ", ".join(
             f"{count} for a {how.rpartition('_')[2]}" for how, count in pairs.surplus_look_first.items()
         )
         yield (
-            f"{number} pairs that prefer looking first ({by_kind}) have no counterpart where acting at once was right;"
+            f"{number} pairs prefer looking first ({by_kind}) and have no counterpart that prefers acting at once;"
             " the model may learn to look first always"
         )
     if report is None:
         if section.corrections:
-            yield "no replay in this run: all pairs come from the sessions. `crf replay RUN` adds teachers' answers"
+            yield "no replay in this run: all pairs come from the sessions. Add teachers' answers with `crf replay RUN`"
         return
     if not pairs.filtered.get("kept", 0) and report.drops.get("no_votes"):
-        yield f"{report.drops['no_votes']} states have no usable teacher answer; `crf replay RUN` asks again"
+        yield f"{report.drops['no_votes']} states have no usable teacher answer; ask again with `crf replay RUN`"
     if report.num_rejected_worked:
         outcome = (
             "included (rejected_action_worked)" if section.where_it_worked else "left out; --where-it-worked adds them"
@@ -187,13 +187,13 @@ _ONLY_THINKING = "nothing_but_thinking"  # a drop reason, stored in the sidecar
 
 @dataclass(frozen=True, kw_only=True)
 class _PairsResult:
-    """What the step made, for the tables."""
+    """The pairs that were made, as counts for the tables."""
 
     report: PairReport | None  # None without a replay
     filtered: Mapping[str, int]  # pairs by filter outcome; "kept" are those in pairs.jsonl
     by_source: Mapping[str, int]
-    num_failures: int  # errors of the model, which a session may have corrected
-    surplus_look_first: Mapping[str, int]  # see `count_surplus_look_first`
+    num_failures: int  # errors of the model; a session may have corrected them
+    surplus_look_first: Mapping[str, int]  # see `_count_surplus_look_first`
     num_exported: int | None
 
 
@@ -207,38 +207,39 @@ def write_pairs(
 ) -> _PairsResult:
     """Make the pairs of a run, filter them, and write pairs.jsonl.
 
-    Rows of pairs.jsonl refer to their state; an exported file contains the messages as well. The export passes the
-    outgoing check, which refuses a run that was ingested with `--no-scrub` unless `no_scrub` is set here as well.
-    Without a replay, all pairs come from the sessions.
+    Rows of pairs.jsonl refer to a state of a conversation; an exported file also contains the messages of the state.
+    The export passes the outgoing check, which refuses a run that was ingested with `--no-scrub` unless `no_scrub` is
+    set here as well. Without a replay, all pairs come from the sessions.
     """
-    # Build the outgoing check first: it raises for a run that must not be exported, before any work is done.
+    # Built before any work is done: it raises for a run that must not be exported.
     gate = None if export is None else gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
-    normalizer = _normalizer(section)
-    own_pairs = _SessionPairs(run) if section.corrections else None
+    normalizer = _make_normalizer(section)
+    session_pairs = _SessionPairs(run) if section.corrections else None
     replay_pairs = None
-    if own_pairs is None or run.path("teacher_calls").exists():
-        replay_pairs = _pairs_from_replay(section, run, own_pairs)
+    if session_pairs is None or run.path("teacher_calls").exists():
+        replay_pairs = _pairs_from_replay(section, run, session_pairs)
     else:
         for conversation in read_conversations(run):
-            own_pairs.add(conversation)
-    candidates = [*(replay_pairs.candidates if replay_pairs else ()), *(own_pairs.balanced() if own_pairs else ())]
+            session_pairs.add(conversation)
+    candidates = replay_pairs.candidates if replay_pairs else []
+    candidates = [*candidates, *(session_pairs.balanced() if session_pairs else ())]
     records = {candidate.record.pair["state_id"]: candidate.record for candidate in candidates}
     held_out = read_test_ids(run)
     kept_pairs, filtered = _filter(normalizer, candidates, held_out)
     written = [(records[pair.state_id], pair.metadata) for pair in kept_pairs]
-    _write(section, run, replay_pairs, own_pairs, filtered, written)
+    _write_file(section, run, replay_pairs, session_pairs, filtered, written)
     num_exported = None
     if export is not None and kept_pairs:
-        # Noted before the file exists: `crf forget` must know of every copy, even if this process is killed.
+        # Noted before the file exists, so that `crf forget` knows of every copy even if this process is killed.
         record_outside_copy(run, "preference data set", export)
-        train_pairs = [pair for pair in kept_pairs if _conversation_of(pair.state_id) not in held_out]
-        num_exported = export_preferences(_with_tools(train_pairs, records), export, gate=gate)
+        train_pairs = [pair for pair in kept_pairs if _conversation_id(pair.state_id) not in held_out]
+        num_exported = export_preferences(_add_tools(train_pairs, records), export, gate=gate)
     return _PairsResult(
         report=replay_pairs.report if replay_pairs else None,
         filtered=filtered,
         by_source=Counter(record.source for record, _ in written),
-        num_failures=own_pairs.num_failures if own_pairs else 0,
-        surplus_look_first=count_surplus_look_first(written),
+        num_failures=session_pairs.num_failures if session_pairs else 0,
+        surplus_look_first=_count_surplus_look_first(written),
         num_exported=num_exported,
     )
 
@@ -252,16 +253,16 @@ class _ReplayPairs(NamedTuple):
     sources: list[str]  # the artefacts that were read
 
 
-def _pairs_from_replay(section: PairsConfig, run: RunDir, own_pairs: _SessionPairs | None) -> _ReplayPairs:
-    """Make pairs from the teachers' answers. On the way, `own_pairs` is shown every conversation.
+def _pairs_from_replay(section: PairsConfig, run: RunDir, session_pairs: _SessionPairs | None) -> _ReplayPairs:
+    """Make pairs from the teachers' answers. Also adds every conversation that is read to `session_pairs`.
 
     The threshold must be that of the replay, unless the replay asked all teachers about every state.
     """
     replay_settings = _read_replay_settings(run)
     threshold = _check_threshold(replay_settings, section.threshold)
-    states = RunStates(replay_settings.section, run, knows_failures=True)
+    states = RunStates(replay_settings.section, run, with_failures=True)
     state_ids = {call["state_id"] for call in read_calls(run)}
-    all_states = states.read(along=own_pairs.add if own_pairs else None)
+    all_states = states.read(along=session_pairs.add if session_pairs else None)
     asked_states = {
         turn_state.state["state_id"]: turn_state
         for turn_state in all_states
@@ -278,16 +279,16 @@ def _pairs_from_replay(section: PairsConfig, run: RunDir, own_pairs: _SessionPai
     return _ReplayPairs(candidates, extraction.report, threshold, states.sources)
 
 
-def _write(
+def _write_file(
     section: PairsConfig,
     run: RunDir,
     replay_pairs: _ReplayPairs | None,
-    own_pairs: _SessionPairs | None,
+    session_pairs: _SessionPairs | None,
     filtered: Mapping[str, int],
     kept_pairs: Sequence[tuple[PairRecord, Mapping[str, Any]]],
 ) -> None:
     reads_sites = (replay_pairs is not None and "sites" in replay_pairs.sources) or (
-        own_pairs is not None and own_pairs.reads_sites
+        session_pairs is not None and session_pairs.reads_sites
     )
     has_split = run.path(SPLIT).exists()
     dropped = {f"filter: {k}": v for k, v in filtered.items() if k != "kept" and v}
@@ -306,9 +307,9 @@ def _write(
             "states": replay_pairs.report.num_states if replay_pairs else 0,
             "extracted": sum(filtered.values()),
             "pairs": len(kept_pairs),
-            WORKED: sum(bool(metadata[WORKED]) for _, metadata in kept_pairs),
+            _WORKED: sum(bool(metadata[_WORKED]) for _, metadata in kept_pairs),
             **Counter(f"source: {record.source}" for record, _ in kept_pairs),
-            **{f"without opposite: {how}": number for how, number in count_surplus_look_first(kept_pairs).items()},
+            **{f"without opposite: {how}": number for how, number in _count_surplus_look_first(kept_pairs).items()},
         },
         drops={**(replay_pairs.report.drops if replay_pairs else {}), **dropped},
         settings={
@@ -326,10 +327,10 @@ def _write(
 def _filter(
     normalizer: DJNormalizer, candidates: Sequence[_Candidate], held_out: Set[str]
 ) -> tuple[list[NormalizedDPOPair], dict[str, int]]:
-    """Return the pairs that pass the filters, and counts by outcome.
+    """Return the pairs that pass the filters, and the number of pairs by outcome.
 
-    Held-out pairs are filtered on their own: of equal pairs the first is kept, and a training pair must not displace
-    one of the test set.
+    Held-out pairs are filtered separately: the filters keep the first of several equal pairs, and a training pair must
+    not displace a test pair.
     """
     pairs: list[NormalizedDPOPair] = []
     counts: Counter[str] = Counter()
@@ -337,7 +338,7 @@ def _filter(
         part = (
             candidate
             for candidate in candidates
-            if (_conversation_of(candidate.record.pair["state_id"]) in held_out) == is_held_out
+            if (_conversation_id(candidate.record.pair["state_id"]) in held_out) == is_held_out
         )
         pairs += normalizer.normalize(
             cast("Any", {**candidate.record.pair, **candidate.metadata}) for candidate in part
@@ -347,12 +348,12 @@ def _filter(
     return pairs, dict(counts)
 
 
-def _conversation_of(state_id: str) -> str:
+def _conversation_id(state_id: str) -> str:
     return state_id.rpartition("::")[0]
 
 
 class _ReplaySettings(NamedTuple):
-    """The settings of `crf replay`, and its teachers in order."""
+    """The settings and teachers of the run's replay; the teachers are in the order of its votes."""
 
     section: ReplayConfig
     teachers: list[str]
@@ -361,7 +362,7 @@ class _ReplaySettings(NamedTuple):
 def _read_replay_settings(run: RunDir) -> _ReplaySettings:
     """Return the replay's settings from the sidecar of teacher_calls.jsonl."""
     settings: dict[str, Any] = dict(run.meta("teacher_calls").settings)
-    # Before version 0.2 all values were text: "a, b" for the teachers, "sent" or "" for the tools.
+    # Before version 0.2 all values were strings: "a, b" for the teachers, "sent" or "" for the tools.
     if isinstance(settings["teachers"], str):
         history = settings["max_history_tokens"]
         settings |= {
@@ -374,33 +375,33 @@ def _read_replay_settings(run: RunDir) -> _ReplaySettings:
     return _ReplaySettings(ReplayConfig(states="all", **{name: settings[name] for name in names}), settings["teachers"])
 
 
-def _normalizer(section: PairsConfig) -> DJNormalizer:
+def _make_normalizer(section: PairsConfig) -> DJNormalizer:
     backend = "data_juicer" if section.filters == "data_juicer" else "native"
     return DJNormalizer(section.recipe, skip_dj=section.filters == "none", backend=backend)
 
 
-def _with_tools(pairs: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
-    """Yield the pairs with the tools of their states."""
+def _add_tools(pairs: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
+    """Yield the pairs, each with the tools of its state."""
     for pair in pairs:
         yield {**records[pair.state_id].pair, "tools": pair.metadata.get("tools")}
 
 
 def _check_threshold(replay_settings: _ReplaySettings, threshold: int | None) -> int:
-    """Return the threshold for agreement. Raises InputError if the replay has skipped calls that it would need."""
+    """Return the number of teachers that must agree. Raises InputError if the replay skipped calls that this needs."""
     replayed = replay_settings.section
     threshold = replayed.threshold if threshold is None else threshold
-    # With a gate, `crf replay` stops asking about a state once its own threshold cannot be reached or is reached.
+    # With a gate, `crf replay` stops asking about a state once its own threshold is reached or out of reach.
     if replayed.gate != "none" and threshold != replayed.threshold:
         fix = f"Run `crf replay RUN --full` or `crf replay RUN --threshold {threshold}` to send the missing calls."
-        got = f"{threshold}, but `crf replay` used {replayed.threshold}"
-        raise InputError(explain("threshold", got=got, expected="the same", fix=fix))
+        got, expected = f"{threshold}", f"{replayed.threshold}, the threshold of the replay"
+        raise InputError(explain("threshold", got=got, expected=expected, fix=fix))
     return threshold
 
 
 def _select_pairs(
     extraction: Extraction, asked_states: Mapping[str, StateOfTurn], section: PairsConfig
 ) -> list[PairRecord]:
-    """Return the pairs that the section selects, with their texts as it says. The report counts the others."""
+    """Return the pairs that `section` selects, without the texts that it excludes. The report counts the others."""
     selected: list[PairRecord] = []
     report = extraction.report
     for record in extraction.records:
@@ -408,7 +409,7 @@ def _select_pairs(
         report.num_rejected_worked += not turn_state.has_failed
         pair = record.pair if section.thinking else _without_thinking(record.pair, turn_state)
         if not turn_state.has_failed and not section.where_it_worked:
-            report.drop(WORKED)
+            report.drop(_WORKED)
         elif not pair["rejected"].strip() or not pair["chosen"].strip():
             report.drop(_ONLY_THINKING)
         else:
@@ -420,7 +421,7 @@ def _select_pairs(
 
 
 def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
-    """Remove thinking from both answers: teachers do not return theirs, and a pair must not teach whether to think."""
+    """Return the pair without thinking on either side, because teachers return none."""
     chosen = remove_thinking(pair["chosen"])
     parsed = parse_action_text(chosen)
     chosen = text_of(parsed.action) if parsed.thinking else chosen
@@ -428,7 +429,7 @@ def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
 
 
 def _strip_prose(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
-    """If both answers call a tool, keep only the calls: teachers voted on the call, not on the words around it."""
+    """Return the pair with the calls alone if both sides call a tool: teachers voted on calls, not on words."""
     chosen = parse_action_text(record.pair["chosen"]).action
     if not (chosen.calls and turn_state.turn.calls):
         return record
@@ -438,14 +439,14 @@ def _strip_prose(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
 
 
 def _rejected_metadata(turn_state: StateOfTurn) -> dict[str, Any]:
-    """Return whether and how the rejected action failed, and the tools of its state."""
+    """Return metadata: whether and how the rejected action failed, and the tools of its state."""
     tools = turn_state.state.get("tools")
-    outcome = {WORKED: not turn_state.has_failed, "rejected_failures": list(turn_state.failures)}
+    outcome = {_WORKED: not turn_state.has_failed, "rejected_failures": list(turn_state.failures)}
     return {**outcome, **({"tools": tools} if tools else {})}
 
 
 def _to_row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object]:
-    """Return a row of pairs.jsonl. It refers to the messages of its conversation instead of repeating them."""
+    """Return a row of pairs.jsonl, which names the conversation and turn instead of repeating the messages."""
     conversation_id, _, index = record.pair["state_id"].rpartition("::")
     return {
         **{key: value for key, value in record.pair.items() if key != "state_messages"},
@@ -457,16 +458,16 @@ def _to_row(record: PairRecord, metadata: Mapping[str, Any]) -> dict[str, object
 
 
 # ---- Pairs from the sessions themselves
-# Most corrections prefer looking first (search for the text before editing it). Trained on them alone, a model learns
-# to look always. So every such pair is balanced by one from a state where acting at once was right, if possible of the
-# same session, and for the same kind of lookup: text or path. Pairs without a counterpart are counted. Held-out
-# sessions are balanced among themselves.
+# Most corrections prefer looking first (search for the text before editing it). A model that is trained only on them
+# learns to look first always. So each such pair is balanced by a pair from a state where acting at once was right, for
+# the same kind of lookup (text or path) and, if possible, from the same session. Pairs without a counterpart are
+# counted. Held-out sessions are balanced among themselves.
 
-# An edit needs the text that it replaces; the other calls that fail this way need a path.
+# By whether the failed call is an edit: an edit looks for text, every other call for a path.
 _LOOKUP_KINDS = {True: "looked_for_text", False: "looked_for_path"}
-# Pairs held back for sessions that have too few. Each holds the messages before it, so their number is limited.
-MAX_SPARE, _MAX_SPARE_PER_SESSION = 64, 4
-WORKED = "rejected_action_worked"
+# Spare counterparts for other sessions. Each keeps its messages in memory, so their number is limited.
+_MAX_SPARE, _MAX_SPARE_PER_SESSION = 64, 4
+_WORKED = "rejected_action_worked"
 
 
 class _Candidate(NamedTuple):
@@ -477,7 +478,7 @@ class _Candidate(NamedTuple):
 
 
 class _Balance:
-    """Which counterparts are still needed, and which pairs are available for them."""
+    """The counterparts that are still missing, and the spare pairs that can fill in."""
 
     def __init__(self) -> None:
         self.needed: Counter[str] = Counter()  # counterparts that are missing, by kind of lookup
@@ -488,9 +489,9 @@ class _Balance:
 
 
 class _SessionPairs:
-    """The pairs that sessions give without a teacher, collected conversation by conversation.
+    """Pairs from the sessions themselves, collected conversation by conversation.
 
-    `pairs` are those so far; `num_failures` counts the model's errors, each of which may have been corrected.
+    `pairs` has the pairs so far; `num_failures` counts the model's errors, each of which may have been corrected.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -510,7 +511,7 @@ class _SessionPairs:
         return self._sites is not None
 
     def add(self, conversation: Conversation) -> None:
-        """Add the pairs of a conversation, and hold back a few spare counterparts for other sessions."""
+        """Add the pairs of a conversation, and set a few counterparts aside for other sessions."""
         sites = find_error_sites(conversation) if self._sites is None else self._sites[conversation.id]
         self.num_failures += sum(site.is_kept for site in sites)
         candidates = list(own_pairs(conversation, sites))
@@ -526,7 +527,8 @@ class _SessionPairs:
         used: list[Correction] = []
         spare: list[Correction] = []
         room = {
-            how: min(MAX_SPARE - len(spare_pairs), _MAX_SPARE_PER_SESSION) for how, spare_pairs in balance.spare.items()
+            how: min(_MAX_SPARE - len(spare_pairs), _MAX_SPARE_PER_SESSION)
+            for how, spare_pairs in balance.spare.items()
         }
         for correction in counterparts:
             if balance.needed[correction.how] > 0:
@@ -541,7 +543,7 @@ class _SessionPairs:
             balance.spare[correction.how].append(pair)
 
     def balanced(self) -> list[_Candidate]:
-        """Return all pairs, with spare counterparts of other sessions for those that are still needed."""
+        """Return all pairs, filled up with spare counterparts from other sessions where some are missing."""
         return [*self.pairs, *(pair for balance in self._balances.values() for pair in balance.usable_spares())]
 
     def _build(self, conversation: Conversation, corrections: Iterable[Correction]) -> list[_Candidate]:
@@ -554,13 +556,13 @@ class _SessionPairs:
                 messages_before[number] = messages[1:] if has_system_prompt else messages
         tools = self._tools.of(conversation.format)
         return [
-            _pair(conversation, correction, messages_before[correction.turn_number], tools)
+            _make_candidate(conversation, correction, messages_before[correction.turn_number], tools)
             for correction in corrections
         ]
 
 
-def count_surplus_look_first(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:
-    """Return, per kind of lookup, how many more pairs prefer looking first than acting at once."""
+def _count_surplus_look_first(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:
+    """Return by how many the pairs that prefer looking first outnumber their counterparts, by kind of lookup."""
     surplus: Counter[str] = Counter()
     for record, metadata in pairs:
         if record.source == ACTED:
@@ -576,11 +578,11 @@ def _lookup_kind(kind: str) -> str:
 
 
 def _shuffle_key(conversation: Conversation, correction: Correction) -> bytes:
-    """Return a key that shuffles the states of a session, in the same way in every run."""
+    """Return a sort key that shuffles the states of a session deterministically."""
     return hashlib.sha256(f"{conversation.id}::{correction.turn_number}".encode("utf-8", "replace")).digest()
 
 
-def _pair(conversation: Conversation, correction: Correction, messages: list[Any], tools: Any) -> _Candidate:
+def _make_candidate(conversation: Conversation, correction: Correction, messages: list[Any], tools: Any) -> _Candidate:
     chosen, rejected = (Action(text="", calls=(call,)) for call in (correction.chosen, correction.failed))
     # A turn may have several calls, so the call's number is part of the id.
     pair = DPOPair(
@@ -601,7 +603,7 @@ def _pair(conversation: Conversation, correction: Correction, messages: list[Any
         rejected_action=rejected,
         source=correction.source,
     )
-    outcome = {WORKED: False, "rejected_failures": [correction.kind] if correction.kind else [], "how": correction.how}
+    outcome = {_WORKED: False, "rejected_failures": [correction.kind] if correction.kind else [], "how": correction.how}
     return _Candidate(record, {**outcome, **({"tools": tools} if tools else {})})
 
 

@@ -1,7 +1,7 @@
-"""The pipeline of `crf run`: every step in order, skipping those that are up to date.
+"""The pipeline of `crf run`: run the steps in order, and skip those that are up to date.
 
 It can be interrupted or killed at any time. Steps write their files atomically, training resumes from its last
-checkpoint, and paid answers are cached. Running the same command again ends with the same report.
+checkpoint, and paid answers are cached. After an interruption, the same command leads to the same report.
 
     STEPS        the table: the function of each step, what it reads and writes, and which settings its records use
     run_steps    run every stale step
@@ -21,13 +21,13 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.atomic import atomic_write_json
 from composer_replication.canonical_json import decode_object
 from composer_replication.cli.run_checks import (
-    Learnable,
-    check_enough_to_learn,
+    TrainingDataCounts,
+    check_enough_training_data,
     check_verdict_possible,
-    count_learnable,
     count_measurable,
-    remember,
+    count_training_data,
     resolve_paths,
+    save_options,
 )
 from composer_replication.cli.split import TEST
 from composer_replication.config import CrfConfig
@@ -125,7 +125,7 @@ _INGESTED = ("conversations", "tools")
 _TRAINED = ("config", "hint_proof", "ref_logprobs", "metrics", "checkpoints", "adapter", "model", "control")
 _EVALUATED = ("evaluation", "evaluated", "sampled", "token_gaps")
 _SHOWN = ("split", "sites", "conventions", "teacher_calls", "pairs", "hint_proof", "metrics", "adapter", "model")
-STEPS = (
+_TABLE = (
     Step("ingest", "cli.ingest:ingest", reads=(), reads_if_there=(), writes=(*_INGESTED, "session_sources")),
     Step(
         "split",
@@ -184,28 +184,23 @@ STEPS = (
         writes=("report_html", "report_md", "report_sessions"),
     ),
 )
-_STEP_BY_NAME = {step.name: step for step in STEPS}
-
-
-def step_named(name: str) -> Step:
-    """Return the step with this name."""
-    return _STEP_BY_NAME[name]
+STEPS = {step.name: step for step in _TABLE}
 
 
 def record_steps(config: CrfConfig) -> list[Step]:
     """Return the steps that write records; without teachers there is no replay among them."""
     has_teachers = config.replay.teachers is not None
-    return [step for step in STEPS if step.settings is not None and (step.name != "replay" or has_teachers)]
+    return [step for step in STEPS.values() if step.settings is not None and (step.name != "replay" or has_teachers)]
 
 
 @dataclass(frozen=True)
 class RunCallbacks:
-    """Callbacks for progress. The defaults do nothing."""
+    """Progress callbacks. The defaults do nothing."""
 
     on_step_begin: Callable[[str, str], None] = field(default_factory=lambda: lambda _name, _why: None)
     on_step_end: Callable[[str, Any], None] = field(default_factory=lambda: lambda _name, _result: None)
     on_message: Callable[[str], None] = field(default_factory=lambda: lambda _message: None)
-    # The two progress callbacks are called once per step; the context is open while the step runs.
+    # The next two return a context, which is open while the step runs and yields the callback.
     ingest_progress: Callable[[], AbstractContextManager[Callable[[int, int], None]]] = field(
         default_factory=lambda: lambda: nullcontext(lambda _done, _total: None)
     )
@@ -215,7 +210,7 @@ class RunCallbacks:
 
 
 class _StepOutcome(NamedTuple):
-    """Whether a step has run, why, and how long it took. The field names are those of `crf run --json`."""
+    """Whether and why a step has run, and how long it took. The field names are those of `crf run --json`."""
 
     name: str
     was_made: bool
@@ -225,29 +220,29 @@ class _StepOutcome(NamedTuple):
 
 @dataclass(kw_only=True)
 class RunResult:
-    """The outcomes of all steps in order; the evaluation and the report, if the run has come that far."""
+    """The outcomes of the steps so far, in order. An interrupted run has neither evaluation nor report."""
 
     outcomes: list[_StepOutcome] = field(default_factory=list[_StepOutcome])
     evaluation: dict[str, Any] | None = None
     report: Path | None = None
     stopped_by: str = ""
-    """The signal that interrupted a training; empty if none has."""
+    """The name of the signal that interrupted a training; empty if there was none."""
 
 
 def run_steps(
-    config: CrfConfig, run: RunDir, callbacks: RunCallbacks | None = None, *, is_remembered: bool = False
+    config: CrfConfig, run: RunDir, callbacks: RunCallbacks | None = None, *, saves_options: bool = False
 ) -> RunResult:
-    """Run every stale step. Raises InputError, before any weights are loaded, if there is too little to learn from.
+    """Run every stale step. Raises InputError before any weights are loaded if there is too little training data.
 
-    With `is_remembered`, the options are stored in the run for the next call.
+    With `saves_options`, the options are stored in the run for the next call.
     """
     callbacks, result = callbacks or RunCallbacks(), RunResult()
     config = resolve_paths(config)
     if config.replay.teachers is not None or config.sites.writer is not None:
-        # Raises for a model that cannot be trained. Find that out before money is spent on teachers.
+        # Raises for a model that cannot be trained, before money is spent on teachers.
         resolve_for_training(config)
-    if is_remembered:
-        remember(config, run)
+    if saves_options:
+        save_options(config, run)
     config = replace(config, train=replace(config.train, run=str(run.root)))
     with run.used_alone("crf run"), sharing_reads():
         for name, why, function in _steps(config, run, callbacks):
@@ -269,21 +264,25 @@ def run_steps(
 
 
 _Step = tuple[str, str, Callable[[], Any]]
-"""The name of a step, why it has to run (empty if it is up to date), and what runs it."""
+"""The name of a step, the reason to run it (empty if it is up to date), and the function that runs it."""
 
 
 def _steps(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Iterator[_Step]:
-    """Yield the steps in order. As a generator, it checks each one only after those before it have run."""
+    """Yield the steps in order. Each is checked only after the steps before it have run, because
+    this is a generator.
+    """
     if config.ingest.paths:
         yield "ingest", "reads what is new", lambda: _ingest(config, run, callbacks)
     for step in record_steps(config):
         yield step.name, step.why_stale(config, run), partial(step.function, getattr(config, step.name), run)
-    learnable = count_learnable(run)
-    check_enough_to_learn(config, learnable)
-    yield from _training_steps(resolve_for_training(config), run, learnable, callbacks)
+    training_data = count_training_data(run)
+    check_enough_training_data(config, training_data)
+    yield from _training_steps(resolve_for_training(config), run, training_data, callbacks)
 
 
-def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callbacks: RunCallbacks) -> Iterator[_Step]:
+def _training_steps(
+    config: CrfConfig, run: RunDir, training_data: TrainingDataCounts, callbacks: RunCallbacks
+) -> Iterator[_Step]:
     """Yield the training, its controls, the evaluation and the report."""
     # Imported here because it loads torch.
     from composer_replication.evaluation.evaluate import PARTIAL
@@ -291,7 +290,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
 
     arms = arm_configs(config)
     if any(why_train(arm, run).why for arm in arms.values()):
-        check_verdict_possible(config, learnable, count_measurable(config, run), callbacks.on_message)
+        check_verdict_possible(config, training_data, count_measurable(config, run), callbacks.on_message)
     for name, arm in arms.items():
         why = why_train(arm, run)
         words = what_training_does(arm, run, why) if why.why and not why.is_other else ""
@@ -306,7 +305,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
         models = {"before": config.train.model, "after": str(weights["after"])}
         controls = [*map(str, folders.values())]
         with callbacks.training_progress(0) as progress:
-            record = step_named("evaluate").function(config, run, **models, control=controls, progress=progress)
+            record = STEPS["evaluate"].function(config, run, **models, control=controls, progress=progress)
         _record_hashes("evaluate", run, inputs)
         return record
 
@@ -318,7 +317,7 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
     report_sources = {**_artefact_hashes(run, records), **_weight_hashes(weights)}
 
     def write_report() -> Any:
-        report = step_named("report").function(run, trained_in=weights["after"].parent)
+        report = STEPS["report"].function(run, trained_in=weights["after"].parent)
         _record_hashes("report", run, report_sources)
         return report
 
@@ -327,16 +326,16 @@ def _training_steps(config: CrfConfig, run: RunDir, learnable: Learnable, callba
 
 def _ingest(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Any:
     with callbacks.ingest_progress() as progress:
-        return step_named("ingest").function(config.ingest, run, progress=progress)
+        return STEPS["ingest"].function(config.ingest, run, progress=progress)
 
 
 def _train(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Any:
     with callbacks.training_progress(config.train.optimiser.steps) as progress:
-        return step_named("train").function(config, run, progress=progress)
+        return STEPS["train"].function(config, run, progress=progress)
 
 
 def arm_configs(config: CrfConfig) -> dict[str, CrfConfig]:
-    """Return the configs of the training and of its controls, by the name of their step."""
+    """Return the configs of the training and of its controls, by step name."""
     arms, shuffles = {"train": config}, range(1, config.run.shuffles + 1) if config.run.control else ()
     for shuffle in shuffles:
         arms[control_name(shuffle)] = replace(config, train=replace(config.train, control="shuffled", shuffle=shuffle))
@@ -344,7 +343,7 @@ def arm_configs(config: CrfConfig) -> dict[str, CrfConfig]:
 
 
 def resolve_for_training(config: CrfConfig) -> CrfConfig:
-    """Return the config as a training sees it, with windows that fit the model. Loads torch and the tokenizer."""
+    """Return the config as the training uses it, with windows that fit the model. Loads torch and the tokenizer."""
     from composer_replication.trainer.from_config.inputs import read_inputs
 
     inputs = read_inputs(replace(config, train=replace(config.train, run=None)))
@@ -359,16 +358,16 @@ _INPUT_RECORDS = ".made_of.json"
 
 
 def _why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> str:
-    """Return why an evaluation or a report has to be made (again), given the hashes of its current inputs."""
+    """Return why an evaluation or a report has to be made (again), given its current inputs; empty if up to date."""
     if not all(run.path(name).exists() for name in _output_files(step)):
         return NOT_WRITTEN_YET
     recorded = _read_input_records(run).get(step)
     if recorded is None:
         return "was not made by `crf run`"
-    # The outputs are compared as well: somebody may have replaced them.
+    # The outputs are compared as well, because somebody may have replaced them.
     current = {**inputs, **_artefact_hashes(run, _output_files(step))}
     changed = [name for name in {**recorded, **current} if recorded.get(name) != current.get(name)]
-    # Options have dotted names ("evaluation.samples"), files have not.
+    # Names of options contain a dot ("evaluation.samples"), names of files do not.
     options = [f"{name}: {recorded.get(name, 'unset')} -> {current.get(name)}" for name in changed if "." in name]
     files = [name for name in changed if "." not in name]
     return "; ".join([*([f"{' and '.join(files)} changed since"] if files else []), *options])
@@ -381,7 +380,7 @@ def _record_hashes(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> 
 
 
 def _output_files(step: str) -> list[str]:
-    return [name for name in step_named(step).writes if ARTEFACTS[name].kind == "file"]
+    return [name for name in STEPS[step].writes if ARTEFACTS[name].kind == "file"]
 
 
 def _read_input_records(run: RunDir) -> dict[str, Any]:
@@ -390,7 +389,7 @@ def _read_input_records(run: RunDir) -> dict[str, Any]:
 
 
 def _evaluation_inputs(config: CrfConfig, run: RunDir, weights: Mapping[str, Path | None]) -> dict[str, str | None]:
-    """Return hashes of what an evaluation reads: records, weights, the files of its section, and its options."""
+    """Return the inputs of an evaluation: its options, and hashes of the records, weights and files that it reads."""
     records = _artefact_hashes(run, ("conversations", "split", "sites", "pairs"))
     section = config.evaluation
     paths = {"gsm8k": section.gsm8k, "code": section.code}
@@ -409,7 +408,7 @@ def _weight_hashes(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
 
 
 def _artefact_hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
-    """Return hashes of the files of these artefacts; None for those that do not exist."""
+    """Return the hashes of these artifacts' files; None for a file that does not exist."""
     return {name: _file_hash(run.path(name)) for name in names if ARTEFACTS[name].kind != "folder"}
 
 

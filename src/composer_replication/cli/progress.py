@@ -1,6 +1,6 @@
 """Progress on stderr: bytes read, teacher calls and their cost, training steps.
 
-A terminal gets a bar. Otherwise training prints lines, so that a log file is readable, and the others print nothing.
+On a terminal, progress is a bar. Elsewhere, such as in a log file, training prints lines and everything else is silent.
 """
 
 from __future__ import annotations
@@ -15,13 +15,15 @@ from typing import TYPE_CHECKING, Any
 from composer_replication.cli.console import is_terminal, log, plain
 
 if TYPE_CHECKING:
+    from rich.progress import Progress, ProgressColumn
+
     from composer_replication.teacher_replay.tables import Meter
     from composer_replication.trainer.from_config.training import TrainingCallbacks
     from composer_replication.trainer.sessions.phases import Phase
     from composer_replication.types import TeacherCallResult
 
 _SECONDS_BETWEEN_LINES = 10.0
-# Metrics that are printed, by their name in metrics.jsonl; the rest is only in that file.
+# The metrics that are printed: their names in metrics.jsonl, and in print.
 _PRINTED_METRICS = (
     ("loss/total", "total"),
     ("loss/lm_ce", "lm_ce"),
@@ -38,23 +40,32 @@ _PRINTED_METRICS = (
 
 @contextlib.contextmanager
 def byte_progress(what: str, *, quiet: bool) -> Generator[Callable[[int, int], None], None, None]:
-    """Yield a function (bytes done, bytes in total) that moves a progress bar, if stderr is a terminal."""
+    """Yield a function of the bytes done and in total. On a terminal it moves a progress bar, elsewhere it does
+    nothing.
+    """
     if quiet or not is_terminal(sys.stderr):
         yield lambda _done, _total: None
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, DownloadColumn, Progress, TextColumn, TimeRemainingColumn, TransferSpeedColumn
+    from rich.progress import DownloadColumn, TimeRemainingColumn, TransferSpeedColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), DownloadColumn(), TransferSpeedColumn())
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
+    with _bar(DownloadColumn(), TransferSpeedColumn(), TimeRemainingColumn()) as progress:
         task = progress.add_task(what, total=None)
         yield lambda done, total: progress.update(task, completed=done, total=total)
 
 
-class CallBar:
-    """A progress bar of teacher calls with what they cost.
+def _bar(*columns: ProgressColumn, is_removed_at_end: bool = True) -> Progress:
+    """Return a progress bar on stderr with a description, the bar and these columns."""
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn
 
-    The amounts come from the cache's meter, which counts answers, failures and earlier replays of the run.
+    first_columns = (TextColumn("{task.description}"), BarColumn())
+    return Progress(*first_columns, *columns, console=Console(stderr=True), transient=is_removed_at_end)
+
+
+class _CallBar:
+    """A progress bar of teacher calls and their cost.
+
+    The amounts come from the meter of the cache, which includes failed calls and earlier replays of the run.
     """
 
     def __init__(self, cap_usd: float, progress: Any = None, task: Any = None) -> None:
@@ -73,7 +84,7 @@ class CallBar:
 
     @property
     def about(self) -> str:
-        """The text next to the bar. "Held" is money reserved for requests under way or possibly billed."""
+        """The text next to the bar. "Held" is money reserved for requests that are under way or that may be billed."""
         spent_usd = self._meter.spent / 1e9 if self._meter else 0.0
         held_usd = (self._meter.reserved + self._meter.unknown) / 1e9 if self._meter else 0.0
         money = f"${spent_usd:.4f} spent and ${held_usd:.4f} held of ${self._cap_usd:g}"
@@ -81,34 +92,30 @@ class CallBar:
 
 
 @contextlib.contextmanager
-def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[CallBar, None, None]:
-    """Yield a `CallBar`, which is visible only if stderr is a terminal."""
+def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[_CallBar, None, None]:
+    """Yield a bar to report calls to. It is visible only if stderr is a terminal."""
     if quiet or not is_terminal(sys.stderr):
-        yield CallBar(cap_usd)
+        yield _CallBar(cap_usd)
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+    from rich.progress import MofNCompleteColumn, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TextColumn("{task.fields[about]}"))
-    with Progress(*columns, TimeRemainingColumn(), console=Console(stderr=True), transient=True) as progress:
-        yield CallBar(cap_usd, progress, progress.add_task("calls", total=num_calls, about=""))
+    with _bar(MofNCompleteColumn(), TextColumn("{task.fields[about]}"), TimeRemainingColumn()) as progress:
+        yield _CallBar(cap_usd, progress, progress.add_task("calls", total=num_calls, about=""))
 
 
 @contextlib.contextmanager
 def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, None]:
-    """Yield the callbacks that show a training's progress. Warnings of this package are printed the same way."""
+    """Yield the callbacks that show a training's progress. Warnings of this package are printed above the bar."""
     from composer_replication.trainer.from_config.training import TrainingCallbacks
 
     if not is_terminal(sys.stderr):
         with _warnings_to(log):
-            yield TrainingCallbacks(say=log, on_log=_log_metrics, on_phase=PhaseLines(log))
+            yield TrainingCallbacks(say=log, on_log=_log_metrics, on_phase=_PhaseLines(log))
         return
-    from rich.console import Console
-    from rich.progress import BarColumn, MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
-    from rich.progress import Progress as Bar
+    from rich.progress import MofNCompleteColumn, TaskID, TextColumn, TimeRemainingColumn
 
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn())
-    with Bar(*columns, TextColumn("{task.fields[figures]}", markup=False), console=Console(stderr=True)) as bar:
+    metrics_column = TextColumn("{task.fields[figures]}", markup=False)
+    with _bar(MofNCompleteColumn(), TimeRemainingColumn(), metrics_column, is_removed_at_end=False) as bar:
         task = bar.add_task("steps", total=total_steps, figures="", visible=total_steps > 0)
 
         # Through the bar's console: plain `print` would break the line that the bar redraws.
@@ -131,10 +138,11 @@ def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, No
             )
 
 
-class PhaseLines:
-    """Prints lines about the work before the first step: at its start, every ten seconds, and at its end.
+class _PhaseLines:
+    """A callback that prints progress lines about the phases before the first training step.
 
-    A phase that is already complete when it is first reported prints nothing.
+    It prints a line at the start of a phase, every ten seconds, and at the end; nothing for a phase that is complete
+    when it is first reported.
     """
 
     def __init__(self, on_message: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -156,30 +164,24 @@ class PhaseLines:
             self._name = ""
 
     def _remaining_time(self, phase: Phase, now: float) -> str:
-        # A resumed phase starts at `first_done`: what an earlier process did says nothing about this one's speed.
+        # A resumed phase starts at `first_done`. Earlier work says nothing about the speed of this process.
         num_done = phase.done - self._first_done
         if phase.is_over or not num_done:
             return ""
         seconds = (now - self._started_s) / num_done * (phase.total - phase.done)
-        return f", about {duration(seconds)} left"
+        return f", about {format_duration(seconds)} left"
 
 
-def duration(seconds: float) -> str:
+def format_duration(seconds: float) -> str:
     """Return seconds in a readable unit: "40 s", "12 min", "3.5 h"."""
-    # From 90 s on minutes, from 90 min on hours: "75 s" says more than "1 min".
+    # Minutes from 90 s on, hours from 90 min on, because "75 s" says more than "1 min".
     if seconds < 90:
         return f"{seconds:.0f} s"
     return f"{seconds / 60:.0f} min" if seconds < 5400 else f"{seconds / 3600:.1f} h"
 
 
-def as_shown(name: str) -> str:
-    """Return the printed name of a channel or of one of its drop reasons."""
-    # Metrics store the older name sdpo_kl: "sdpo_kl: longer_than_window" -> "sdpo_jsd: longer_than_window".
-    return name.replace("sdpo_kl", "sdpo_jsd", 1) if name.startswith("sdpo_kl") else name
-
-
-def metrics_text(metrics: Mapping[str, Any]) -> str:
-    """Return the printed metrics in a fixed order. A loss that no step of the interval trained on is marked."""
+def _metrics_text(metrics: Mapping[str, Any]) -> str:
+    """Return the printed metrics in a fixed order. A loss that no step since the last line trained on is marked."""
     return "  ".join(
         f"{name} {float(metrics[key]):.4g}{_inactive_mark(key, metrics)}"
         for key, name in _PRINTED_METRICS
@@ -192,20 +194,20 @@ def _inactive_mark(key: str, metrics: Mapping[str, Any]) -> str:
 
 
 def _bar_postfix(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the two metrics that fit next to the bar. Without any, the bar keeps those of the line before."""
-    text = metrics_text({key: metrics[key] for key in ("loss/total", "reward") if key in metrics})
+    """Return the metrics that fit next to the bar: total loss and reward. Without any, the bar keeps the last ones."""
+    text = _metrics_text({key: metrics[key] for key in ("loss/total", "reward") if key in metrics})
     return {"figures": text} if text else {}
 
 
 def _log_metrics(step: int, total: int, metrics: Mapping[str, Any]) -> None:
-    text = metrics_text(metrics)
+    text = _metrics_text(metrics)
     if text:
         log(f"step {step} of {total}: {text}")
 
 
 @contextlib.contextmanager
 def _warnings_to(on_message: Callable[[str], None]) -> Generator[None, None, None]:
-    """Pass this package's warnings to a callback. Python would print them to stderr, into the middle of a bar."""
+    """Pass this package's warnings to a callback. Python would print them to stderr, in the middle of the bar."""
 
     class CallbackHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -4,8 +4,8 @@ Reads   conversations.jsonl; tools.jsonl, split.jsonl and sites.jsonl if they ex
 Writes  teacher_calls.jsonl, one row per state and teacher; answers are cached in teacher_cache.sqlite
 
 The conversations are read twice. The first pass builds every request, checks it for secrets, adds up the price and
-remembers only its cache key; nothing is sent. The second pass builds the requests again and sends them. The rows are
-then written from the keys and the cache, so neither requests nor answers are held in memory.
+keeps only its cache key; it sends nothing. The second pass builds the requests again and sends them. The rows are
+then written from the keys and the cache, so memory holds neither requests nor answers.
 
     plan_replay    first pass: what would be sent, and what it may cost
     send_requests  second pass: send, cache, and write teacher_calls.jsonl
@@ -23,9 +23,9 @@ from typing import NamedTuple, cast
 
 from composer_replication.cli.console import (
     add_config_arguments,
+    add_config_flag,
     add_gate_arguments,
-    add_short,
-    config_of,
+    config_from_args,
     log,
     print_json,
     show,
@@ -61,9 +61,9 @@ from composer_replication.teacher_replay.votes import is_unsent
 from composer_replication.types import Conversation, ErrorSite, TeacherCallResult, TraceState, Turn
 
 WHEN_INTERRUPTED = "the answers so far are saved; run the same command again for the rest"
-# Counts of the written rows. The counts of the requests, printed in the same table, say why.
-_EXPLAINED_BY_ASKER = {"not asked", "calls not sent"}
-# Flags of earlier versions: the config key that each one sets, and its value if the user types none.
+# Not printed: the counts of requests in the same table also give the reasons.
+_COUNTED_WITH_REQUESTS = {"not asked", "calls not sent"}
+# Flags of earlier versions, hidden from --help: the config key of each, and its value if it takes none.
 _HIDDEN_FLAGS: dict[str, tuple[str, object]] = {
     "--sites": ("states", "sites"),
     "--limit": ("limit", None),
@@ -81,23 +81,25 @@ _HIDDEN_FLAGS: dict[str, tuple[str, object]] = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
-    add_short(parser, "--teachers", key="replay.teachers", metavar="FILE")
-    add_short(parser, "--max-usd", key="replay.max_usd", metavar="USD")
-    text = "only states of turns that failed or were refused, which is what pairs are made from"
-    add_short(parser, "--failed", key="replay.states", value="failed", help=text)
+    add_config_flag(parser, "--teachers", key="replay.teachers", metavar="FILE")
+    add_config_flag(parser, "--max-usd", key="replay.max_usd", metavar="USD")
+    text = "ask only about turns that failed or were refused; pairs are made from these"
+    add_config_flag(parser, "--failed", key="replay.states", value="failed", help=text)
     parser.add_argument("--dry-run", action="store_true", help="print what it would cost, and send nothing")
-    parser.add_argument("--go-on", action="store_true", help="resume after a teacher charged more than its maximum")
+    parser.add_argument(
+        "--go-on", action="store_true", help="continue although a teacher has charged more than its stated maximum"
+    )
     add_config_arguments(parser, "replay")
     add_gate_arguments(parser)
     parser.add_argument("--json", action="store_true", help="print the summary as JSON")
     for flag, (key, value) in _HIDDEN_FLAGS.items():
-        add_short(parser, flag, key=f"replay.{key}", value=value, hidden=True)
+        add_config_flag(parser, flag, key=f"replay.{key}", value=value, hidden=True)
 
 
 def run(args: argparse.Namespace) -> int:
     from composer_replication.cli.progress import call_progress
 
-    section, run_dir = config_of(args).replay, RunDir.open(args.run)
+    section, run_dir = config_from_args(args).replay, RunDir.open(args.run)
     if args.no_scrub:
         log("crf replay: --no-scrub: the outgoing check is off; teachers see everything in the run")
     plan = plan_replay(section, run_dir, no_scrub=args.no_scrub, allowed=args.allow)
@@ -110,7 +112,9 @@ def run(args: argparse.Namespace) -> int:
         return 0
     price = plan.price
     with call_progress(price.num_calls + price.num_cached, section.max_usd, quiet=args.json) as bar:
-        done = asyncio.run(send_requests(plan, on_call=bar.on_call, on_meter=bar.on_meter, resumes=args.go_on))
+        done = asyncio.run(
+            send_requests(plan, on_call=bar.on_call, on_meter=bar.on_meter, resume_after_overrun=args.go_on)
+        )
     _show(plan, done, as_json=args.json)
     has_failed = not done.num_answers and any(done.counts.get(name) for name in ("calls", "calls not sent"))
     return 1 if done.report.stopped or done.report.given_up or has_failed else 0
@@ -119,12 +123,11 @@ def run(args: argparse.Namespace) -> int:
 def _log_price(plan: _ReplayPlan) -> None:
     price, cap = plan.price, f"${plan.section.max_usd:g}"
     log(
-        f"up to {price.num_calls:,} calls to send, {price.num_cached:,} already cached; all of them cost "
-        f"about ${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is "
-        "spent"
+        f"up to {price.num_calls:,} calls to send, {price.num_cached:,} already cached; together they cost about "
+        f"${price.low_usd:.4f} and at most ${price.high_usd:.4f}; ${price.spent_usd:.4f} of the cap of {cap} is spent"
     )
     if price.num_fitting < price.num_calls:
-        log(f"the cap is enough for about {price.num_fitting:,} of them; raise it with --max-usd")
+        log(f"the cap is enough for about {price.num_fitting:,} of these calls; raise it with --max-usd")
 
 
 def _print_plan(plan: _ReplayPlan) -> None:
@@ -139,7 +142,7 @@ def _print_plan(plan: _ReplayPlan) -> None:
     print_json({**summary, **asdict(plan.price)})
 
 
-def _show(plan: _ReplayPlan, done: Replayed, *, as_json: bool) -> None:
+def _show(plan: _ReplayPlan, done: ReplayResult, *, as_json: bool) -> None:
     from composer_replication.teacher_replay.ask_and_retry import KEPT_BACK
 
     run_dir, report, counts = plan.run, done.report, dict(done.counts)
@@ -149,35 +152,37 @@ def _show(plan: _ReplayPlan, done: Replayed, *, as_json: bool) -> None:
     num_calls = counts.get("calls", 0) + counts.get("calls not sent", 0)
     why = report.stopped or report.given_up
     rows = {**counts, **report.counts, **({"answers": done.num_answers} if why else {})}
-    table_rows = sorted((what, number) for what, number in rows.items() if what not in _EXPLAINED_BY_ASKER)
+    table_rows = sorted((what, number) for what, number in rows.items() if what not in _COUNTED_WITH_REQUESTS)
     show(table("Teacher calls, stopped early" if why else "Teacher calls", ("what", "number"), table_rows))
-    # Money is reserved for a request that timed out: the provider may still bill it.
+    # Money stays reserved for a request that timed out, because the provider may still bill it.
     unknown = f" and ${report.unknown_billed_usd:.4f} held for {report.num_unknown_billed} attempts that may be billed"
     log(f"spent ${report.spent_usd:.4f}{unknown if report.num_unknown_billed else ''}; cap ${plan.section.max_usd:g}")
     if num_unsent := report.counts.get(KEPT_BACK):
-        log(f"Spending cap reached: {num_unsent:,} requests not sent. Raise --max-usd and rerun to send only those")
+        log(
+            f"Spending cap reached: {num_unsent:,} requests were not sent. Raise --max-usd and rerun to send only these"
+        )
     if report.stopped:
-        log(f"stopped: {report.stopped}. Check it, then resume with --go-on")
+        log(f"stopped: {report.stopped}. Check the teacher's prices, then continue with --go-on")
     if report.given_up:
         log(f"stopped: {report.given_up}. {done.num_answers:,} answers are saved; run the same command for the rest")
-    next_step = "`crf pairs RUN` makes pairs from it"
+    next_step = "make pairs from it with `crf pairs RUN`"
     if num_calls and not done.num_answers:
         next_step = "no call has an answer, so no pairs can be made"
     elif why:
-        next_step = f"{done.num_answers:,} of {num_calls:,} calls have an answer; they alone would give few pairs"
+        next_step = f"{done.num_answers:,} of {num_calls:,} calls have an answer, which gives few pairs"
     log(f"{run_dir.path('teacher_calls')}: {next_step}")
 
 
 SCHEMA, VERSION = "teacher_call", 2
-_NOT_STORED = ("is_cached",)  # depends on earlier runs, so a rerun would write other rows
+_NOT_STORED = ("is_cached",)  # it depends on earlier replays, so a rerun would write different rows
 OnCall = Callable[[TeacherCallResult], None]
 
 
 @dataclass(frozen=True, kw_only=True)
 class _ReplayPlan:
-    """The requests of a replay, the teachers that get them, and their price.
+    """The requests of a replay, the teachers that receive them, and what they cost.
 
-    `finds` are texts in the requests that look like secrets, each listed once, at the first state that shows it.
+    `finds` lists the texts in the requests that look like secrets, each once, with the first state that contains it.
     """
 
     run: RunDir
@@ -191,8 +196,8 @@ class _ReplayPlan:
     finds: Sequence[Find]
 
 
-class Replayed(NamedTuple):
-    """The result of a replay: the report of the requests, and the counts of teacher_calls.jsonl."""
+class ReplayResult(NamedTuple):
+    """The result of a replay: the report on the requests, and the counts of rows in teacher_calls.jsonl."""
 
     report: ReplayReport
     counts: Mapping[str, int]
@@ -208,14 +213,16 @@ def replay(
     *,
     no_scrub: bool = False,
     allowed: Iterable[str] = (),
-    resumes: bool = False,
+    resume_after_overrun: bool = False,
     on_call: OnCall = lambda _result: None,
     on_meter: OnMeter | None = None,
-) -> Replayed:
-    """Ask the teachers and write teacher_calls.jsonl. Raises before anything is sent if a request may hold a secret."""
+) -> ReplayResult:
+    """Ask the teachers and write teacher_calls.jsonl. Sends nothing and raises if a request may contain a secret."""
     plan = plan_replay(section, run, no_scrub=no_scrub, allowed=allowed)
     _refuse_secrets(plan)
-    return asyncio.run(send_requests(plan, on_call=on_call, on_meter=on_meter, resumes=resumes))
+    return asyncio.run(
+        send_requests(plan, on_call=on_call, on_meter=on_meter, resume_after_overrun=resume_after_overrun)
+    )
 
 
 def plan_replay(
@@ -227,12 +234,12 @@ def plan_replay(
     teachers: Sequence[Teacher] | None = None,
     options: ReplayOptions | None = None,
 ) -> _ReplayPlan:
-    """Build the requests of a replay, check them for secrets and price them; send none.
+    """Build the requests of a replay, check them for secrets and compute their price, without sending any.
 
-    `teachers` and `options` replace those of the section.
+    `teachers` and `options` replace the settings in `section`.
     """
     cap_nano = check_cap(section.max_usd)
-    options = options or _options(section, run)
+    options = options or _replay_options(section, run)
     teachers = teachers or teachers_of(read_specs(section.teachers, "replay.teachers"), None, options)
     if options.gate is not None:
         check_threshold(len(teachers), options.agreement_threshold)
@@ -264,7 +271,7 @@ def _refuse_small_cap(plan: _ReplayPlan) -> None:
 
 
 def _refuse_secrets(plan: _ReplayPlan) -> None:
-    """Raise if a request contains what looks like a secret."""
+    """Raise if a request contains a text that looks like a secret."""
     if plan.finds:
         raise refusal("requests to teachers", plan.finds)
 
@@ -274,19 +281,19 @@ async def send_requests(
     *,
     on_call: OnCall = lambda _result: None,
     on_meter: OnMeter | None = None,
-    resumes: bool = False,
-) -> Replayed:
-    """Send the requests, then write teacher_calls.jsonl: every call by state and teacher, answered or not.
+    resume_after_overrun: bool = False,
+) -> ReplayResult:
+    """Send the requests, then write teacher_calls.jsonl: one row per state and teacher, answered or not.
 
-    The run is locked meanwhile, so a second replay of it raises and sends nothing. If the conversations have changed
-    since the plan was made, StaleArtefactError is raised; the answers so far are cached. Requests from a run that was
-    not scrubbed are sent only if the outgoing check is off.
+    The run is locked meanwhile, so a second replay of the same run raises and sends nothing. Raises StaleArtefactError
+    if the conversations have changed since the plan was made; the answers so far stay in the cache. Requests from a run
+    that was ingested with `--no-scrub` are sent only if the outgoing check is off.
 
     Args:
-        plan: What to send.
-        on_call: Called with every result.
-        on_meter: Called when the spent or reserved amount changes.
-        resumes: Send again although a teacher has charged more than its maximum: a person has looked into it.
+        plan: The plan made by `plan_replay`.
+        on_call: Called with the result of every call.
+        on_meter: Called when the amount of money spent or reserved changes.
+        resume_after_overrun: Send requests although a teacher has charged more than its maximum before.
     """
     _refuse_small_cap(plan)
     run, outcomes = plan.run, _Outcomes()
@@ -297,11 +304,11 @@ async def send_requests(
 
     with run.used_for("replay"), TeacherStore(plan.options.cache) as store:
         store.hold("a replay of this run")
-        if resumes:
+        if resume_after_overrun:
             store.resume_after_overrun()
         _check_unchanged(plan)
         report = await ask_teachers(
-            _with_tools_stored(plan),
+            _store_tools(plan),
             plan.teachers,
             plan.section.max_usd,
             options=plan.options,
@@ -310,16 +317,16 @@ async def send_requests(
             store=store,
         )
         _check_unchanged(plan)
-        return Replayed(report, _write(plan, store, outcomes))
+        return ReplayResult(report, _write(plan, store, outcomes))
 
 
 def read_calls(run: RunDir) -> Iterator[TeacherCallResult]:
-    """Yield the calls of a run in order."""
+    """Yield the rows of teacher_calls.jsonl in order."""
     rows = run.read_jsonl("teacher_calls", schema=SCHEMA, version=VERSION)
     return (cast("TeacherCallResult", row) for row in rows)
 
 
-def _options(section: ReplayConfig, run: RunDir) -> ReplayOptions:
+def _replay_options(section: ReplayConfig, run: RunDir) -> ReplayOptions:
     return ReplayOptions(
         cache=run.path("teacher_cache"),
         max_concurrency=section.concurrency,
@@ -332,7 +339,7 @@ def _options(section: ReplayConfig, run: RunDir) -> ReplayOptions:
 
 
 class _Outcomes:
-    """The outcomes of this replay by state and teacher. Answers are in the cache, so only failures are held here."""
+    """The outcomes of this replay by state and teacher. Only failures are kept here; answers are in the cache."""
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, int], TeacherCallResult] = {}
@@ -348,10 +355,10 @@ class _Outcomes:
         return hash((state_id, teacher)) in self._answered
 
 
-def _with_tools_stored(plan: _ReplayPlan) -> Iterator[TraceState]:
-    """Yield the planned states. The tools of a session are stored before its first request is sent.
+def _store_tools(plan: _ReplayPlan) -> Iterator[TraceState]:
+    """Yield the planned states, and store the tools of each session before its first request is sent.
 
-    A later replay then sends the same tools, so that its requests find the cached answers.
+    A later replay sends the stored tools, so that its requests match the cached answers.
     """
     asked_tools = AskedTools(plan.run)
     for turn_state in plan.states.read(only=(planned.state_id for planned in plan.planned_states), verify=False):
@@ -361,10 +368,10 @@ def _with_tools_stored(plan: _ReplayPlan) -> Iterator[TraceState]:
 
 
 def _write(plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mapping[str, int]:
-    """Write teacher_calls.jsonl. Its settings tell `crf pairs` how to see the same states."""
+    """Write teacher_calls.jsonl. `crf pairs` reads its settings in order to rebuild the same states."""
     meta = plan.run.write_jsonl(
         "teacher_calls",
-        _checked_at_end(plan, _rows(plan, store, outcomes, counts := Counter())),
+        _check_after_rows(plan, _call_rows(plan, store, outcomes, counts := Counter())),
         schema=SCHEMA,
         version=VERSION,
         sources=[source for source in plan.sources if source.name != "tools"],
@@ -384,10 +391,10 @@ def _write(plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mappi
     return meta.counts
 
 
-def _rows(
+def _call_rows(
     plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes, counts: Counter[str]
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows from the cache, and count them. Memory stays small however long the replay is."""
+    """Yield the rows one at a time from the cache, and count them."""
     for planned in plan.planned_states:
         counts["states"] += 1
         for index, (teacher, key) in enumerate(zip(plan.teachers, planned.keys, strict=True)):
@@ -412,31 +419,31 @@ def _rows(
             yield {**row, "conversation_id": planned.session}
 
 
-def _checked_at_end(plan: _ReplayPlan, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
-    """Yield the rows, and raise at their end if a source has changed meanwhile: the file is discarded then."""
+def _check_after_rows(plan: _ReplayPlan, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
+    """Yield the rows. Raises after the last one if a source has changed meanwhile, so that the file is discarded."""
     yield from rows
     _check_unchanged(plan)
 
 
 def _check_unchanged(plan: _ReplayPlan) -> None:
-    """Raise StaleArtefactError if a source has changed since the plan: the calls belong to the old states."""
+    """Raise StaleArtefactError if a source has changed since the plan was made: its calls belong to the old states."""
     for source in plan.sources:
         if plan.run.source(source.name) != source:
             fix = "Run the same command again: answers so far are in teacher_cache.sqlite, only new requests are sent."
-            got, expected = "a file that was changed during the replay", "the one that was planned with"
+            got, expected = "a file that changed during the replay", "the file that the plan was made from"
             raise StaleArtefactError(explain(str(plan.run.path(source.name)), got=got, expected=expected, fix=fix))
 
 
 # ---- The states of a run
-# A state is what the model had seen before a turn. `crf replay` asks teachers about it, `crf pairs` compares their
-# answers with the turn; both must read the same states, with the same tools.
+# A state is everything that the model had seen before a turn. `crf replay` asks teachers what they would do in it, and
+# `crf pairs` compares their answers with the turn. Both must build the same states, with the same tools.
 
-# A failing test, linter or compiler is not an error of the call: it did what it was made for.
+# A call that reports a failing test, a lint error or a compile error did its job, so it has not failed itself.
 TASK_FAILURES = frozenset({"test_failure", "lint_or_typecheck", "compile_error"})
 
 
 class StateOfTurn(NamedTuple):
-    """A state, the turn that followed it, and the kinds of that turn's failed calls."""
+    """A state, the turn that followed it, and the error kinds of the failed calls in the turn."""
 
     state: TraceState
     conversation_id: str
@@ -450,24 +457,24 @@ class StateOfTurn(NamedTuple):
 
 
 _FailuresByTurn = dict[str, tuple[str, ...]]
-"""Kinds of failing calls by the id of their turn."""
+"""Error kinds of the failed calls, by turn id."""
 
 
 class RunStates:
-    """The states of a run that the section selects. Reading them twice gives the same states.
+    """The states of a run that the settings in `section` select. Every reading yields the same states.
 
     Held-out sessions are skipped: they must not be trained on, so asking about them would waste money.
 
-    With `knows_failures`, every state lists the failed calls of its turn, whoever is to blame. They come from
-    sites.jsonl, or are found in the conversations if that file is missing or stale.
+    With `with_failures`, every state lists the failed calls of its turn, whoever is to blame. They are read from
+    sites.jsonl, or looked for in the conversations if that file is missing or stale.
     """
 
-    def __init__(self, section: ReplayConfig, run: RunDir, *, knows_failures: bool = False) -> None:
+    def __init__(self, section: ReplayConfig, run: RunDir, *, with_failures: bool = False) -> None:
         self._section, self._run, self._held_out = section, run, read_test_ids(run)
-        knows_failures = knows_failures or section.states == "failed"
+        with_failures = with_failures or section.states == "failed"
         wants_sites = section.states == "sites"
-        self.reads_sites = (wants_sites and run.path("sites").exists()) or (knows_failures and run.is_current("sites"))
-        self._finds = (wants_sites or knows_failures) and not self.reads_sites
+        self.reads_sites = (wants_sites and run.path("sites").exists()) or (with_failures and run.is_current("sites"))
+        self._must_find_failures = (wants_sites or with_failures) and not self.reads_sites
         self._kept_turns: set[tuple[str, str]] = set()  # turns of kept sites, for `states = "sites"`
         self._failures: dict[str, _FailuresByTurn] = defaultdict(dict)
         for site in (site for site, _ in read_sites(run)) if self.reads_sites else ():
@@ -486,12 +493,12 @@ class RunStates:
         verify: bool = True,
         along: Callable[[Conversation], None] | None = None,
     ) -> Iterator[StateOfTurn]:
-        """Yield the states session by session. The states of a session share their messages.
+        """Yield the states session by session. The states of a session share their message objects.
 
         Args:
-            only: Ids of the states to yield, from an earlier reading.
-            verify: Compare the file's checksum; not needed for the second reading.
-            along: Called with every conversation, held-out ones included.
+            only: Ids of the states to yield, as collected in an earlier reading.
+            verify: Compare the file's checksum; not needed for a second reading.
+            along: Called with every conversation, including held-out ones.
         """
         section = self._section
         tools, asked_tools = (read_tools(self._run), AskedTools(self._run)) if section.send_tools else (None, None)
@@ -504,8 +511,8 @@ class RunStates:
             session_tools = (
                 asked_tools.tools_for(conversation, tools.of(conversation.format)) if tools and asked_tools else None
             )
-            failures = self._failures_of(conversation) if ids is None else {}
-            for turn_state in self._states_of(conversation, failures):
+            failures = self._failures_by_turn(conversation) if ids is None else {}
+            for turn_state in self._conversation_states(conversation, failures):
                 if not (self._is_selected(turn_state) if ids is None else turn_state.state["state_id"] in ids):
                     continue
                 if section.limit is not None and num_states >= section.limit:
@@ -515,10 +522,10 @@ class RunStates:
                     turn_state.state["tools"] = session_tools
                 yield turn_state
 
-    def _states_of(self, conversation: Conversation, failures: _FailuresByTurn) -> Iterator[StateOfTurn]:
+    def _conversation_states(self, conversation: Conversation, failures: _FailuresByTurn) -> Iterator[StateOfTurn]:
         history = states(conversation, max_history_tokens=self._section.max_history_tokens)
         for index, (messages, turn) in enumerate(history):
-            if turn.origin == "meta":  # written by the harness in the model's place, so it is not an action
+            if turn.origin == "meta":  # written by the harness instead of the model, so it is not an action
                 continue
             # `states` puts our system prompt first. If the log has one itself, drop ours.
             has_system_prompt = len(messages) > 1 and messages[1].get("role") == "system"
@@ -528,8 +535,8 @@ class RunStates:
             state["session_id"], state["cwd"] = conversation.id, conversation.cwd
             yield StateOfTurn(state, conversation.id, turn, failures.get(turn.id, ()))
 
-    def _failures_of(self, conversation: Conversation) -> _FailuresByTurn:
-        if not self._finds:
+    def _failures_by_turn(self, conversation: Conversation) -> _FailuresByTurn:
+        if not self._must_find_failures:
             return self._failures.get(conversation.id, {})
         failures: _FailuresByTurn = {}
         for site in find_error_sites(conversation):

@@ -14,7 +14,7 @@ from composer_replication.runs.directory import record_outside_copy
 
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
-    parser.add_argument("run", metavar="RUN", help="a run directory; the report lists what is missing in it")
+    parser.add_argument("run", metavar="RUN", help="a run directory; the report lists its missing files")
     parser.add_argument(
         "-o", "--output", metavar="FILE", type=Path, help="file of the page; default: report.html in the run"
     )
@@ -58,14 +58,14 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-# "00012.html" -> "00012"; ".00012.html.tmp" was left by a killed report; not "12.html" or "notes.html"
+# "00012.html", and ".00012.html.tmp", which a killed report leaves; not "12.html" or "notes.html"
 _SESSION_PAGE = re.compile(r"\.?(\d{5})\.html(\.tmp)?")
 
 
 def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | None = None) -> Report:
-    """Write the pages, by default into the run. `trained_in` is the folder of the training, if it is not the run.
+    """Write the pages, by default into the run. `trained_in` is the folder of the training if it is not the run.
 
-    Pages outside of the run contain text of its sessions, so the run records where they are.
+    The run records the location of pages outside of it, because they contain text of its sessions.
     """
     html = html or run.path("report_html")
     if html.suffix.lower() not in (".html", ".htm") or html.is_dir():
@@ -79,7 +79,7 @@ def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
 
 
 def _remove_older_pages(done: Report) -> None:
-    """Delete session pages of an earlier report with more sessions, or of a killed one. Other files stay."""
+    """Delete session pages that an earlier report with more sessions, or a killed report, has left."""
     folder = folder_of(done.html)
     if not folder.is_dir():
         return

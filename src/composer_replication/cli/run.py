@@ -1,9 +1,9 @@
 """`crf run PATH... --model M`: from logs to an adapter, an evaluation on held-out sessions and a report.
 
-run             parse the arguments, then plan or run the steps of `pipeline.py`
-run_pipeline    run the steps and print the verdict
-plan_run        `--dry-run`: which steps would run and why, their price, time and memory
-estimate_times  how long training and evaluation would take here
+run              parse the arguments, then plan or run the steps of `pipeline.py`
+run_pipeline     run the steps and print the verdict
+_plan_run        `--dry-run`: which steps would run and why, their price, time and memory
+_estimate_times  how long training and evaluation would take on this machine
 """
 
 from __future__ import annotations
@@ -11,36 +11,37 @@ from __future__ import annotations
 import argparse
 import shutil
 import tempfile
-from collections.abc import Collection, Generator, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
 from composer_replication.cli.console import (
     add_config_arguments,
-    add_short,
+    add_config_flag,
+    format_count,
     log,
-    overrides_of,
+    overrides_from_args,
     plain,
     print_json,
-    refuse_unread,
+    quiet_libraries,
+    refuse_unread_options,
     show,
     table,
 )
 from composer_replication.cli.main import INTERRUPTED
 from composer_replication.cli.pipeline import (
+    STEPS,
     UP_TO_DATE,
     arm_configs,
     record_steps,
     resolve_for_training,
-    step_named,
 )
 from composer_replication.cli.run_checks import (
-    check_enough_to_learn,
+    check_enough_training_data,
     check_verdict_possible,
-    count_learnable,
     count_measurable,
+    count_training_data,
 )
 from composer_replication.config import CrfConfig
 from composer_replication.runs import ARTEFACTS, RunDir
@@ -61,14 +62,14 @@ SECTIONS = ("ingest", "split", "sites", "replay", "pairs", "loss", "render", "tr
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "logs, project folders, or all of ~/.claude/projects; or a run to resume with its own options"
-    add_short(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH", help=text)
+    add_config_flag(parser, "paths", key="ingest.paths", nargs="*", metavar="PATH", help=text)
     text = "folder or hub name of the initial model; student is the tiny model that comes with the package"
-    add_short(parser, "--model", key="train.model", metavar="MODEL", help=text)
-    add_short(parser, "--advisers", key="replay.teachers", metavar="FILE")
+    add_config_flag(parser, "--model", key="train.model", metavar="MODEL", help=text)
+    add_config_flag(parser, "--advisers", key="replay.teachers", metavar="FILE")
     text = "train in this environment (mode grpo) rather than on the sessions alone, as module:callable"
-    add_short(parser, "--env", key="train.grpo.environment", metavar="NAME", help=text)
+    add_config_flag(parser, "--env", key="train.grpo.environment", metavar="NAME", help=text)
     parser.add_argument("-o", "--output", metavar="RUN", help="run directory; default run")
-    add_short(parser, "--control", key="run.control", value=True)
+    add_config_flag(parser, "--control", key="run.control", value=True)
     parser.add_argument("--dry-run", action="store_true", help="print the steps, their cost and time; train nothing")
     parser.add_argument("--starter", action="store_true", help="print a config to start from, and exit")
     add_config_arguments(parser, *SECTIONS)
@@ -87,22 +88,22 @@ def run(args: argparse.Namespace) -> int:
     config = _build_config(args, output)
     check_inputs(config, output)
     if args.dry_run:
-        with quiet():
-            plan = plan_run(config, output)
+        with quiet_libraries():
+            plan = _plan_run(config, output)
         _show_plan(plan, as_json=args.json)
         return 0
-    return run_pipeline(config, output, as_json=args.json, is_remembered=True)
+    return run_pipeline(config, output, as_json=args.json, saves_options=True)
 
 
 def _run_folder(args: argparse.Namespace) -> Path:
-    """Return the run's folder. `crf run RUN` names a run in place of the logs: that run is resumed."""
+    """Return the run's folder. `crf run RUN` names a run instead of logs, and resumes it."""
     from composer_replication.errors import InputError, explain
     from composer_replication.runs.directory import MARKER
 
     paths = args.short.get("ingest.paths", [])
     runs = [path for path in paths if (Path(path) / MARKER).is_file()]
     if runs and (len(paths) > 1 or args.output is not None):
-        expected = "logs, or only a run, to resume it: `crf run RUN`"
+        expected = "logs, or a single run to resume: `crf run RUN`"
         raise InputError(explain("PATH", got=f"the run {runs[0]} with other paths, or with -o", expected=expected))
     if runs:
         args.short = {key: value for key, value in args.short.items() if key != "ingest.paths"}
@@ -110,38 +111,43 @@ def _run_folder(args: argparse.Namespace) -> Path:
 
 
 def _build_config(args: argparse.Namespace, output: Path) -> CrfConfig:
-    """Return the config from preset, file and flags. Without `--config`, the run's earlier options take its place."""
-    from composer_replication.cli.run_checks import drop_missing_logs, options_file, resolve_paths, reused_options
+    """Return the config from preset, file and flags. Without `--config`, the file is the run's saved options."""
+    from composer_replication.cli.run_checks import (
+        drop_missing_logs,
+        list_reused_options,
+        resolve_paths,
+        saved_options_path,
+    )
     from composer_replication.config.presets import load_with_preset
 
-    flags = overrides_of(args)
+    flags = overrides_from_args(args)
     if "train.grpo.environment" in args.short:
         flags.insert(0, "train.mode=grpo")  # first, so that the user can still set another mode
-    remembered = None if args.config is not None else options_file(output)
-    config = resolve_paths(load_with_preset(args.config or remembered, flags))
-    refuse_unread(args)
+    saved = None if args.config is not None else saved_options_path(output)
+    config = resolve_paths(load_with_preset(args.config or saved, flags))
+    refuse_unread_options(args)
     flag_keys = [flag.partition("=")[0].strip() for flag in flags]
-    if remembered is not None and (reused := reused_options(remembered, flag_keys)):
-        log(f"options from {remembered}: {', '.join(reused)}")
-    if remembered is not None and "ingest.paths" not in args.short:
+    if saved is not None and (reused := list_reused_options(saved, flag_keys)):
+        log(f"options from {saved}: {', '.join(reused)}")
+    if saved is not None and "ingest.paths" not in args.short:
         config, missing = drop_missing_logs(config)
         for path in missing:
-            log(f"{path} no longer exists; the sessions read from it earlier stay in the run")
+            log(f"{path} no longer exists; its sessions stay in the run")
     return config
 
 
-def run_pipeline(config: CrfConfig, output: Path, *, as_json: bool, is_remembered: bool = False) -> int:
+def run_pipeline(config: CrfConfig, output: Path, *, as_json: bool, saves_options: bool = False) -> int:
     """Run the steps, print the verdict, and return the exit status.
 
-    With `is_remembered`, the options are stored for the next call (see `run_checks.remember`).
+    With `saves_options`, the options are stored for the next call (see `run_checks.save_options`).
     """
     from composer_replication.cli.ingest import run_directory
     from composer_replication.cli.pipeline import run_steps
 
-    with quiet(), run_directory(output) as run_dir:
-        result = run_steps(config, run_dir, console_callbacks(), is_remembered=is_remembered)
+    with quiet_libraries(), run_directory(output) as run_dir:
+        result = run_steps(config, run_dir, _console_callbacks(), saves_options=saves_options)
     if result.stopped_by:
-        log(f"{result.stopped_by}: stopped. Everything so far is saved; resume with `crf run {output}`")
+        log(f"{result.stopped_by}: stopped. All work so far is saved; resume with `crf run {output}`")
         return INTERRUPTED
     assert result.evaluation is not None
     assert result.report is not None
@@ -153,25 +159,12 @@ def run_pipeline(config: CrfConfig, output: Path, *, as_json: bool, is_remembere
     return 0
 
 
-@contextmanager
-def quiet() -> Generator[None]:
-    """Send what libraries print to stderr: stdout is for results."""
-    import contextlib
-    import sys
-
-    from composer_replication.cli.train import quiet_libraries
-
-    with contextlib.redirect_stdout(sys.stderr):
-        quiet_libraries()
-        yield
-
-
-def console_callbacks() -> RunCallbacks:
-    """Return callbacks that log each step with its reason, its outcome and its time."""
+def _console_callbacks() -> RunCallbacks:
+    """Return callbacks that log the reason, the outcome and the duration of each step."""
     import time
 
     from composer_replication.cli.pipeline import RunCallbacks
-    from composer_replication.cli.progress import byte_progress, duration, training_progress
+    from composer_replication.cli.progress import byte_progress, format_duration, training_progress
 
     started_s = 0.0
 
@@ -181,7 +174,7 @@ def console_callbacks() -> RunCallbacks:
         log(f"{name}: {why}")
 
     def on_step_end(name: str, outcome: Any) -> None:
-        log(f"{name}: {describe_outcome(name, outcome)} ({duration(time.monotonic() - started_s)})")
+        log(f"{name}: {_describe_outcome(name, outcome)} ({format_duration(time.monotonic() - started_s)})")
 
     return RunCallbacks(
         on_step_begin=on_step_begin,
@@ -200,7 +193,7 @@ def _to_json(result: RunResult) -> dict[str, Any]:
 def _show_plan(plan: _RunPlan, *, as_json: bool) -> None:
     from dataclasses import asdict
 
-    from composer_replication.cli.progress import duration
+    from composer_replication.cli.progress import format_duration
 
     if as_json:
         memory = plan.training.memory
@@ -226,20 +219,20 @@ def _show_plan(plan: _RunPlan, *, as_json: bool) -> None:
     elif plan.price is None:
         log("price: nothing, because no teachers are set")
     if plan.time:
-        rows = [(part.name, duration(part.seconds), part.basis) for part in plan.time]
+        rows = [(part.name, format_duration(part.seconds), part.basis) for part in plan.time]
         total_s = sum(part.seconds for part in plan.time)
-        total = ("total", duration(total_s), "at the current speed of this machine")
+        total = ("total", format_duration(total_s), "at the current speed of this machine")
         show(table("Time, roughly", ("part", "about", "for"), [*rows, total], last_is_total=True))
     if plan.training.memory is not None:
         log(f"memory of a step:\n{plan.training.memory}")
 
 
-# ---- What a step or a run has achieved, in a few lines
+# ---- The outcome of a step or a run in a few lines
 
 
-def describe_outcome(name: str, outcome: Any) -> str:
-    """Return the outcome of a step in one line; empty for a step without one."""
-    describe = _OUTCOME_WORDS.get(name.partition("-")[0])  # control-2 is the control with the second shuffle
+def _describe_outcome(name: str, outcome: Any) -> str:
+    """Describe the outcome of a step in one line; empty for a step that has none."""
+    describe = _OUTCOME_DESCRIBERS.get(name.partition("-")[0])  # "control-2", the second control -> "control"
     return describe(outcome) if describe is not None else ""
 
 
@@ -267,43 +260,39 @@ def _figure(figure: Mapping[str, Any]) -> str:
     what = f"{figure['label'][0].lower()}{figure['label'][1:]}"
     number = f"{figure['estimate']:+.3g}" if figure["estimate"] is not None else "none"
     interval = "" if figure["low"] == figure["high"] else f" [{figure['low']:+.3g}, {figure['high']:+.3g}]"
-    counted = f"{figure['n']} in {figure['sessions']} {figure.get('over', 'session')}s"
-    return f"{what}: {number}{interval} {figure['unit']} ({figure['better']} is better), {counted}"
+    format_count = f"{figure['n']} in {figure['sessions']} {figure.get('over', 'session')}s"
+    return f"{what}: {number}{interval} {figure['unit']} ({figure['better']} is better), {format_count}"
 
 
-def _ingest(outcome: Any) -> str:
+def _describe_ingest(outcome: Any) -> str:
     total = outcome.total
     return (
         f"{total.sessions:,} sessions, {total.turns:,} turns, {total.calls:,} tool calls ({total.errors:,} marked as"
-        f" errors); redacted: {_count(total.secrets, 'secret')} and {_count(total.names, 'user name')}"
+        f" errors); redacted: {format_count(total.secrets, 'secret')} and {format_count(total.names, 'user name')}"
     )
 
 
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}{'' if number == 1 else 's'}"
-
-
-def _split(outcome: Any) -> str:
+def _describe_split(outcome: Any) -> str:
     sides = ", ".join(f"{count.side} {count.sessions:,}" for count in outcome.counts())
     return f"sessions: {sides}; near-duplicate states in the test split: {outcome.num_near_duplicates:,}"
 
 
-def _sites(outcome: Any) -> str:
+def _describe_sites(outcome: Any) -> str:
     failures = [site for site in outcome.sites if site.kind != "no_failure"]
     count = sum(site.is_kept for site in failures)
     return f"{len(failures):,} failed calls; {count:,} are the model's errors and will be trained on"
 
 
-def _replay(outcome: Any) -> str:
+def _describe_replay(outcome: Any) -> str:
     return f"{outcome.num_answers:,} answers, ${outcome.report.spent_usd:.4f} spent"
 
 
-def _pairs(outcome: Any) -> str:
+def _describe_pairs(outcome: Any) -> str:
     by_source = ", ".join(f"{source} {number:,}" for source, number in sorted(outcome.by_source.items()))
     return f"{sum(outcome.by_source.values()):,} pairs" + (f": {by_source}" if by_source else "")
 
 
-def _train(outcome: Any) -> str:
+def _describe_train(outcome: Any) -> str:
     channels = ", ".join(
         f"{channel.name} {'in ' if channel.steps else ''}{channel.in_words(None)}"
         for channel in outcome.channels
@@ -312,28 +301,28 @@ def _train(outcome: Any) -> str:
     return f"{outcome.steps:,} of {outcome.total_steps:,} steps; {channels}"
 
 
-_OUTCOME_WORDS = {
-    "ingest": _ingest,
-    "split": _split,
-    "sites": _sites,
-    "replay": _replay,
-    "pairs": _pairs,
-    "train": _train,
-    "control": _train,
+_OUTCOME_DESCRIBERS = {
+    "ingest": _describe_ingest,
+    "split": _describe_split,
+    "sites": _describe_sites,
+    "replay": _describe_replay,
+    "pairs": _describe_pairs,
+    "train": _describe_train,
+    "control": _describe_train,
     "evaluate": lambda evaluation: str(evaluation["verdict"]["word"]).replace("_", " "),
     "report": lambda report: str(report.html),
 }
 
 
 # ---- `crf run --dry-run`
-# Steps that take seconds (ingest, split, sites, pairs) are run in a temporary copy, so that the plan knows their
-# results. The run itself is not touched, no request is sent, and no weights are loaded.
+# Steps that take seconds (ingest, split, sites, pairs) run in a temporary copy, so that the plan can use their results.
+# The run itself is not changed, no request is sent, and no weights are loaded.
 
 _LIGHT_COMMANDS = ("crf ingest", "crf forget", "crf split", "crf sites", "crf hints", "crf replay", "crf pairs")
 
 
 class _PlannedStep(NamedTuple):
-    """A step, and why it would run; `why` is empty if it is up to date."""
+    """A step, and the reason why it would run, which is empty if the step is up to date."""
 
     name: str
     why: str
@@ -341,18 +330,18 @@ class _PlannedStep(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _RunPlan:
-    """What `crf run` would do, and what that would take."""
+    """What `crf run` would do, and what it would cost."""
 
     steps: Sequence[_PlannedStep]
     training: TrainingPlan
-    price: PriceRange | None  # of the teachers
+    price: PriceRange | None  # of the teachers' answers
     writer_usd: float | None  # upper bound for the hint writer, if it would be asked
     time: Sequence[_TimeEstimate] | None  # of the parts that take minutes; None if unknown
     remarks: Sequence[str]
 
 
-def plan_run(config: CrfConfig, output: Path) -> _RunPlan:
-    """Return the plan for a run at `output`, which need not exist."""
+def _plan_run(config: CrfConfig, output: Path) -> _RunPlan:
+    """Return the plan for a run at `output`, which need not exist yet."""
     from composer_replication.trainer.from_config.train_run import plan
 
     with tempfile.TemporaryDirectory(prefix="crf-plan-") as folder:
@@ -360,11 +349,11 @@ def plan_run(config: CrfConfig, output: Path) -> _RunPlan:
         remarks: list[str] = []
         steps, price = _light_steps(config, run)
         asks_writer = any(step.why for step in steps if step.name == "sites")
-        learnable = count_learnable(run)
-        check_enough_to_learn(config, learnable)
+        training_data = count_training_data(run)
+        check_enough_training_data(config, training_data)
         config = resolve_for_training(config)
         measurable = count_measurable(config, run)
-        check_verdict_possible(config, learnable, measurable, remarks.append)
+        check_verdict_possible(config, training_data, measurable, remarks.append)
         steps += _heavy_steps(config, run, output)
         training = plan(replace(config, train=replace(config.train, output=None)), run)
     step_names = [step.name for step in steps if step.why]
@@ -373,13 +362,13 @@ def plan_run(config: CrfConfig, output: Path) -> _RunPlan:
         training=training,
         price=price,
         writer_usd=config.sites.max_usd if config.sites.writer and asks_writer else None,
-        time=estimate_times(config, measurable, training, step_names),
-        remarks=[f"to learn from: {learnable.in_words()}", *remarks, *training.remarks],
+        time=_estimate_times(config, measurable, training, step_names),
+        remarks=[f"to learn from: {training_data.describe()}", *remarks, *training.remarks],
     )
 
 
 def _copy_light_files(output: Path, folder: Path) -> RunDir:
-    """Copy the small files of the run at `output` to `folder`; make an empty run if there is none."""
+    """Copy the small files of the run at `output` to `folder`; create an empty run if there is none."""
     if not (output.is_dir() and any(output.iterdir())):
         return RunDir.create(folder)
     run = RunDir.open(output)
@@ -393,16 +382,18 @@ def _copy_light_files(output: Path, folder: Path) -> RunDir:
 
 
 def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], PriceRange | None]:
-    """Run the light steps in the copy, and price the replay. Returns each with the reason why it would run."""
+    """Run the light steps in the copy. Returns them with the reasons why they would run, and the
+    price of the replay.
+    """
     from composer_replication.cli.replay import plan_replay
 
     steps, price = list[_PlannedStep](), None
     if config.ingest.paths:
         old_sha256 = run.meta("conversations").sha256 if run.path("conversations").exists() else None
-        step_named("ingest").function(config.ingest, run)
+        STEPS["ingest"].function(config.ingest, run)
         has_changed = run.meta("conversations").sha256 != old_sha256
         steps.append(_PlannedStep("ingest", "reads what is new" if has_changed else ""))
-    # No writer: a plan sends nothing. It finds the same sites, with template hints.
+    # Without a hint writer, because a plan sends nothing. The sites are the same, with hints from templates.
     sections: dict[str, Any] = {
         "split": config.split,
         "sites": replace(config.sites, writer=None),
@@ -418,7 +409,7 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
 
 
 def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedStep]:
-    """Plan trainings, evaluation and report. Each is stale as soon as one before it is."""
+    """Plan trainings, evaluation and report. Evaluation and report are stale if a step before them is."""
     from composer_replication.trainer.from_config.train_run import what_training_does, why_train
 
     has_run = (output / "run.json").exists()
@@ -436,8 +427,8 @@ def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedS
 
 
 # ---- How long a run will take on this machine
-# Estimated from floating-point operations and the speed that this machine multiplies matrices with right now. Per
-# weight and token, a forward pass takes 2 operations, forward and backward together 6, with a teacher pass 8.
+# Estimated from the number of floating-point operations and the current speed of matrix multiplication. Per weight and
+# token, a forward pass takes 2 operations, forward and backward together 6, and 8 with a teacher pass.
 
 _OPS_TO_READ, _OPS_TO_LEARN = 2, 6
 _PASSES_PER_HINT_CHECK = 2  # with and without hints; the shared context is read once
@@ -448,30 +439,30 @@ _GOOD_TURNS_PER_SESSION = 4
 
 
 class _TimeEstimate(NamedTuple):
-    """A part of a run, how many seconds it may take, and what the estimate is based on."""
+    """An estimate of how many seconds a part of a run takes, and what it is based on."""
 
     name: str
     seconds: float
     basis: str
 
 
-def estimate_times(
+def _estimate_times(
     config: CrfConfig, measurable: Measurable, training: TrainingPlan, steps: Collection[str]
 ) -> list[_TimeEstimate] | None:
-    """Return an estimate for every part of these steps; None if the time is unknown, as with rollouts."""
+    """Return an estimate for every part of these steps; None if the time cannot be estimated, as with rollouts."""
     if training.pace is None or training.seconds is None:
         return None
     pace, parts = training.pace, list[_TimeEstimate]()
     if "train" in steps:
-        parts += [*_warm_up(config, training, pace), *_hint_check(config, training, pace)]
+        parts += [*_estimate_warm_up(config, training, pace), *_estimate_hint_check(config, training, pace)]
         basis = f"{config.train.optimiser.steps:,} steps of about {pace.tokens_a_step:,.0f} tokens"
         parts.append(_TimeEstimate("training", training.seconds, basis))
     basis = "the same with shuffled hints and pairs"
     parts += [_TimeEstimate(name, training.seconds, basis) for name in controls_among(steps)]
-    return [*parts, *([_evaluation(config, measurable, training, pace)] if "evaluate" in steps else [])]
+    return [*parts, *([_estimate_evaluation(config, measurable, training, pace)] if "evaluate" in steps else [])]
 
 
-def _warm_up(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeEstimate]:
+def _estimate_warm_up(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeEstimate]:
     warmup = config.train.warmup
     if warmup.mode == "off" or not training.counts.get("lm_ce"):
         return []
@@ -484,7 +475,7 @@ def _warm_up(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> l
     return [_TimeEstimate("warm-up", pace.seconds(_OPS_TO_LEARN * pace.tokens_a_step * steps), basis)]
 
 
-def _hint_check(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeEstimate]:
+def _estimate_hint_check(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -> list[_TimeEstimate]:
     sites = training.counts.get("sites", 0)
     if not (config.train.proof.on and config.loss.alpha_sdpo and sites):
         return []
@@ -494,10 +485,12 @@ def _hint_check(config: CrfConfig, training: TrainingPlan, pace: TrainingPace) -
     ]
 
 
-def _evaluation(config: CrfConfig, measurable: Measurable, training: TrainingPlan, pace: TrainingPace) -> _TimeEstimate:
+def _estimate_evaluation(
+    config: CrfConfig, measurable: Measurable, training: TrainingPlan, pace: TrainingPace
+) -> _TimeEstimate:
     """Estimate the evaluation.
 
-    Each model reads errors, corrections and good turns and samples calls; two of them read the sites of the token gaps.
+    Each model reads errors, corrections and good turns, and samples calls. Two models read the sites of the token gaps.
     """
     section, models = config.evaluation, 2 + (config.run.shuffles if config.run.control else 0)
     context = min(section.context, pace.tokens)

@@ -1,12 +1,12 @@
-"""The checks of `crf run` before it starts, and the options that it remembers.
+"""The checks of `crf run` before it starts, and the options that it saves in the run.
 
     check_inputs            logs and model exist; before anything that takes seconds to load
-    check_enough_to_learn   the run has enough errors and pairs to train on
+    check_enough_training_data   the run has enough errors and pairs to train on
     check_verdict_possible  the held-out sessions have enough errors for a verdict
-    remember                write options.toml: every option that is not a default
+    save_options              write options.toml: every option that is not a default
 
-`crf run RUN` starts from options.toml, so that a run is resumed with its own options. Flags override them, and
-`--config` replaces them.
+`crf run RUN` starts from options.toml, so that a run is resumed with its own options. Flags override single options,
+`--config` replaces them all.
 """
 
 from __future__ import annotations
@@ -22,6 +22,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 from composer_replication.atomic import atomic_write_text
 from composer_replication.batch.model_folder import check_model_name
 from composer_replication.canonical_json import nested_items
+from composer_replication.cli.console import format_count
 from composer_replication.config import CrfConfig, to_toml
 from composer_replication.config.presets import load_with_preset
 from composer_replication.config.values import RESOLVED_NAME, value_text
@@ -41,7 +42,7 @@ if TYPE_CHECKING:
 OPTIONS = "options.toml"
 _MAX_SHOWN = 3
 _HEADER = "# What `crf run` was told for this run. `crf run RUN` goes on with it; what is typed then comes first.\n"
-# Options that name files. They are stored as absolute paths, because the next call may come from another folder.
+# Options that name files. They are stored as absolute paths, because the next call may be made in another folder.
 _PATH_OPTIONS = {
     "ingest": ("tools",),
     "sites": ("writer",),
@@ -55,7 +56,7 @@ _MODEL_EXPECTED = "a folder with weights, a hub name, or `student`, the tiny mod
 
 
 def resolve_paths(config: CrfConfig) -> CrfConfig:
-    """Return the config with every existing path made absolute. Others may be hub names and stay as they are."""
+    """Return the config with every existing path made absolute. Other values may be hub names and stay unchanged."""
     paths = tuple(_absolute(log) for log in config.ingest.paths)
     sections: dict[str, Any] = {"ingest": replace(config.ingest, paths=paths)}
     for name, keys in _PATH_OPTIONS.items():
@@ -72,19 +73,19 @@ def _absolute(name: str) -> str:
     return str(path.resolve()) if path.exists() else name
 
 
-def options_file(output: Path) -> Path | None:
-    """Return the file with the options of a run; None without a run, or if `crf run` did not make it."""
+def saved_options_path(output: Path) -> Path | None:
+    """Return the path of the options that `crf run` saved in a run; None if there is no run or no such file."""
     path = output / OPTIONS
     return path if (output / MARKER).is_file() and path.is_file() else None
 
 
-def remembered_options(root: Path) -> Path | None:
-    """Return the file with a run's options: those of `crf run`, else those of its last training, else None."""
+def find_saved_options(root: Path) -> Path | None:
+    """Return the path of a run's options: those of `crf run`, or else those of its last training, or else None."""
     return next((path for name in (OPTIONS, RESOLVED_NAME) if (path := root / name).is_file()), None)
 
 
-def remember(config: CrfConfig, run: RunDir) -> None:
-    """Store the options that differ from those of the preset, for the next call."""
+def save_options(config: CrfConfig, run: RunDir) -> None:
+    """Store the options that differ from the preset in the run, for the next call."""
     defaults = _flat_options(load_with_preset(overrides=[f"train.preset={config.train.preset}"]))
     options = {key: value for key, value in _flat_options(config).items() if value != defaults.get(key)}
     preset = {"train.preset": config.train.preset} if config.train.preset != CrfConfig().train.preset else {}
@@ -96,8 +97,8 @@ def _flat_options(config: CrfConfig) -> dict[str, Any]:
     return dict(nested_items(tomllib.loads(to_toml(config))))
 
 
-def reused_options(path: Path, keys_of_call: Sequence[str]) -> list[str]:
-    """Return the options of the file, as "key = value", that this call does not set itself."""
+def list_reused_options(path: Path, keys_of_call: Sequence[str]) -> list[str]:
+    """Return the options in the file that this call does not set itself, as "key = value"."""
     return [
         f"{key} = {value_text(value)}"
         for key, value in nested_items(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -108,7 +109,7 @@ def reused_options(path: Path, keys_of_call: Sequence[str]) -> list[str]:
 def check_inputs(config: CrfConfig, output: Path) -> None:
     """Raise InputError for missing logs, for logs of another run, and for a missing or unsuitable model.
 
-    These checks load neither torch nor a tokenizer.
+    Loads neither torch nor a tokenizer.
     """
     run = RunDir.open(output) if output.is_dir() and any(output.iterdir()) else None
     has_sessions = run is not None and run.path("conversations").exists()
@@ -128,11 +129,13 @@ def check_inputs(config: CrfConfig, output: Path) -> None:
     check_model_name(config.train.model, what=what, expected=_MODEL_EXPECTED)
     if config.render.chat_template is None and not _may_have_template(Path(config.train.model)):
         fix = "Use a chat model, or set render.chat_template to a file with a template that supports tools."
-        raise InputError(explain(what, got="no chat template", expected="one, to render sessions with", fix=fix))
+        raise InputError(
+            explain(what, got="no chat template", expected="a chat template, to render sessions with", fix=fix)
+        )
 
 
 def _may_have_template(folder: Path) -> bool:
-    """Return whether a folder has a template where transformers looks for one. A hub name may have one, too."""
+    """Return whether a model may have a chat template. False only for a folder without any of the usual files."""
     if not folder.is_dir() or any(folder.glob("chat_template*")) or (folder / "additional_chat_templates").is_dir():
         return True
     settings = folder / "tokenizer_config.json"
@@ -140,7 +143,7 @@ def _may_have_template(folder: Path) -> bool:
 
 
 def drop_missing_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
-    """Return the config without logs that no longer exist, and the paths of those."""
+    """Return the config without logs that no longer exist, and the paths of these logs."""
     missing = [path for path in config.ingest.paths if not Path(path).expanduser().exists()]
     remaining = tuple(path for path in config.ingest.paths if path not in missing)
     return replace(config, ingest=replace(config.ingest, paths=remaining)), missing
@@ -149,21 +152,21 @@ def drop_missing_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
 def _refuse_other_logs(run: RunDir, paths: Sequence[Path]) -> None:
     """Raise InputError unless `paths` include all logs of the run.
 
-    Otherwise sessions of unrelated logs would silently join those of the run.
+    Otherwise sessions from unrelated logs would silently be added to the run.
     """
-    remembered = options_file(run.root)
+    remembered = saved_options_path(run.root)
     run_logs = _ingested_logs(run) if remembered is None else map(Path, load_with_preset(remembered).ingest.paths)
     missing = list(dict.fromkeys(str(path) for path in run_logs if not any(map(path.is_relative_to, paths))))
     if missing:
         names = ", ".join(missing[:_MAX_SHOWN])
         names += f" and {len(missing) - _MAX_SHOWN} more" if len(missing) > _MAX_SHOWN else ""
         fix = "Use another run for these logs: `-o RUN2`. To add them to this run, list its own logs as well."
-        got = f"logs without {names}, which {run.root} was made from"
-        raise InputError(explain("PATH", got=got, expected="the logs of the run", fix=fix))
+        got = f"logs that do not include {names}, from which {run.root} was made"
+        raise InputError(explain("PATH", got=got, expected="all logs of the run", fix=fix))
 
 
 def _ingested_logs(run: RunDir) -> Iterator[Path]:
-    """Yield the main logs of the run's sessions that still exist. A redacted path leads nowhere and is skipped."""
+    """Yield the logs of the run's sessions that still exist. Redacted paths are skipped."""
     for account in read_accounts(run):
         path = source_path(account.path, run.root)
         if account.conversations and path.exists():
@@ -173,66 +176,68 @@ def _ingested_logs(run: RunDir) -> Iterator[Path]:
 # ---- Enough to learn from, and enough errors to evaluate with: both are checked before any training
 
 _DETECTABLE_Z = 1.96 + 0.84
-"""Size of an effect in standard errors that a test at the 5% level detects 80% of the time."""
+"""Size of an effect, in standard errors, that a test at the 5% level detects 80% of the time."""
 _LEFT_OUT_REASONS = {
     "near_duplicate": "also in a training session",
     "no_good_call_in_the_session": "in a session without a good call",
     "no_correction": "without a right call in its session",
     "without_hint": "without a hint",
 }
-"""Phrases for the evaluation's reasons. A reason that is not listed, such as a template's, is shown by its name."""
+"""How the evaluation's reasons for leaving out an error are printed. Other reasons are printed by their names."""
 
 
-class TrainingSessions(NamedTuple):
-    """How many sessions are trained on, how many of them have an error with a hint, and how many such errors exist."""
+class _SessionCounts(NamedTuple):
+    """Counts of training sessions: all of them, those with an error that has a hint, and the number of such errors."""
 
-    sessions: int = 0
-    erring: int = 0
-    mistakes: int = 0
+    total: int = 0
+    with_errors: int = 0
+    errors: int = 0
 
 
-class Learnable(NamedTuple):
-    """What a run has to learn from."""
+class TrainingDataCounts(NamedTuple):
+    """How much training data a run has, and how many of its calls failed."""
 
-    learnt: TrainingSessions
+    sessions: _SessionCounts
     pairs: int
     failures: Counter[str]  # all failed calls of the run, by blame
 
-    def in_words(self) -> str:
+    def describe(self) -> str:
         blames = ", ".join(f"{number} {blame}" for blame, number in self.failures.most_common())
-        failed = f"{_count(self.failures.total(), 'failed call')} (blame: {blames})" if blames else "no failed calls"
+        failed = (
+            f"{format_count(self.failures.total(), 'failed call')} (blame: {blames})" if blames else "no failed calls"
+        )
         return (
-            f"{_count(self.learnt.mistakes, 'error')} with a hint in {self.learnt.erring} of {self.learnt.sessions}"
-            f" sessions, and {_count(self.pairs, 'pair')}; in the whole run {failed}"
+            f"{format_count(self.sessions.errors, 'error')} with a hint in {self.sessions.with_errors} of"
+            f" {self.sessions.total} sessions, and {format_count(self.pairs, 'pair')}; in the whole run {failed}"
         )
 
 
-def count_learnable(run: RunDir) -> Learnable:
-    """Count the errors with hints and the pairs of a run, test sessions excluded."""
+def count_training_data(run: RunDir) -> TrainingDataCounts:
+    """Count the errors with hints and the pairs in a run, without test sessions."""
     rows = {row.conversation_id: row for row in read_split_rows(run) or ()}
     test = {conversation_id for conversation_id, row in rows.items() if row.side == "test"}
-    failures, mistakes = Counter[str](), list[str]()
+    failures, error_conversations = Counter[str](), list[str]()
     for site, hint in read_sites(run):
         failures.update([site.blame] if site.kind != "no_failure" else [])
         is_trained_on = site.is_kept and hint is not None and site.conversation_id not in test
-        mistakes += [site.conversation_id] if is_trained_on else []
-    return Learnable(
-        learnt=_count_sessions([row for row in rows.values() if row.side != "test"], mistakes),
+        error_conversations += [site.conversation_id] if is_trained_on else []
+    return TrainingDataCounts(
+        sessions=_count_sessions([row for row in rows.values() if row.side != "test"], error_conversations),
         pairs=sum(conversation_id not in test for conversation_id, _ in read_pairs(run)),
         failures=failures,
     )
 
 
-def _count_sessions(rows: list[SplitRow], mistakes: list[str]) -> TrainingSessions:
+def _count_sessions(rows: list[SplitRow], error_conversations: list[str]) -> _SessionCounts:
     # In a run without a split, every conversation counts as a session.
     session_of = {row.conversation_id: row.session for row in rows}
-    erring = {session_of.get(conversation_id, conversation_id) for conversation_id in mistakes}
-    return TrainingSessions(len({*session_of.values(), *erring}), len(erring), len(mistakes))
+    erring = {session_of.get(conversation_id, conversation_id) for conversation_id in error_conversations}
+    return _SessionCounts(len({*session_of.values(), *erring}), len(erring), len(error_conversations))
 
 
-def check_enough_to_learn(config: CrfConfig, learnable: Learnable) -> None:
-    """Raise InputError, with ways to get more, if there are fewer than `run.fewest` errors and pairs."""
-    num_examples, fewest = learnable.learnt.mistakes + learnable.pairs, max(config.run.fewest, 1)
+def check_enough_training_data(config: CrfConfig, training_data: TrainingDataCounts) -> None:
+    """Raise InputError, with advice on how to get more, if there are fewer than `run.fewest` errors and pairs."""
+    num_examples, fewest = training_data.sessions.errors + training_data.pairs, max(config.run.fewest, 1)
     if num_examples < fewest:
         fix = (
             "Add logs of more sessions, of an agent whose calls fail now and then. Or ask teachers (--advisers) with "
@@ -241,13 +246,13 @@ def check_enough_to_learn(config: CrfConfig, learnable: Learnable) -> None:
         )
         what = "too little training data" if num_examples else "no training data"
         expected = f"at least {fewest} in total (run.fewest)"
-        raise InputError(explain(what, got=learnable.in_words(), expected=expected, fix=fix))
+        raise InputError(explain(what, got=training_data.describe(), expected=expected, fix=fix))
 
 
 def count_measurable(config: CrfConfig, run: RunDir) -> Measurable:
-    """Return what the evaluation of this run will measure. Loads the model's tokenizer.
+    """Return how many errors in how many sessions the evaluation will measure. Loads the model's tokenizer.
 
-    `config` must be the one that training and evaluation get, with windows that fit the model.
+    `config` must come from `resolve_for_training`, so that its windows fit the model.
     """
     from composer_replication.evaluation.evaluate import measurable
 
@@ -255,23 +260,23 @@ def count_measurable(config: CrfConfig, run: RunDir) -> Measurable:
 
 
 def check_verdict_possible(
-    config: CrfConfig, learnable: Learnable, measurable: Measurable, on_message: Callable[[str], None]
+    config: CrfConfig, training_data: TrainingDataCounts, measurable: Measurable, on_message: Callable[[str], None]
 ) -> None:
-    """Report what the evaluation will measure. Raises InputError if that is too little for a verdict."""
+    """Report how much the evaluation will measure. Raises InputError if it is too little for a verdict."""
     needed = config.evaluation.fewest_sessions
     description = _describe_measurable(config, measurable)
     if measurable.units >= needed:
         on_message(f"held out: {description}")
     elif config.run.without_verdict:
-        on_message(f"No verdict will be possible: {description}, but {needed} {measurable.over}s are needed")
+        on_message(f"No verdict will be possible. Held out: {description}; needed: {needed} {measurable.over}s")
     else:
-        raise InputError(_no_verdict(config, learnable, measurable))
+        raise InputError(_no_verdict_message(config, training_data, measurable))
 
 
 def _describe_measurable(config: CrfConfig, measurable: Measurable) -> str:
-    """Return what will be measured, why other errors are excluded, and how large an effect must be to be detected."""
+    """Describe what will be measured, why other errors are excluded, and the smallest detectable effect."""
     noun = "state" if config.evaluation.primary == "sampled_failures" else "error"
-    text = f"{_count(measurable.values, noun)} in {measurable.units} of {measurable.held_out} held-out"
+    text = f"{format_count(measurable.values, noun)} in {measurable.units} of {measurable.held_out} held-out"
     text += f" {measurable.over}s"
     if measurable.left_out:
         reasons = ", ".join(f"{number:,} {_describe_left_out(name)}" for name, number in measurable.left_out.items())
@@ -288,11 +293,11 @@ def _describe_left_out(name: str) -> str:
     return _LEFT_OUT_REASONS.get(reason, reason.replace("_", " "))
 
 
-def _no_verdict(config: CrfConfig, learnable: Learnable, measurable: Measurable) -> str:
-    """Return the error message: how many sessions or how large a test split would allow a verdict."""
+def _no_verdict_message(config: CrfConfig, training_data: TrainingDataCounts, measurable: Measurable) -> str:
+    """Return the error message, which says how many sessions or how large a test split would allow a verdict."""
     needed, fix = config.evaluation.fewest_sessions, "Add more sessions"
     if measurable.over == "session" and measurable.units:
-        sessions = learnable.learnt.sessions + measurable.held_out
+        sessions = training_data.sessions.total + measurable.held_out
         share_with_errors = measurable.units / measurable.held_out
         fix += f", about {math.ceil(needed * sessions / measurable.units):,} like these in total"
         # The share of sessions to hold out so that enough of them have errors, rounded up to 0.05.
@@ -303,7 +308,3 @@ def _no_verdict(config: CrfConfig, learnable: Learnable, measurable: Measurable)
     expected = f"errors in at least {needed} held-out {measurable.over}s (evaluation.fewest_sessions)"
     got = _describe_measurable(config, measurable)
     return explain("too little held-out data", got=got, expected=expected, fix=fix)
-
-
-def _count(number: int, noun: str) -> str:
-    return f"{number:,} {noun}" + ("" if number == 1 else "s")

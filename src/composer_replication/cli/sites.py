@@ -18,9 +18,9 @@ from typing import Any, NamedTuple
 from composer_replication.action_text import action_text
 from composer_replication.cli.console import (
     add_config_arguments,
+    add_config_flag,
     add_gate_arguments,
-    add_short,
-    config_of,
+    config_from_args,
     log,
     plain,
     print_json,
@@ -77,12 +77,12 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
     parser.add_argument("--kind", action="append", metavar="KIND", help="show only this kind; may be repeated")
     parser.add_argument("--blame", action="append", metavar="BLAME", help="show only this blame; may be repeated")
-    add_short(parser, "--min-confidence", key="sites.min_confidence")
+    add_config_flag(parser, "--min-confidence", key="sites.min_confidence")
     parser.add_argument("--show", metavar="ID", help="show one site: the turn, the failed result, the hint")
     parser.add_argument("--list", action="store_true", help="list every site with its hint, or why it has none")
     parser.add_argument("--drop", action="append", metavar="ID", help="reject this site permanently; may be repeated")
     parser.add_argument("--json", action="store_true", help="print the table, the list or the site as JSON")
-    add_short(parser, "--writer", key="sites.writer", metavar="FILE")
+    add_config_flag(parser, "--writer", key="sites.writer", metavar="FILE")
     add_config_arguments(parser, "sites")
     add_gate_arguments(parser)
 
@@ -92,7 +92,7 @@ def run(args: argparse.Namespace) -> int:
     for blame in args.blame or ():
         if blame not in BLAMES:
             raise InputError(explain("--blame", got=repr(blame), expected=f"one of {', '.join(BLAMES)}"))
-    section, run_dir = config_of(args).sites, RunDir.open(args.run)
+    section, run_dir = config_from_args(args).sites, RunDir.open(args.run)
     if args.show is not None:
         _print_site(run_dir, args.show, as_json=args.json)
         return 0
@@ -143,7 +143,7 @@ def _shorten(text: str) -> str:
 def _print_table(run_dir: RunDir, all_sites: Sequence[ErrorSite], args: argparse.Namespace) -> None:
     """Print error sites by kind and blame, then the false alarms by reason."""
     sites = [site for site in all_sites if _matches_filters(site, args)]
-    counts = tabulate(sites)
+    counts = _tabulate(sites)
     false_alarms = Counter(site.reason for site in sites if site.kind == NO_FAILURE)
     check_kinds(args.kind or (), {site.kind for site in all_sites})
     if args.json:
@@ -265,7 +265,7 @@ def write_sites(
     With `section.writer`, a model writes the hints. Its requests pass the outgoing check, which refuses a run that was
     ingested with `--no-scrub` unless `no_scrub` is set here as well.
     """
-    written = None if section.writer is None else _hints_by_model(section, run, no_scrub, allowed)
+    written = None if section.writer is None else _write_hints_by_model(section, run, no_scrub, allowed)
     # Hints are trained on. If ingestion kept the secrets, they have to be redacted here.
     scrubber = None if run.meta("conversations").settings.get("scrubbed") is True else Scrubber()
     hint_options: dict[str, Any] = {"scrubber": scrubber}
@@ -372,7 +372,7 @@ def _find_sites(
         failures = find_error_sites(
             conversation, min_confidence=min_confidence, passed_over=false_alarms, refusals=refusals
         )
-        hint_for = partial(
+        make_hint = partial(
             write_hint,
             conversation=conversation,
             along=StateCursor(conversation),
@@ -383,10 +383,10 @@ def _find_sites(
         repeated = {refusal.site.id: refusal.site for refusal in refusals if refusal.site.is_kept}
         for failure in failures:
             site, hint = rules.explain(failure, conversation)
-            rows.append((site, hint_for(site) if site.is_kept and hint is None else hint))
+            rows.append((site, make_hint(site) if site.is_kept and hint is None else hint))
             rules.collect(site, conversation)
             if site.id in repeated:
-                hints_if_repeated[site.id] = hint_for(repeated[site.id])
+                hints_if_repeated[site.id] = make_hint(repeated[site.id])
         rows += [(site, None) for site in false_alarms]
         all_refusals += refusals
     # A hook's first refusal in a project only informs the model about the hook; the second one is the model's error.
@@ -397,7 +397,7 @@ def _find_sites(
     ]
 
 
-def _hints_by_model(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
+def _write_hints_by_model(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
     """Let a model write the hints. Answers are cached and count towards the spending cap, as in `crf replay`."""
     writer, *_ = read_specs(section.writer, "sites.writer") or [{}]
     outgoing_check = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
@@ -413,7 +413,7 @@ def _hints_by_model(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: 
         return asyncio.run(job)
 
 
-def tabulate(sites: Iterable[ErrorSite]) -> list[_KindCount]:
+def _tabulate(sites: Iterable[ErrorSite]) -> list[_KindCount]:
     """Count error sites by kind and blame: the model's errors first, the most frequent kind first."""
     groups: dict[tuple[str, str], list[ErrorSite]] = {}
     for site in sites:

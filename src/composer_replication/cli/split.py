@@ -1,8 +1,8 @@
 """`crf split RUN`: split the sessions into train, validation and test.
 
-It runs right after the ingest, so that all later steps can keep away from the test set. A test state that also occurs,
-nearly word for word, in a training session would only measure memorization. Such states are found
-(`sites.actions.equality`) and listed in split.jsonl, so that the evaluation leaves them out.
+It runs right after the ingest, so that no later step uses the test set. Test states that also occur nearly word for
+word in a training session would only measure memorization. split.jsonl lists them (`sites.actions.equality` finds
+them), and the evaluation leaves them out.
 """
 
 from __future__ import annotations
@@ -11,7 +11,15 @@ import argparse
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass
 
-from composer_replication.cli.console import add_config_arguments, add_short, config_of, log, print_json, show, table
+from composer_replication.cli.console import (
+    add_config_arguments,
+    add_config_flag,
+    config_from_args,
+    log,
+    print_json,
+    show,
+    table,
+)
 from composer_replication.config import SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
@@ -28,15 +36,15 @@ _WHAT_FOR = {
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("run", metavar="RUN", help="run directory with ingested conversations (`crf ingest`)")
-    add_short(parser, "--by", key="split.by", metavar="WHAT")
-    add_short(parser, "--test", key="split.test")
-    add_short(parser, "--validation", key="split.validation")
+    add_config_flag(parser, "--by", key="split.by", metavar="WHAT")
+    add_config_flag(parser, "--test", key="split.test")
+    add_config_flag(parser, "--validation", key="split.validation")
     add_config_arguments(parser, "split")
     parser.add_argument("--json", action="store_true", help="print the counts as JSON")
 
 
 def run(args: argparse.Namespace) -> int:
-    section, run_dir = config_of(args).split, RunDir.open(args.run)
+    section, run_dir = config_from_args(args).split, RunDir.open(args.run)
     done = write_split(section, run_dir)
     counts = done.counts()
     if args.json:
@@ -57,12 +65,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 TEST = 0.2
-"""Share of the test sessions if the config sets none."""
+"""Share of sessions in the test split, unless the config sets one."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SideCount:
-    """A row of the table: the size of train, validation or test, and when its first and last session began."""
+    """A row of the table: the size of one part of the split, and when its first and last sessions began."""
 
     side: str
     sessions: int
@@ -73,7 +81,7 @@ class _SideCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SplitOfRun:
-    """The rows of split.jsonl, and how many test states are near duplicates of training states."""
+    """The rows of split.jsonl, the number of test states, and how many of them are near duplicates."""
 
     rows: list[SplitRow]
     num_test_states: int

@@ -16,7 +16,10 @@ _MAX_SHOWN = 40
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument(
-        "--slug", action="append", metavar="MODEL", help="name of a teacher; may be repeated; default: ours"
+        "--slug",
+        action="append",
+        metavar="MODEL",
+        help="name of a teacher; may be repeated; default: the default teachers",
     )
     parser.add_argument("--base-url", metavar="URL", help="an OpenAI-compatible endpoint; default: OpenRouter")
     parser.add_argument("--api-key-env", metavar="NAME", help="environment variable with the endpoint's API key")
@@ -57,7 +60,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _advice_without_prices(slugs: Sequence[str]) -> str:
-    """Return what to do if the endpoint lists no prices, with the closest default teacher for each unknown name."""
+    """Return advice for an endpoint that lists no prices, with the closest default teacher for each unknown name."""
     from difflib import get_close_matches
 
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS

@@ -1,30 +1,33 @@
 """`crf train RUN`: train on a run's sessions, or on rollouts in an environment.
 
-The training itself is `trainer.from_config.train_run`. It is imported late, because it loads torch.
+The training itself is in `trainer.from_config.train_run`, which is imported late because it loads torch.
 """
 
 from __future__ import annotations
 
 import argparse
+import contextlib
+import os
+import shlex
 import sys
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from pathlib import Path
 from typing import TYPE_CHECKING
 
 from composer_replication.cli.console import (
     add_config_arguments,
-    add_short,
-    is_terminal,
+    add_config_flag,
     log,
-    only_rank_0_prints,
-    overrides_of,
+    overrides_from_args,
     plain,
     print_json,
-    refuse_unread,
+    quiet_libraries,
+    rank_of_process,
+    refuse_unread_options,
     show,
     table,
 )
 from composer_replication.cli.main import INTERRUPTED
-from composer_replication.cli.progress import as_shown
 
 if TYPE_CHECKING:
     from rich.table import Table
@@ -59,7 +62,7 @@ _COUNTS = (
 
 def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "a run directory; without --config, its options from `crf run` or from its last training are used"
-    add_short(parser, "run", key="train.run", nargs="?", metavar="RUN", help=text)
+    add_config_flag(parser, "run", key="train.run", nargs="?", metavar="RUN", help=text)
     add_config_arguments(parser, "train", "loss", "render", "split")
     parser.add_argument("--resume", action="store_true", help="resume from the newest complete checkpoint, or fail")
     parser.add_argument("--dry-run", action="store_true", help="print what would be trained on and whether it fits")
@@ -69,14 +72,11 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def run(args: argparse.Namespace) -> int:
-    with only_rank_0_prints():
+    with _only_rank_0_prints():
         return _run(args)
 
 
 def _run(args: argparse.Namespace) -> int:
-    import sys
-    from pathlib import Path
-
     if args.options:
         _show_options(as_json=args.json)
         return 0
@@ -86,7 +86,11 @@ def _run(args: argparse.Namespace) -> int:
     if str(Path.cwd()) not in sys.path:
         sys.path.insert(0, str(Path.cwd()))  # so that rewards and environments of the user are found
     if args.dry_run:
-        _show_plan(_plan(config), as_json=args.json)
+        with quiet_libraries():
+            from composer_replication.trainer.from_config.train_run import plan
+
+            training_plan = plan(config)
+        _show_plan(training_plan, as_json=args.json)
         return 0
     result = _train(config, args)
     _show_result(result, as_json=args.json)
@@ -97,26 +101,24 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> CrfConfig:
-    """Return the config that the arguments describe, with the remembered options of RUN if there is no --config.
+    """Return the config that the arguments describe; without --config, based on the saved options of RUN.
 
-    Raises InputError or ConfigError if RUN is not a run directory or an option is not one of this verb.
+    Raises InputError or ConfigError if RUN is not a run directory or if the verb does not read an option.
     """
-    from pathlib import Path
-
-    from composer_replication.cli.run_checks import remembered_options
+    from composer_replication.cli.run_checks import find_saved_options
     from composer_replication.config.presets import load_with_preset
     from composer_replication.errors import InputError, explain
     from composer_replication.runs import RunDir
 
-    refuse_unread(args)
+    refuse_unread_options(args)
     path, run = args.config, args.short.get("train.run")
     if run is not None:
         if Path(run).is_file():
             fix = f"If it is a config, use `crf train --config {run}`"
             raise InputError(explain("RUN", got=f"the file {run}", expected="a run directory", fix=fix))
         RunDir.open(run)
-        path = path or remembered_options(Path(run))
-    config = load_with_preset(path, overrides_of(args))
+        path = path or find_saved_options(Path(run))
+    config = load_with_preset(path, overrides_from_args(args))
     if config.train.run is not None:
         RunDir.open(config.train.run)
     if path is not None and args.config is None:
@@ -125,7 +127,7 @@ def _config(args: argparse.Namespace) -> CrfConfig:
 
 
 def _show_options(*, as_json: bool) -> None:
-    """Print every option with its type, its default (which a preset may change) and its description."""
+    """Print every option with its type, default (a preset may change it) and description."""
     from composer_replication.config import CrfConfig, describe
 
     options = describe(CrfConfig)
@@ -137,43 +139,14 @@ def _show_options(*, as_json: bool) -> None:
         print(f"{option.path}: {option.type_text} = {option.default}\n    {option.sentence}")
 
 
-def _plan(config: CrfConfig) -> TrainingPlan:
-    import contextlib
-    import sys
-
-    with contextlib.redirect_stdout(sys.stderr):  # libraries print while loading; stdout is for results
-        quiet_libraries()
-        from composer_replication.trainer.from_config.train_run import plan
-
-        return plan(config)
-
-
 def _train(config: CrfConfig, args: argparse.Namespace) -> TrainingResult:
-    import contextlib
-    import sys
-
     from composer_replication.cli.progress import training_progress
 
-    with contextlib.redirect_stdout(sys.stderr):
-        quiet_libraries()
+    with quiet_libraries():
         from composer_replication.trainer.from_config.train_run import train
 
         with training_progress(config.train.optimiser.steps) as progress:
             return train(config, resume=args.resume, must_fit=not args.force, progress=progress)
-
-
-def quiet_libraries() -> None:
-    """Silence TRL's warning about experimental features, and progress bars of libraries outside of a terminal."""
-    import os
-    import sys
-
-    os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
-    if is_terminal(sys.stderr):
-        return
-    for name in ("HF_DATASETS_DISABLE_PROGRESS_BARS", "HF_HUB_DISABLE_PROGRESS_BARS"):  # of transformers as well
-        os.environ.setdefault(name, "1")
-    if "huggingface_hub" in sys.modules:  # it reads the variables when it is imported, so they come too late
-        _hide_progress_bars()
 
 
 def _show_plan(plan: TrainingPlan, *, as_json: bool) -> None:
@@ -234,15 +207,15 @@ def _show_result(result: TrainingResult, *, as_json: bool) -> None:
 
 def _channel_row(channel: ChannelResult, steps: int) -> tuple[object, ...]:
     losses = ("" if loss is None else f"{loss:.4g}" for loss in (channel.first_loss, channel.last_loss))
-    return as_shown(channel.name), f"{channel.weight:g}", channel.in_words(steps), *losses
+    return _shown_name(channel.name), f"{channel.weight:g}", channel.in_words(steps), *losses
 
 
 def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:
-    return sorted((as_shown(what), number) for what, number in drops.items())
+    return sorted((_shown_name(what), number) for what, number in drops.items())
 
 
 def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[Table]:
-    """Return the tables of what is trained on, and of what is left out if anything is."""
+    """Return a table of what is trained on and, if anything is left out, a table of that."""
 
     known_counts = [(text, counts[name]) for name, text in _COUNTS if name in counts]
     other_counts = sorted(
@@ -253,8 +226,6 @@ def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[T
 
 
 def _log_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None:
-    import shlex
-
     words = ["crf", "train", *([args.short["train.run"]] if "train.run" in args.short else [])]
     words += ["--config", args.config] if args.config else []
     for override in args.set:
@@ -264,13 +235,35 @@ def _log_how_to_resume(result: TrainingResult, args: argparse.Namespace) -> None
     log(f"Resume with: {command}")
 
 
-def _hide_progress_bars() -> None:
-    """Switch off the progress bars of huggingface_hub and transformers."""
-    from huggingface_hub.utils import disable_progress_bars
+def _shown_name(name: str) -> str:
+    """Return the name under which a channel, or a reason for dropping its data, is printed."""
+    # Metrics store the older name sdpo_kl: "sdpo_kl: longer_than_window" -> "sdpo_jsd: longer_than_window".
+    return name.replace("sdpo_kl", "sdpo_jsd", 1) if name.startswith("sdpo_kl") else name
 
-    disable_progress_bars()
-    # transformers copies the hub's setting on import, so it needs a call only if it is imported already.
-    if "transformers" in sys.modules:
-        from transformers.utils import logging
 
-        logging.disable_progress_bar()
+@contextlib.contextmanager
+def _only_rank_0_prints() -> Generator[None]:
+    """Silence all ranks but the first. CRF_DEBUG=1 lets every rank print."""
+    if rank_of_process() == 0 or os.environ.get("CRF_DEBUG"):
+        yield
+        return
+    _flush_streams()
+    # Redirect the descriptors, not sys.stdout and sys.stderr: compiled libraries (NCCL) write to them directly.
+    saved_descriptors = [os.dup(number) for number in (1, 2)]
+    devnull = os.open(os.devnull, os.O_WRONLY)
+    try:
+        for number in (1, 2):
+            os.dup2(devnull, number)
+        yield
+    finally:
+        _flush_streams()
+        for number, descriptor in zip((1, 2), saved_descriptors, strict=True):
+            os.dup2(descriptor, number)
+            os.close(descriptor)
+        os.close(devnull)
+
+
+def _flush_streams() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        if stream is not None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
+            stream.flush()

@@ -21,7 +21,7 @@ from composer_replication.envs.policies import AGENTS, MISTAKES, Episode, Flawed
 from composer_replication.envs.workspace import Difficulty, generate_task
 from composer_replication.errors import InputError, explain
 
-WHEN_INTERRUPTED = "nothing keeps running; the same command can be run again"
+WHEN_INTERRUPTED = "nothing is left running; run the same command again"
 _PLAY = "show one session of an agent that makes mistakes on purpose"
 _LOGS = "write sessions of such agents as Claude Code logs, for `crf ingest`"
 _ADVISERS = "serve advisers of known skill at an OpenAI-compatible address, for `crf replay`; Ctrl-C stops it"
@@ -32,30 +32,30 @@ def add_arguments(parser: argparse.ArgumentParser) -> None:
     text = "show one session, write many as logs, or serve advisers; `crf world VERB -h` shows the options of each"
     verbs = parser.add_subparsers(dest="what", required=True, metavar="{play,logs,advisers}", help=text)
     play = verbs.add_parser("play", help=_PLAY, description=_PLAY, allow_abbrev=False)
-    _add_task(play, "seed of the task and of the agent's randomness")
-    _add_agent(play)
+    _add_task_arguments(play, "seed of the task and of the agent's randomness")
+    _add_agent_arguments(play)
     play.add_argument("--json", action="store_true", help="print the session as an ATIF document")
     logs = verbs.add_parser("logs", help=_LOGS, description=_LOGS, allow_abbrev=False)
     logs.add_argument("-o", "--output", type=Path, required=True, metavar="DIR", help="a new folder for the logs")
     logs.add_argument("-n", "--number", type=int, default=80, metavar="N", help="number of sessions; default 80")
-    _add_task(logs, "seed of the first session")
-    _add_agent(logs)
+    _add_task_arguments(logs, "seed of the first session")
+    _add_agent_arguments(logs)
     logs.add_argument("--json", action="store_true", help="print the counts as JSON")
     advisers = verbs.add_parser("advisers", help=_ADVISERS, description=_ADVISERS, allow_abbrev=False)
     advisers.add_argument("-n", "--number", type=int, default=80, metavar="N", help="number of tasks; default 80")
-    _add_task(advisers, "seed of the first task")
+    _add_task_arguments(advisers, "seed of the first task")
     advisers.add_argument("--port", type=int, default=0, metavar="PORT", help="port; default 0: any free one")
     advisers.add_argument("--json", action="store_true", help="print address and models as JSON")
 
 
-def _add_task(parser: argparse.ArgumentParser, of_what: str) -> None:
+def _add_task_arguments(parser: argparse.ArgumentParser, of_what: str) -> None:
     text = f"{of_what}; default 10000 (0 to 999 are reserved for evaluation)"
     parser.add_argument("--seed", type=int, metavar="SEED", help=text)
     levels = ("easy", "medium", "hard")
     parser.add_argument("--difficulty", choices=levels, default="easy", help="difficulty of the tasks; default easy")
 
 
-def _add_agent(parser: argparse.ArgumentParser) -> None:
+def _add_agent_arguments(parser: argparse.ArgumentParser) -> None:
     parser.add_argument("--agent", default="careless", metavar="NAME", help="expert or careless; default careless")
     text = "probability of a mistake at each opportunity; may be repeated"
     parser.add_argument("--rate", action="append", default=[], metavar="NAME=RATE", help=text)
@@ -66,31 +66,31 @@ def run(args: argparse.Namespace) -> int:
     from composer_replication.envs.workspace.generate import FIRST_TRAINING_SEED
 
     args.seed = FIRST_TRAINING_SEED if args.seed is None else args.seed
-    return {"play": _play, "logs": _logs, "advisers": _advisers}[args.what](args)
+    return {"play": _run_play, "logs": _run_logs, "advisers": _run_advisers}[args.what](args)
 
 
-def _play(args: argparse.Namespace) -> int:
+def _run_play(args: argparse.Namespace) -> int:
     from composer_replication.envs.logs import to_atif
     from composer_replication.envs.workspace.sandbox import shared_runner
 
-    agent = agent_named(args.agent, args.rate, args.corrects)
+    agent = make_agent(args.agent, args.rate, args.corrects)
     episode = _play_one(seed=args.seed, difficulty=args.difficulty, agent=agent)
-    _warn(shared_runner().kind)
+    _warn_about_isolation(shared_runner().kind)
     if args.json:
         print_json(to_atif(episode))
         return 0
-    print(plain("\n".join(_lines(episode))))
+    print(plain("\n".join(_episode_lines(episode))))
     return 0
 
 
-def _warn(sandbox: str) -> None:
+def _warn_about_isolation(sandbox: str) -> None:
     from composer_replication.envs.workspace.sandbox import LIMITS_ONLY
 
     if sandbox == "rlimits":
         log(f"tests ran without isolation (rlimits): {LIMITS_ONLY}")
 
 
-def _lines(episode: Episode) -> list[str]:
+def _episode_lines(episode: Episode) -> list[str]:
     import json
 
     lines = [episode.task.prompt]
@@ -104,10 +104,10 @@ def _lines(episode: Episode) -> list[str]:
     return [*lines, "", f"reward {reward.value:g}: {reward.passed} of {reward.total} checks pass"]
 
 
-def _logs(args: argparse.Namespace) -> int:
-    agent = agent_named(args.agent, args.rate, args.corrects)
+def _run_logs(args: argparse.Namespace) -> int:
+    agent = make_agent(args.agent, args.rate, args.corrects)
     done = write_logs(args.output, number=args.number, seed=args.seed, difficulty=args.difficulty, agent=agent)
-    _warn(done.sandbox)
+    _warn_about_isolation(done.sandbox)
     _show(done, args)
     return 0
 
@@ -143,7 +143,7 @@ def _show(done: _WorldLogs, args: argparse.Namespace) -> None:
     log(f"{done.sessions} sessions of {done.calls} calls in {args.output}; {done.solved} tasks solved")
 
 
-def _advisers(args: argparse.Namespace) -> int:
+def _run_advisers(args: argparse.Namespace) -> int:
     from composer_replication.envs.adviser_server import AdviserServer
 
     if args.number < 1:
@@ -173,7 +173,7 @@ def _advisers(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MistakeCount:
-    """How often a mistake could have been made, was made, and was corrected. The field names are those of `--json`."""
+    """How often an agent could make a mistake, made it, and corrected it. The field names are those of `--json`."""
 
     mistake: str
     kind: str
@@ -186,7 +186,7 @@ class _MistakeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorldLogs:
-    """What `write_logs` has written."""
+    """Counts of what `write_logs` has written."""
 
     sessions: int
     solved: int
@@ -195,8 +195,8 @@ class _WorldLogs:
     sandbox: str  # how the tests were isolated (`TestRunner.kind`)
 
 
-def agent_named(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
-    """Return a predefined agent with changed rates ("NAME=RATE") and a changed share of corrected mistakes."""
+def make_agent(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
+    """Return a predefined agent with these rates of mistakes ("NAME=RATE") and this share of corrected mistakes."""
     if name not in AGENTS:
         raise InputError(explain("--agent", got=repr(name), expected=f"one of {', '.join(sorted(AGENTS))}"))
     agent = AGENTS[name]
@@ -224,7 +224,7 @@ def write_logs(
     agent: FlawedAgent,
     runner: RememberingRunner | None = None,
 ) -> _WorldLogs:
-    """Write a log per session, for the seeds from `seed` on, in the folder layout of Claude Code's projects."""
+    """Write one log per session in the folder layout of Claude Code. Session number i is played with `seed + i`."""
     if number < 1:
         raise InputError(explain("number of sessions", got=number, expected="1 or more"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
@@ -242,11 +242,11 @@ def write_logs(
         mistakes.update(scripted.mistake for scripted in episode.script)
         corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
         solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
-    rows = _counts(agent.rates, could, mistakes, corrected)
+    rows = _count_mistakes(agent.rates, could, mistakes, corrected)
     return _WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows, sandbox=runner.kind)
 
 
-def _counts(
+def _count_mistakes(
     rates: Mapping[str, float], could: Counter[str], mistakes: Counter[str], corrected: Counter[str]
 ) -> list[_MistakeCount]:
     return [

@@ -8,7 +8,7 @@ import pytest
 from claude_records import Log, call
 from crf import crf, must
 
-from composer_replication.cli.pipeline import step_named
+from composer_replication.cli.pipeline import STEPS
 from composer_replication.config import CrfConfig, SitesConfig
 from composer_replication.evaluation.report.plots import _sum_teacher_costs
 from composer_replication.evaluation.report.records import RunRecords
@@ -110,7 +110,7 @@ def test_a_writer_is_reached_and_what_quotes_the_call_is_refused_and_counted(run
     said = meta["settings"]
     assert (said["writer"], said["writer_calls"], said["writer_usd"]) == ("openai/gpt-5", 2, pytest.approx(0.002))
     config = CrfConfig(sites=SitesConfig(writer=str(run.parent / "teachers.json")))
-    assert step_named("sites").why_stale(config, RunDir.open(run)) == ""
-    assert step_named("sites").why_stale(CrfConfig(), RunDir.open(run)) == "writer: openai/gpt-5 -> None"
+    assert STEPS["sites"].why_stale(config, RunDir.open(run)) == ""
+    assert STEPS["sites"].why_stale(CrfConfig(), RunDir.open(run)) == "writer: openai/gpt-5 -> None"
     (cost,) = _sum_teacher_costs(RunRecords(RunDir.open(run), run))
     assert (cost.slug, cost.calls, cost.usd) == ("openai/gpt-5, hints", 2, pytest.approx(0.002))

@@ -288,10 +288,10 @@ def test_a_wrong_key_stops_after_three_calls_and_says_which_key(ready):
 
 
 def test_the_bar_shows_what_is_spent_and_held():
-    from composer_replication.cli.progress import CallBar
+    from composer_replication.cli.progress import _CallBar
     from composer_replication.teacher_replay.tables import Meter
 
-    bar = CallBar(5.0)
+    bar = _CallBar(5.0)
     bar.on_meter(Meter(spent=598_600_000, reserved=20_000_000, unknown=1_500_000, num_unknown=1, halted=None))
     assert re.findall(r"\$?\d[\d.]*", bar.about) == ["$0.5986", "$0.0215", "$5", "0", "0"]
 

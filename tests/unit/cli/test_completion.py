@@ -9,14 +9,14 @@ import subprocess
 
 import pytest
 
-from composer_replication.cli.completion import words_of_verbs
+from composer_replication.cli.completion import _options_by_verb
 from composer_replication.cli.main import EXIT_CODES, VERBS, build_parser, main
 
 ASK = """
 source {script}
 COMP_WORDS=({words})
 COMP_CWORD={at}
-_crf
+_shtab_crf
 printf '%s\\n' "${{COMPREPLY[@]}}"
 """
 
@@ -43,28 +43,42 @@ def completed(script, *words):
 
 @pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
 def test_a_real_bash_completes_verbs_options_and_choices(script):
-    assert completed(script, "crf", "") == [*VERBS, "--help", "--version"]
+    assert completed(script, "crf", "") == [*VERBS]
+    assert completed(script, "crf", "--") == ["--help", "--version"]
     assert completed(script, "crf", "ju") == ["judge"]
     assert completed(script, "crf", "train", "--dr") == ["--dry-run"]
     assert set(completed(script, "crf", "ingest", "--")) >= {"--output", "--exclude", "--no-scrub", "--json"}
-    assert "--seed" in completed(script, "crf", "world", "logs", "--s")
+    assert completed(script, "crf", "world", "logs", "--s") == ["--seed"]
     assert completed(script, "crf", "world", "a") == ["advisers"]
     assert completed(script, "crf", "export", "run", "--precision", "b") == ["bfloat16"]
-    assert completed(script, "crf", "ingest", "--output", "") == []  # bash's own files
     assert completed(script, "crf", "completion", "f") == ["fish"]
-    assert completed(script, "crf", "nothing", "") == []
+    assert completed(script, "crf", "split", "run", "--test", "") == []  # a number
+
+
+@pytest.mark.skipif(shutil.which("bash") is None, reason="no bash here")
+def test_a_real_bash_completes_paths(script):
+    beginning = str(script)[:-2]
+    assert completed(script, "crf", "ingest", beginning) == [str(script)]
+    assert completed(script, "crf", "ingest", "--output", beginning) == [str(script)]
 
 
 @pytest.mark.parametrize("shell", ["zsh", "fish"])
 def test_the_other_shells_are_told_every_verb_and_option(shell, capsys):
     assert main(["completion", shell]) == 0
     text = capsys.readouterr().out
-    for verb, (_, words) in words_of_verbs().items():
+    for verb, options in _options_by_verb(build_parser()).items():
         assert re.search(rf"\b{verb}\b", text)
-        for name in (name for each in words for name in each.names if name.startswith("--")):
-            assert f"-l {name[2:]}" in text if shell == "fish" else f"*{name}[" in text
+        for name in (name for name in options if name.startswith("--")):
+            assert re.search(rf"-l {name[2:]}\b" if shell == "fish" else rf"{name}[\[,}}]", text), name
     if shutil.which(shell):
         subprocess.run([shell, "-n", "/dev/stdin"], input=text, text=True, check=True, timeout=60)
+
+
+def test_the_script_for_zsh_registers_itself_when_it_is_sourced(capsys):
+    assert main(["completion", "zsh"]) == 0
+    text = capsys.readouterr().out
+    assert text.startswith("#compdef crf\n")
+    assert "(eval|file) ]]" in text
 
 
 def parsers():
@@ -101,7 +115,7 @@ def test_whoever_interrupts_is_told_what_that_means_for_this_verb(verb, has_own_
     def interrupted(_args):
         raise KeyboardInterrupt
 
-    module = command._module_of(verb[0])
+    module = command._import_verb(verb[0])
     assert hasattr(module, "WHEN_INTERRUPTED") == has_own_words
     words = module.WHEN_INTERRUPTED if has_own_words else command._WHEN_INTERRUPTED
     assert has_own_words == (words != command._WHEN_INTERRUPTED)

@@ -136,7 +136,7 @@ def test_streams_that_were_closed_are_no_terminals_and_stop_nothing(
     for name in ("stdin", "stdout", "stderr"):
         with monkeypatch.context() as patch:
             patch.setattr(sys, name, None)
-            assert not inspect._is_colour(None)
+            assert not inspect._uses_color(None)
             assert console.terminal_width() == 160
             with byte_progress("reading", quiet=False) as progress:
                 progress(1, 2)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from composer_replication.cli.site_page import Canvas, PageToken, cells, cut_to, one_line, visible
+from composer_replication.cli.site_page import _Canvas, _cells, _cut_to, _one_line, _PageToken, _visible
 
 OPEN, CLOSE = "\u2039", "\u203a"
 
@@ -26,21 +26,21 @@ OPEN, CLOSE = "\u2039", "\u203a"
     ],
 )
 def test_characters_are_shown_or_spelled_out(text, shown):
-    assert visible(text) == shown.replace("{", OPEN).replace("}", CLOSE)
-    assert all(each.isprintable() or each == "\n" for each in visible(text))
-    assert "\n" not in one_line(text)
+    assert _visible(text) == shown.replace("{", OPEN).replace("}", CLOSE)
+    assert all(each.isprintable() or each == "\n" for each in _visible(text))
+    assert "\n" not in _one_line(text)
 
 
-def page(tokens, *, width=24, is_colour=False, **options):
-    canvas = Canvas(width, is_colour=is_colour)
+def page(tokens, *, width=24, uses_color=False, **options):
+    canvas = _Canvas(width, uses_color=uses_color)
     canvas.label("part")
     canvas.tokens(tokens, **options)
     return canvas.text()
 
 
 def test_lines_break_between_tokens_and_where_the_text_does():
-    words = [PageToken(word, "target") for word in ("one", " two", " three", "\n", "x\ny", "z")]
-    assert page(words, cut=True, marks=("⟦", "⟧")).splitlines() == [
+    words = [_PageToken(word, "target") for word in ("one", " two", " three", "\n", "x\ny", "z")]
+    assert page(words, draws_edges=True, marks=("⟦", "⟧")).splitlines() == [
         "  part    ⟦one│ two",
         "          │ three│⏎",
         "          │x⏎",
@@ -49,7 +49,7 @@ def test_lines_break_between_tokens_and_where_the_text_does():
 
 
 def test_a_token_wider_than_the_terminal_stays_whole():
-    assert page([PageToken("a" * 30, "hint"), PageToken("日" * 8, "hint"), PageToken("b", "hint")]).splitlines() == [
+    assert page([_PageToken("a" * 30, "hint"), _PageToken("日" * 8, "hint"), _PageToken("b", "hint")]).splitlines() == [
         "  part    " + "a" * 30,
         "          " + "日" * 8,
         "          b",
@@ -58,12 +58,12 @@ def test_a_token_wider_than_the_terminal_stays_whole():
 
 def test_colours_take_turns_and_end_with_every_token():
     painted = page(
-        [PageToken("a", "target"), PageToken("b", "target"), PageToken("<s>", "context", True)], is_colour=True
+        [_PageToken("a", "target"), _PageToken("b", "target"), _PageToken("<s>", "context", True)], uses_color=True
     )
     assert painted == "  \x1b[1mpart\x1b[0m    \x1b[30;46ma\x1b[0m\x1b[30;106mb\x1b[0m<s>\n"
 
 
 @pytest.mark.parametrize("text", ["", "short", "日" * 20, "a" * 8, "a" * 9])
 def test_cells_are_filled_and_cut_to_a_width(text):
-    assert cells(cut_to(text, 8)) == 8
-    assert cut_to(text, 8).startswith(text[:3])
+    assert _cells(_cut_to(text, 8)) == 8
+    assert _cut_to(text, 8).startswith(text[:3])

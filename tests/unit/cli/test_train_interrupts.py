@@ -13,7 +13,8 @@ from train_runs import GRPO, adapter_of, same
 
 from composer_replication import optional
 from composer_replication.cli import progress as train_progress
-from composer_replication.cli.progress import PhaseLines, as_shown, duration
+from composer_replication.cli.progress import _PhaseLines, format_duration
+from composer_replication.cli.train import _shown_name
 from composer_replication.runs import RunDir
 from composer_replication.trainer.from_config import inputs as arguments
 from composer_replication.trainer.objective import hint_proof
@@ -165,7 +166,7 @@ def test_without_the_extra_the_command_that_installs_it_is_named(train, monkeypa
 
 def test_lines_about_a_phase_come_at_its_begin_every_ten_seconds_and_at_its_end():
     said, now = [], [0.0]
-    lines = PhaseLines(said.append, clock=lambda: now[0])
+    lines = _PhaseLines(said.append, clock=lambda: now[0])
 
     def at(second, done, total=80):
         now[0] = second
@@ -179,17 +180,17 @@ def test_lines_about_a_phase_come_at_its_begin_every_ten_seconds_and_at_its_end(
     at(130, 80, total=80)  # found done: not spoken of
     assert all(lines_with(line, "hint proof", "sites") for line in said)
     assert [re.findall(r"\d+(?: min)?", line) for line in said] == [["20", "80"], ["26", "80", "2 min"], ["80", "80"]]
-    assert [duration(each) for each in (40.4, 300.0, 7200.0)] == ["40 s", "5 min", "2.0 h"]
+    assert [format_duration(each) for each in (40.4, 300.0, 7200.0)] == ["40 s", "5 min", "2.0 h"]
 
 
 def test_print_has_one_name_for_channel_2():
-    assert [as_shown(each) for each in ("sdpo_kl", "sdpo_kl_logged", "sdpo_kl: hint_does_nothing", "lm_ce")] == [
+    assert [_shown_name(each) for each in ("sdpo_kl", "sdpo_kl_logged", "sdpo_kl: hint_does_nothing", "lm_ce")] == [
         "sdpo_jsd",
         "sdpo_jsd_logged",
         "sdpo_jsd: hint_does_nothing",
         "lm_ce",
     ]
-    assert train_progress.metrics_text({"loss/sdpo_kl": 0.5, "loss/total": 1.0}) == "total 1  sdpo_jsd 0.5"
+    assert train_progress._metrics_text({"loss/sdpo_kl": 0.5, "loss/total": 1.0}) == "total 1  sdpo_jsd 0.5"
 
 
 def test_a_finished_checkpoint_of_another_version_is_not_trained_over(train):

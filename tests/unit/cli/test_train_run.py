@@ -11,7 +11,7 @@ import pytest
 
 from composer_replication.cli import train as verb
 from composer_replication.cli.main import build_parser
-from composer_replication.cli.run_checks import remember
+from composer_replication.cli.run_checks import save_options
 from composer_replication.config import CrfConfig
 from composer_replication.config.presets import load_with_preset
 from composer_replication.config.values import write_resolved
@@ -33,7 +33,7 @@ def options(*overrides: str) -> CrfConfig:
 
 
 def test_a_run_is_trained_on_with_the_options_that_crf_run_remembers(run: RunDir) -> None:
-    remember(options("train.optimiser.steps=7", "loss.beta_replay=0.25", "ingest.paths=['logs']"), run)
+    save_options(options("train.optimiser.steps=7", "loss.beta_replay=0.25", "ingest.paths=['logs']"), run)
     config = config_of(run.root)
     assert config.train.run == str(run.root)
     assert (config.train.model, config.train.optimiser.steps, config.loss.beta_replay) == ("somewhere/model", 7, 0.25)
@@ -47,7 +47,7 @@ def test_without_a_crf_run_the_options_are_those_of_the_last_training(run: RunDi
 
 
 def test_a_config_takes_the_place_of_what_a_run_remembers(run: RunDir, tmp_path: Path) -> None:
-    remember(options("train.optimiser.steps=7"), run)
+    save_options(options("train.optimiser.steps=7"), run)
     (tmp_path / "mine.toml").write_text('[train]\nmodel = "another"\nrun = "elsewhere"\n')
     config = config_of(run.root, "--config", tmp_path / "mine.toml")
     assert (config.train.model, config.train.run) == ("another", str(run.root))

@@ -10,7 +10,12 @@ from dataclasses import replace
 import pytest
 from evaluation_runs import config, write_sites
 
-from composer_replication.cli.run_checks import Learnable, TrainingSessions, check_verdict_possible, count_measurable
+from composer_replication.cli.run_checks import (
+    TrainingDataCounts,
+    _SessionCounts,
+    check_verdict_possible,
+    count_measurable,
+)
 from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, RunConfig, SplitConfig
 from composer_replication.errors import InputError
@@ -68,12 +73,12 @@ def test_what_is_counted_before_is_what_the_evaluation_has_a_value_of(run, folde
 
 def gate(judged, learnt, **options):
     told, said = CrfConfig(run=RunConfig(**options)), []
-    check_verdict_possible(told, Learnable(learnt, 4, Counter()), judged, said.append)
+    check_verdict_possible(told, TrainingDataCounts(learnt, 4, Counter()), judged, said.append)
     return said
 
 
 def test_a_training_that_nobody_could_judge_does_not_begin_unless_that_is_asked_for():
-    judged, learnt = Measurable(values=1, units=1, held_out=1, sessions=1), TrainingSessions(4, 4, 4)
+    judged, learnt = Measurable(values=1, units=1, held_out=1, sessions=1), _SessionCounts(4, 4, 4)
     with refusal(InputError, expected="evaluation.fewest_sessions", fix="`--set run.without_verdict=true`") as refused:
         gate(judged, learnt)
     assert re.search(r"\b1\b.*\b1 of 1\b.*\bsessions\b", refused.value.got)
@@ -86,10 +91,10 @@ def test_a_training_that_nobody_could_judge_does_not_begin_unless_that_is_asked_
 
 def test_what_there_is_to_judge_by_is_said_with_what_is_left_out_and_how_large_an_effect_must_be():
     with refusal(InputError, fix="`--set split.test=0.25`"):
-        gate(Measurable(values=4, units=4, held_out=4, sessions=4), TrainingSessions(16, 16, 16))
+        gate(Measurable(values=4, units=4, held_out=4, sessions=4), _SessionCounts(16, 16, 16))
     left_out = {"near_duplicate": 1, "sdpo_jsd: without_hint": 2, "no_good_call_in_the_session": 1}
     judged = Measurable(values=6, units=5, held_out=9, sessions=9, over="project", left_out=left_out)
-    [told] = gate(judged, TrainingSessions(16, 16, 16))
+    [told] = gate(judged, _SessionCounts(16, 16, 16))
     assert re.search(r"\b6\b.*\b5 of 9\b.*\bprojects\b", told)
     assert re.search(r"\b1\b[^,]*\btraining\b[^,]*, 2\b[^,]*\bhint\b[^,]*, 1\b[^,]*\bgood\b[^,]*\b1\.3\b", told)
 
@@ -97,5 +102,5 @@ def test_what_there_is_to_judge_by_is_said_with_what_is_left_out_and_how_large_a
 def test_the_advice_is_by_what_can_be_measured_and_not_by_what_could_be_taught():
     judged = Measurable(values=2, units=2, held_out=6, sessions=6, left_out={"no_good_call_in_the_session": 4})
     with refusal(InputError, fix="`--set split.test=0.5`") as refused:
-        gate(judged, TrainingSessions(24, 24, 24))
+        gate(judged, _SessionCounts(24, 24, 24))
     assert re.search(r"\b75\b", refused.value.fix)

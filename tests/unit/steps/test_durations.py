@@ -7,7 +7,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from composer_replication.cli.run import estimate_times
+from composer_replication.cli.run import _estimate_times
 from composer_replication.config import CrfConfig, load
 from composer_replication.evaluation.evaluate import Measurable
 from composer_replication.trainer.from_config.offline import TrainingPace
@@ -23,7 +23,7 @@ def parts(*overrides, made=ALL, counts=None, seconds=80.0):
     training = SimpleNamespace(
         pace=PACE, seconds=seconds, counts={"lm_ce": 9, "sites": 40} if counts is None else counts
     )
-    found = estimate_times(load(CrfConfig, None, overrides), JUDGED, training, made)
+    found = _estimate_times(load(CrfConfig, None, overrides), JUDGED, training, made)
     return {each.name: (round(each.seconds, 3), each.basis) for each in found}
 
 
@@ -69,4 +69,4 @@ def test_drawn_calls_take_a_token_at_a_time_and_a_control_is_a_third_model():
 
 
 def test_where_nobody_can_say_nothing_is_said():
-    assert estimate_times(CrfConfig(), JUDGED, SimpleNamespace(pace=None, seconds=None, counts={}), ALL) is None
+    assert _estimate_times(CrfConfig(), JUDGED, SimpleNamespace(pace=None, seconds=None, counts={}), ALL) is None

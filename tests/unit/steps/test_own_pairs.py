@@ -235,14 +235,14 @@ def test_looking_for_a_text_is_balanced_by_its_own_kind_alone_and_the_rest_is_re
 
 
 def test_spare_pairs_of_one_kind_do_not_use_up_the_room_of_another(made, monkeypatch):
-    monkeypatch.setattr(own_pairs, "MAX_SPARE", 1)
+    monkeypatch.setattr(own_pairs, "_MAX_SPARE", 1)
     made_of = {"a": only_reads("a", 3), "b": session("b", fails=False), "c": only_fails("c"), "d": only_fails("d")}
     run = made(**made_of)
     found = write_pairs(PairsConfig(), run)
     assert found.by_source == {"correction": 2, "acted_at_once": 1}
     assert {row["source"]: row["conversation_id"] for row in rows_of(run)}["acted_at_once"] == "b"
     assert found.surplus_look_first == {"looked_for_text": 1}
-    monkeypatch.setattr(own_pairs, "MAX_SPARE", 64)
+    monkeypatch.setattr(own_pairs, "_MAX_SPARE", 64)
     assert write_pairs(PairsConfig(), run).by_source == {"correction": 2, "acted_at_once": 1}
 
 

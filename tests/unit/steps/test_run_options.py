@@ -16,10 +16,10 @@ from composer_replication.cli.main import main
 from composer_replication.cli.run_checks import (
     check_inputs,
     drop_missing_logs,
-    options_file,
-    remember,
+    list_reused_options,
     resolve_paths,
-    reused_options,
+    save_options,
+    saved_options_path,
 )
 from composer_replication.config import CrfConfig
 from composer_replication.config.presets import load_with_preset
@@ -38,15 +38,18 @@ def test_what_a_run_was_told_is_what_the_next_call_begins_with(tmp_path, monkeyp
     monkeypatch.chdir(tmp_path)
     (tmp_path / "logs").mkdir()
     run = RunDir.create(tmp_path / "run")
-    assert options_file(run.root) is None
+    assert saved_options_path(run.root) is None
     config = given("ingest.paths=['logs']", "train.model=student", "train.optimiser.steps=7", "run.control=true")
-    remember(config, run)
+    save_options(config, run)
     monkeypatch.chdir("/")
-    path = options_file(run.root)
+    path = saved_options_path(run.root)
     assert load_with_preset(path) == config
     assert config.ingest.paths == (str(tmp_path / "logs"),)
     assert config.train.model == str(student_folder())
-    assert reused_options(path, ["train.model", "ingest.paths"]) == ["train.optimiser.steps = 7", "run.control = true"]
+    assert list_reused_options(path, ["train.model", "ingest.paths"]) == [
+        "train.optimiser.steps = 7",
+        "run.control = true",
+    ]
     assert load_with_preset(path, ["run.control=false"]).run.control is False
 
 
@@ -54,8 +57,8 @@ def test_what_a_run_was_told_is_what_the_next_call_begins_with(tmp_path, monkeyp
 def test_a_preset_is_remembered_with_what_lies_above_it(tmp_path, preset):
     run = RunDir.create(tmp_path / "run")
     config = given(f"train.preset={preset}", "loss.alpha_sdpo=0.3")
-    remember(config, run)
-    assert load_with_preset(options_file(run.root)) == config
+    save_options(config, run)
+    assert load_with_preset(saved_options_path(run.root)) == config
 
 
 def test_logs_that_are_gone_are_left_out_and_named(tmp_path):
@@ -71,13 +74,13 @@ def test_other_logs_do_not_join_a_run_unless_its_own_are_named_too(tmp_path):
         write_session(tmp_path / name, f"s-{name}")
     run, _ = ingested(tmp_path / "run", tmp_path / "a")
     model = f"train.model='{student_folder()}'"
-    for is_remembered in (False, True):
+    for saves_options in (False, True):
         check_inputs(given(f"ingest.paths=['{tmp_path}/a', '{tmp_path}/b']", model), run.root)
         with refusal(InputError, what="PATH", got=str(tmp_path / "a"), fix="`-o RUN2`") as caught:
             check_inputs(given(f"ingest.paths=['{tmp_path}/b']", model), run.root)
         assert str(run.root) in caught.value.got
-        if not is_remembered:
-            remember(given(f"ingest.paths=['{tmp_path}/a']", model), run)
+        if not saves_options:
+            save_options(given(f"ingest.paths=['{tmp_path}/a']", model), run)
 
 
 WRONG = {

@@ -13,12 +13,17 @@ from run_pieces import ingested, write_session
 
 from composer_replication.cli.pairs import write_pairs
 from composer_replication.cli.pipeline import (
+    STEPS,
     _evaluation_inputs,
     _record_hashes,
     _why_output_stale,
-    step_named,
 )
-from composer_replication.cli.run_checks import Learnable, TrainingSessions, check_enough_to_learn, count_learnable
+from composer_replication.cli.run_checks import (
+    TrainingDataCounts,
+    _SessionCounts,
+    check_enough_training_data,
+    count_training_data,
+)
 from composer_replication.cli.sites import write_sites
 from composer_replication.cli.split import write_split
 from composer_replication.config import CrfConfig, EvaluationConfig, PairsConfig, RunConfig, SitesConfig, SplitConfig
@@ -61,7 +66,7 @@ def made(run, config=None):
 
 
 def whys(run, config=None):
-    return [step_named(name).why_stale(config or CrfConfig(), run) for name in NAMES]
+    return [STEPS[name].why_stale(config or CrfConfig(), run) for name in NAMES]
 
 
 def named_in(why):
@@ -163,11 +168,11 @@ def numbers_of(text):
 
 def test_what_there_is_to_learn_from_is_counted_without_the_test(run):
     made(run)
-    there = count_learnable(run)
-    assert there == Learnable(TrainingSessions(4, 4, 4), 4, Counter(model=5))
+    there = count_training_data(run)
+    assert there == TrainingDataCounts(_SessionCounts(4, 4, 4), 4, Counter(model=5))
     assert there.failures.total() == sum(site.kind != "no_failure" for site, _ in read_sites(run))
     with refusal(InputError, got="5 model", expected="10") as caught:
-        check_enough_to_learn(CrfConfig(), there)
+        check_enough_training_data(CrfConfig(), there)
     assert numbers_of(caught.value.got) == [4, 4, 4, 4, 5, 5]  # errors, sessions with one, sessions, pairs, failures
     assert "run.fewest" in caught.value.expected
 
@@ -178,5 +183,5 @@ def test_sessions_without_any_error_have_nothing_to_teach(tmp_path):
     run, _ = ingested(tmp_path / "run", tmp_path / "logs")
     made(run)
     with refusal(InputError, expected="run.fewest") as caught:
-        check_enough_to_learn(CrfConfig(run=RunConfig(fewest=0)), count_learnable(run))
+        check_enough_training_data(CrfConfig(run=RunConfig(fewest=0)), count_training_data(run))
     assert numbers_of(caught.value.got) == [0, 0, 4, 0]

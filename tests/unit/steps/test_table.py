@@ -23,9 +23,9 @@ NOT_OF_A_STEP = {"forgotten", "elsewhere"}
 
 
 def test_every_step_is_a_command_and_has_a_section_and_a_function():
-    names = [step.name for step in STEPS]
+    names = list(STEPS)
     assert names == [verb for verb in VERBS if verb in names]
-    with_options = [step for step in STEPS if step.name != "report"]  # a report has none
+    with_options = [step for step in STEPS.values() if step.name != "report"]  # a report has none
     sections = {{"evaluate": "evaluation"}.get(step.name, step.name) for step in with_options}
     assert sections <= {path.path.partition(".")[0] for path in describe(CrfConfig)}
     for step in with_options:
@@ -35,18 +35,14 @@ def test_every_step_is_a_command_and_has_a_section_and_a_function():
 
 def test_what_a_step_reads_was_written_before_it_and_each_artefact_has_one_writer():
     written = set()
-    for step in STEPS:
+    for step in STEPS.values():
         assert {*step.reads, *step.reads_if_there} <= written | set(step.writes)
         assert set(step.optional_sources) <= set(step.reads_if_there)
         assert not written & set(step.writes)
         written |= set(step.writes)
-    made_by_steps = {
-        name
-        for name, artefact in ARTEFACTS.items()
-        if artefact.command.removeprefix("crf ") in {step.name for step in STEPS}
-    }
+    made_by_steps = {name for name, artefact in ARTEFACTS.items() if artefact.command.removeprefix("crf ") in STEPS}
     assert written == (made_by_steps | {"config"}) - NOT_OF_A_STEP
-    for step in STEPS:
+    for step in STEPS.values():
         for name in set(step.writes) - {"config"}:
             assert ARTEFACTS[name].command == f"crf {step.name}"
 
@@ -60,7 +56,7 @@ def test_sidecars_name_sources_that_the_table_names(tmp_path):
     (tmp_path / "s-1.jsonl").write_bytes(log.lines())
     run, _ = ingested(tmp_path / "run", tmp_path / "s-1.jsonl")
     write_sites(SitesConfig(), run)
-    (step,) = [each for each in STEPS if each.name == "sites"]
+    step = STEPS["sites"]
     assert {each.name for each in run.meta("sites").sources} == set(step.reads)
 
 

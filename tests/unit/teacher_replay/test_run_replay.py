@@ -41,11 +41,11 @@ def run(tmp_path):
     return made
 
 
-def replayed(run, server, on_call=lambda _: None, resumes=False, **changes):
+def replayed(run, server, on_call=lambda _: None, resume_after_overrun=False, **changes):
     specs = [{**TEACHERS[1], "base_url": server.base_url}]
     options = options_for(None, **({"cache": run.path("teacher_cache"), "max_concurrency": 1} | changes))
     plan = step.plan_replay(ReplayConfig(states="all"), run, teachers=teachers_of(specs, KEY, options), options=options)
-    return asyncio.run(step.send_requests(plan, on_call=on_call, resumes=resumes)).report
+    return asyncio.run(step.send_requests(plan, on_call=on_call, resume_after_overrun=resume_after_overrun)).report
 
 
 @pytest.fixture
@@ -76,7 +76,7 @@ def test_an_ingest_during_the_replay_is_named_and_the_answers_stay_in_the_store(
 
 @pytest.mark.usefixtures("without_locks")
 def test_an_ingest_while_the_calls_are_written_leaves_the_calls_as_they_were(run, tmp_path, monkeypatch):
-    rows_of = step._rows
+    rows_of = step._call_rows
 
     def changing_at_the_end(*given):
         yield from rows_of(*given)
@@ -86,7 +86,7 @@ def test_an_ingest_while_the_calls_are_written_leaves_the_calls_as_they_were(run
     with FaultServer() as server:
         replayed(run, server)
         before = run.path("teacher_calls").read_bytes()
-        monkeypatch.setattr(step, "_rows", changing_at_the_end)
+        monkeypatch.setattr(step, "_call_rows", changing_at_the_end)
         with refusal(StaleArtefactError, what="conversations.jsonl", fix="teacher_cache.sqlite"):
             replayed(run, server)
     assert run.path("teacher_calls").read_bytes() == before
@@ -141,10 +141,10 @@ def test_a_stop_is_lifted_by_whoever_holds_the_run_and_by_nobody_else(run):
         assert other.meter().halted
         other.hold("a replay of this run")
         with refusal(RunError, what="teacher_cache.sqlite", got=str(os.getpid())):
-            replayed(run, server, resumes=True)
+            replayed(run, server, resume_after_overrun=True)
         assert other.meter().halted
         other.close()
         assert replayed(run, server).stopped
         assert server.requests()["num_chat"] == 0
-        assert replayed(run, server, resumes=True).stopped is None
+        assert replayed(run, server, resume_after_overrun=True).stopped is None
         assert server.requests()["num_chat"] == 4

@@ -11,7 +11,7 @@ import pytest
 from crf import crf
 from replay_pieces import TEACHERS
 
-from composer_replication.cli.main import describe_error
+from composer_replication.cli.main import _describe_error
 from composer_replication.errors import ArtefactCorruptError, InputError
 from composer_replication.teacher_replay import tables
 from composer_replication.teacher_replay.ledger import TeacherStore
@@ -132,7 +132,7 @@ def test_advice_to_move_a_store_names_what_lies_beside_it(path):
     change(path, "UPDATE meter SET spent = 0")
     with pytest.raises(ArtefactCorruptError) as error:
         TeacherStore(path)
-    for advice in (error.value.fix, describe_error(sqlite3.DatabaseError("database disk image is malformed"))):
+    for advice in (error.value.fix, _describe_error(sqlite3.DatabaseError("database disk image is malformed"))):
         assert re.search(r"-wal\b.*-shm\b", advice)
 
 

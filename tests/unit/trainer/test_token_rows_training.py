@@ -13,7 +13,7 @@ from safetensors.torch import load_file
 from transformers import AutoModelForCausalLM, Qwen2Config
 
 from composer_replication.batch.model_folder import load_adapter
-from composer_replication.cli.export_weights import merge_adapter
+from composer_replication.cli.export_weights import _merge_adapter
 from composer_replication.errors import ConfigError
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.objective.channels import ChannelSettings
@@ -161,7 +161,7 @@ def test_an_adapter_with_rows_loads_for_use_and_merges(tmp_path, tied):
     assert torch.allclose(loaded(input_ids=ids).logits, expected, atol=1e-5)
     assert torch.equal(head_row(loaded), head_row(trainer.model))
     stands_on = Trained(base=str(tmp_path / "base"), adapter=tmp_path / "adapter")
-    assert merge_adapter(stands_on, tmp_path / "merged").is_close
+    assert _merge_adapter(stands_on, tmp_path / "merged").is_close
     merged = AutoModelForCausalLM.from_pretrained(tmp_path / "merged", dtype=torch.float32).eval()
     assert torch.allclose(merged(input_ids=ids).logits, expected, atol=1e-5)
     assert torch.equal(merged.get_output_embeddings().weight[END], head_row(trainer.model))

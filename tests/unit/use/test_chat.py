@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.cli.chat import Arms, ChatReply, Prompt, Sampling
+from composer_replication.cli.chat import _ChatModels, _ChatReply, _Prompt, _Sampling
 from composer_replication.cli.main import main
 from composer_replication.envs.student import TRAINED_CONTEXT, load_student, student_folder
 from composer_replication.runs import RunDir
@@ -20,12 +20,12 @@ from composer_replication.runs.files import read_site, read_sites
 from composer_replication.trainer.from_config.inputs import tools_of
 from composer_replication.trainer.trained import find_trained
 
-SHORT = Sampling(max_tokens=16)
+SHORT = _Sampling(max_tokens=16)
 
 
 @pytest.fixture(scope="module")
 def arms(adapter):
-    return Arms(find_trained(str(adapter)), device="cpu")
+    return _ChatModels(find_trained(str(adapter)), device="cpu")
 
 
 @pytest.fixture(scope="module")
@@ -63,7 +63,7 @@ def test_before_is_the_start_weights_and_after_has_the_adapter(arms, adapter):
 def test_a_seed_draws_the_same_answer_again_and_another_draws_another(arms):
     prompt = arms.prompt_for([{"role": "user", "content": "Begin."}], tools=None)
     texts = [
-        arms.answer("after", prompt, Sampling(max_tokens=12, temperature=3.0, seed=seed)).text for seed in (1, 1, 2)
+        arms.answer("after", prompt, _Sampling(max_tokens=12, temperature=3.0, seed=seed)).text for seed in (1, 1, 2)
     ]
     assert texts[0] == texts[1] != texts[2]
 
@@ -73,7 +73,7 @@ def test_the_prompt_of_a_state_is_what_training_renders_up_to_the_turn(arms, run
     _, _, conversation = read_site(RunDir.open(run), site.id)
     renderer = Renderer(arms.tokenizer, tools=tools_of(RunDir.open(run)))
     (start,) = [(s.ids, p.start) for s in renderer.render(conversation) for p in s.spans if p.turn_id == site.turn_id]
-    prompt = arms.at_site(RunDir.open(run), site.id[:8])
+    prompt = arms.prompt_at_site(RunDir.open(run), site.id[:8])
     expected = start[0][: start[1]]
     assert list(prompt.ids) == expected[-len(prompt.ids) :]
     assert len(prompt.ids) + prompt.num_left_out == len(expected)
@@ -95,7 +95,7 @@ def test_the_command_prints_both_and_what_the_session_did(run, capsys):
 
 
 def test_control_characters_of_a_model_are_shown_and_not_sent(run, capsys, monkeypatch):
-    monkeypatch.setattr(Arms, "answer", lambda *_: ChatReply("a\x1b[2Jb\x07[red]c", 3, False))
+    monkeypatch.setattr(_ChatModels, "answer", lambda *_: _ChatReply("a\x1b[2Jb\x07[red]c", 3, False))
     for more in ([], ["--compare"]):
         assert main(["chat", str(run), "--once", "hi", *more]) == 0
         shown = capsys.readouterr().out
@@ -108,9 +108,13 @@ def test_control_characters_of_a_model_are_shown_and_not_sent(run, capsys, monke
 def test_each_arm_remembers_its_own_answers_until_told_to_begin_anew(run, capsys, monkeypatch):
     asked = []
     monkeypatch.setattr(
-        Arms, "prompt_for", lambda _self, messages, tools: asked.append(json.loads(json.dumps(messages))) or Prompt([1])
+        _ChatModels,
+        "prompt_for",
+        lambda _self, messages, tools: asked.append(json.loads(json.dumps(messages))) or _Prompt([1]),
     )
-    monkeypatch.setattr(Arms, "answer", lambda _self, arm, _prompt, _sampling: ChatReply(f"{arm} says", 1, False))
+    monkeypatch.setattr(
+        _ChatModels, "answer", lambda _self, arm, _prompt, _sampling: _ChatReply(f"{arm} says", 1, False)
+    )
     monkeypatch.setattr(sys, "stdin", io.StringIO("one\n\ntwo\n/new\nthree\n"))
     assert main(["chat", str(run), "--compare", "--system", "be brief", "--json"]) == 0
     assert len(capsys.readouterr().out.splitlines()) == 3

@@ -47,8 +47,8 @@ def test_a_machine_that_can_do_the_work_passes(ask, tmp_path):
 
 
 def test_what_is_missing_is_named_with_the_command_that_installs_it(ask, monkeypatch):
-    real, changed = doctor._version, {"orjson": None, "trl": None, "peft": "0.1"}
-    monkeypatch.setattr(doctor, "_version", lambda name: changed[name] if name in changed else real(name))
+    real, changed = doctor._installed_version, {"orjson": None, "trl": None, "peft": "0.1"}
+    monkeypatch.setattr(doctor, "_installed_version", lambda name: changed[name] if name in changed else real(name))
     status, lines = ask()
     assert status == 1
     assert lines["extra train"]["status"] == "warn"
@@ -112,7 +112,7 @@ def test_lines_say_what_to_do_below_what_is_wrong(capsys, tmp_path):
 def test_an_extra_comes_from_where_the_package_came_from(monkeypatch, noted, expected):
     found = SimpleNamespace(read_text=lambda _name: noted)
     monkeypatch.setattr(doctor.importlib.metadata, "distribution", lambda _name: found)
-    assert doctor.install_line(extra="train") == f"{sys.executable} -m pip install {expected}"
+    assert doctor._install_line(extra="train") == f"{sys.executable} -m pip install {expected}"
 
 
 @pytest.mark.parametrize(

@@ -14,11 +14,11 @@ from random_adapter import make_adapter
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
 from composer_replication.cli.export_weights import (
+    _merge_adapter,
+    _ollama_template,
+    _probe_ids,
+    _write_ollama,
     export_weights,
-    merge_adapter,
-    ollama_template,
-    probe_ids,
-    write_ollama,
 )
 from composer_replication.cli.main import main
 from composer_replication.envs.student import student_folder
@@ -54,7 +54,7 @@ def logits_of(folder, *, adapter=None):
         from peft import PeftModel
 
         model = PeftModel.from_pretrained(model, adapter)
-    probe = probe_ids(AutoTokenizer.from_pretrained(student_folder()), model.config)
+    probe = _probe_ids(AutoTokenizer.from_pretrained(student_folder()), model.config)
     with torch.inference_mode():
         return model(probe).logits
 
@@ -71,7 +71,7 @@ def test_merged_weights_say_what_the_adapter_on_its_start_weights_says(exported,
 
 
 def test_in_full_precision_nothing_is_lost(adapter, tmp_path):
-    check = merge_adapter(find_trained(str(adapter)), tmp_path / "merged", precision="float32")
+    check = _merge_adapter(find_trained(str(adapter)), tmp_path / "merged", precision="float32")
     assert check.difference < 1e-4
     assert torch.allclose(
         logits_of(tmp_path / "merged"), logits_of(student_folder(), adapter=adapter), atol=1e-3, rtol=1e-4
@@ -228,11 +228,11 @@ class Templated:
     ],
 )
 def test_what_ollama_would_read_as_its_own_is_written_into_no_modelfile(given, tmp_path):
-    assert ollama_template(Templated(**given)) is None
-    write_ollama(tmp_path, Templated(**given), weights="w", max_length=None)
+    assert _ollama_template(Templated(**given)) is None
+    _write_ollama(tmp_path, Templated(**given), weights="w", max_length=None)
     assert (tmp_path / "Modelfile").read_text() == "FROM w\n"
 
 
 def test_a_stop_is_written_as_it_is(tmp_path):
-    write_ollama(tmp_path, Templated(end="<\uff5cend\uff5c>"), weights="w", max_length=None)
+    _write_ollama(tmp_path, Templated(end="<\uff5cend\uff5c>"), weights="w", max_length=None)
     assert 'PARAMETER stop "<\uff5cend\uff5c>"' in (tmp_path / "Modelfile").read_text()

@@ -10,7 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 import pytest
 from huggingface_hub import HfApi, constants
 
-from composer_replication.cli.export_weights import push_folder
+from composer_replication.cli.export_weights import _push_folder
 from composer_replication.errors import RunError
 from refusals import refusal
 
@@ -76,7 +76,7 @@ def api(hub):
 
 
 def test_the_client_makes_a_private_repository_and_sends_weights_and_card_alone(hub, weights):
-    address = push_folder(weights, "ada/small", api=api(hub))
+    address = _push_folder(weights, "ada/small", api=api(hub))
     assert address == "https://huggingface.co/ada/small/commit/1"
     assert {token for _, _, token in hub.asked} == {"Bearer hf_abc"}
     created = json.loads(hub.asked[0][1])
@@ -93,20 +93,20 @@ def test_the_client_makes_a_private_repository_and_sends_weights_and_card_alone(
 def test_a_refusal_says_what_to_look_at(hub, weights, status):
     hub.status = status
     with refusal(RunError, what="ada/small", got=str(status), fix="`hf auth whoami`"):
-        push_folder(weights, "ada/small", api=api(hub))
+        _push_folder(weights, "ada/small", api=api(hub))
     assert len(hub.asked) == 1
 
 
 def test_a_repository_that_is_there_and_public_gets_nothing_unless_that_is_meant(hub, weights):
     hub.is_private = False
     with refusal(RunError, what="ada/small", got="public", fix="--public"):
-        push_folder(weights, "ada/small", api=api(hub))
+        _push_folder(weights, "ada/small", api=api(hub))
     assert [path for path, _, _ in hub.asked] == ["/api/repos/create"]
-    assert push_folder(weights, "ada/small", is_public=True, api=api(hub)).endswith("/commit/1")
+    assert _push_folder(weights, "ada/small", is_public=True, api=api(hub)).endswith("/commit/1")
 
 
 def test_offline_means_offline(hub, weights, monkeypatch):
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
     with refusal(RunError, what="ada/small", fix="HF_HUB_OFFLINE"):
-        push_folder(weights, "ada/small", api=api(hub))
+        _push_folder(weights, "ada/small", api=api(hub))
     assert hub.asked == []
