@@ -40,7 +40,7 @@ from composer_replication.runs.shared_reads import sharing_reads
 from composer_replication.teacher_replay.teachers import hint_writer_name, read_specs
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
 
 NOTHING_TO_DO = "nothing to do: the training, the evaluation and the report are up to date"

@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from composer_replication.teacher_replay.tables import Meter
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
     from composer_replication.trainer.sessions.phases import Phase
     from composer_replication.types import TeacherCallResult
 
@@ -106,7 +106,7 @@ def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[_
 @contextlib.contextmanager
 def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, None]:
     """Yield the callbacks that show a training's progress. Warnings of this package are printed above the bar."""
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
     if not is_terminal(sys.stderr):
         with _warnings_to(log):

@@ -46,7 +46,7 @@ from composer_replication.trainer.sessions.rendering import WindowSettings, assi
 from composer_replication.trainer.start_model import untrained_rows
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
 
 PARTIAL = "evaluation.partial.jsonl"
@@ -253,8 +253,7 @@ def evaluate(
     With too little data the verdict says so; that is no error. `scores` is the path of a journal of scores that other
     evaluations can reuse.
     """
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
-    from composer_replication.trainer.sessions.phases import reporting_phases
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks, reporting_phases
 
     callbacks = progress or TrainingCallbacks()
     models = models_of(config, run, before=before, after=after, control=control)

@@ -18,7 +18,8 @@ from composer_replication.errors import ConfigError, explain
 from composer_replication.trainer.from_config.train_run import train as train_step
 
 if TYPE_CHECKING:
-    from composer_replication.trainer.from_config.training import TrainingCallbacks, TrainingResult
+    from composer_replication.trainer.from_config.training import TrainingResult
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
 FOLDER = "replicas"
 

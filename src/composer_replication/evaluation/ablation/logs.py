@@ -32,7 +32,7 @@ from composer_replication.runs.journal import read_journal
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
 METRICS = {
     "forced_gap": Metric(per="sites", better="up", label="good calls against errors, nats a token"),
@@ -69,7 +69,7 @@ def run_job(job: Job) -> Result:
     """Train and evaluate, or resume this from an earlier process, and return the sums of each held-out session."""
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.train_run import train
-    from composer_replication.trainer.from_config.training import TrainingCallbacks
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
     began = time.monotonic()
     run = linked_run(_open_run(job.run), job.folder / "run")

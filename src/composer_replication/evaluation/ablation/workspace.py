@@ -105,7 +105,8 @@ def run_job(job: Job) -> Result:
 
 def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
     """Train, and return the folder of the weights, a line of metrics per step, and the number of steps."""
-    from composer_replication.trainer.from_config.training import TrainingCallbacks, run_training
+    from composer_replication.trainer.from_config.training import run_training
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
     train = replace(job.config.train, model=start, output=str(job.folder / "training"))
     if train.run is not None:  # for its pairs

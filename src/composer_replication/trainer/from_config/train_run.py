@@ -23,8 +23,9 @@ from composer_replication.trainer.trained import Trained, absolute_base, model_c
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.offline import TrainingPace
-    from composer_replication.trainer.from_config.training import TrainingCallbacks, TrainingResult
+    from composer_replication.trainer.from_config.training import TrainingResult
     from composer_replication.trainer.replica import Replica
+    from composer_replication.trainer.sessions.phases import TrainingCallbacks
     from composer_replication.trainer.watch.memory_plan import MemoryPlan
 
 

@@ -37,7 +37,11 @@ from composer_replication.trainer.objective.hint_proof import verdict
 from composer_replication.trainer.replica import Replica, ReplicaSteps
 from composer_replication.trainer.same_start import refuse_differences
 from composer_replication.trainer.sessions.dataset import LoggedSessions
-from composer_replication.trainer.sessions.phases import OnPhase, PhaseTimes, Say, reporting_phases
+from composer_replication.trainer.sessions.phases import (
+    PhaseTimes,
+    TrainingCallbacks,
+    reporting_phases,
+)
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import diagnose
 from composer_replication.version import __version__
@@ -50,22 +54,7 @@ _SCHEMA, _VERSION = "composer_replication.training", 2
 _OFFLINE_CHANNELS = ("lm_ce", "sdpo_kl", "trace_replay_dpo")
 _GRPO_CHANNELS = ("grpo", "sdpo_kl", "sdpo_kl_logged", "trace_replay_dpo")
 
-OnLog = Callable[[int, int, Mapping[str, Any]], None]
 _log = logging.getLogger(__name__)
-
-
-@dataclass(frozen=True)
-class TrainingCallbacks:
-    """Callbacks for a training's progress.
-
-    `say` gets messages, `on_phase` the progress before the first step, `on_step` every step (step, total steps), and
-    `on_log` every line of metrics (step, total steps, metrics).
-    """
-
-    say: Say = field(default_factory=lambda: _log.info)
-    on_step: Callable[[int, int], None] = field(default_factory=lambda: lambda _step, _total: None)
-    on_log: OnLog = field(default_factory=lambda: lambda _step, _total, _figures: None)
-    on_phase: OnPhase = field(default_factory=lambda: lambda _phase: None)
 
 
 def run_training(

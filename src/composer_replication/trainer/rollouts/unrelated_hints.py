@@ -9,11 +9,14 @@ from __future__ import annotations
 
 import random
 from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING
 
 import torch
 
 from composer_replication.batch.hint_placement import draw_unrelated_hints
-from composer_replication.trainer.rollouts.hint_distillation import NO_HINT, ErringTurn, ErringTurnFinder, ErringTurns
+
+if TYPE_CHECKING:
+    from composer_replication.trainer.rollouts.hint_distillation import ErringTurn, ErringTurnFinder, ErringTurns
 
 
 def replace_by_unrelated_hints(finder: ErringTurnFinder, rollouts: Sequence[ErringTurns], seed: str) -> None:
@@ -24,10 +27,9 @@ def replace_by_unrelated_hints(finder: ErringTurnFinder, rollouts: Sequence[Erri
         own_turns, rollout.turns = rollout.turns, []
         for turn in own_turns:
             other_turn = next(chosen)
-            hinted = (
-                NO_HINT if other_turn is None else finder.place_hint(rollout.sequence, turn.turn_id, other_turn.hint)
-            )
-            if other_turn is None or isinstance(hinted, str):
+            if other_turn is None or isinstance(
+                hinted := finder.place_hint(rollout.sequence, turn.turn_id, other_turn.hint), str
+            ):
                 rollout.counts["dropped:no_hint_of_another_kind"] += 1
                 continue
             ids = torch.tensor(hinted.ids)
@@ -57,8 +59,7 @@ def add_unrelated_hints(
     for rollout in rollouts:
         for number, turn in enumerate(rollout.turns):
             wrong = _unrelated_hint(turn, partners[turn.kind_of_hint], hints, rng)
-            hinted = NO_HINT if wrong is None else finder.place_hint(rollout.sequence, turn.turn_id, wrong[1])
-            if wrong is None or isinstance(hinted, str):
+            if wrong is None or isinstance(hinted := finder.place_hint(rollout.sequence, turn.turn_id, wrong[1]), str):
                 rollout.counts["without_contrast"] += 1
                 continue
             ids = torch.tensor(hinted.ids)

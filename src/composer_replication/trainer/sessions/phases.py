@@ -2,13 +2,14 @@
 
 from __future__ import annotations
 
+import logging
 import signal
 import threading
 import time
-from collections.abc import Callable, Generator
+from collections.abc import Callable, Generator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -40,8 +41,24 @@ class Phase:
 
 OnPhase = Callable[[Phase], None]
 Say = Callable[[str], None]
+OnLog = Callable[[int, int, Mapping[str, Any]], None]
+_log = logging.getLogger(__name__)
 # A context variable rather than an argument, because the work is many calls below the command that shows its progress.
 _listener: ContextVar[OnPhase | None] = ContextVar("phase_listener", default=None)
+
+
+@dataclass(frozen=True)
+class TrainingCallbacks:
+    """Callbacks for a training's progress.
+
+    `say` gets messages, `on_phase` the progress before the first step, `on_step` every step (step, total steps), and
+    `on_log` every line of metrics (step, total steps, metrics).
+    """
+
+    say: Say = field(default_factory=lambda: _log.info)
+    on_step: Callable[[int, int], None] = field(default_factory=lambda: lambda _step, _total: None)
+    on_log: OnLog = field(default_factory=lambda: lambda _step, _total, _figures: None)
+    on_phase: OnPhase = field(default_factory=lambda: lambda _phase: None)
 
 
 def report_phase(phase: Phase) -> None:
