@@ -18,8 +18,7 @@ if TYPE_CHECKING:
     from rich.progress import Progress, ProgressColumn
 
     from composer_replication.teacher_replay.tables import Meter
-    from composer_replication.trainer.sessions.phases import TrainingCallbacks
-    from composer_replication.trainer.sessions.phases import Phase
+    from composer_replication.trainer.sessions.phases import Phase, TrainingCallbacks
     from composer_replication.types import TeacherCallResult
 
 _SECONDS_BETWEEN_LINES = 10.0
