@@ -53,7 +53,7 @@ def model_of(name, dtype):
 @pytest.mark.parametrize("name", MODELS)
 def test_every_kind_passes_the_experiment_at_any_size(monkeypatch, name, dtype, length):
     for kind in KINDS[dtype]:
-        monkeypatch.setattr(forward, "_kinds", lambda *_, only=kind: (only,))
+        monkeypatch.setattr(forward, "_candidate_kinds", lambda *_, only=kind: (only,))
         got = tree_hidden_states(model_of(name, dtype), session(length))
         assert (got.kind, got.flat_because) == (kind, None)
 
@@ -68,7 +68,7 @@ def test_bits_of_a_path_stay_when_branches_change(name, dtype):
     ids = torch.where(kept, tree.input_ids, (tree.input_ids + 1) % 512)
     with torch.no_grad():
         for kind in KINDS[dtype]:
-            given = tree_trial._masked(body, tree, kind)
+            given = tree_trial._mask_tree(body, tree, kind)
             padded_ids = given.tree.input_ids.clone()
             padded_ids[: len(tree)] = ids
             first, second = (tree_trial._run_tree(body, given) for _ in range(2))
@@ -83,8 +83,8 @@ def test_bits_of_a_path_stay_when_branches_change(name, dtype):
 def test_hybrids_are_rejected_with_and_without_their_config(monkeypatch, name, dtype):
     model, tree = build(name, dtype).to("cuda"), session(300, vocab=96)
     assert re.search(FAMILIES[name].because, _why_flat(model, tree))
-    monkeypatch.setattr(forward, "why_never", lambda _config: None)
-    monkeypatch.setattr(tree_trial, "_other_masks", lambda *_: None)
+    monkeypatch.setattr(forward, "why_no_tree", lambda _config: None)
+    monkeypatch.setattr(tree_trial, "_find_changed_masks", lambda *_: None)
     because = _why_flat(model, tree)
     assert re.search(LEAK, because) or "Error" in because
     assert tree_hidden_states(model, tree).kind is None

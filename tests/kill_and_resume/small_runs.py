@@ -17,11 +17,11 @@ from composer_replication.errors import RunError
 from composer_replication.trainer.checkpoints import load_tree, save_tree, weights_digest, write_manifest
 from composer_replication.trainer.checkpoints.run_checkpoints import model_identity
 from composer_replication.trainer.checkpoints.weights import (
+    gather_state,
     load_optimiser_tree,
     load_weights,
     optimiser_tree,
     save_weights,
-    whole_state,
 )
 from composer_replication.trainer.overrides import SafeCheckpoints
 
@@ -182,7 +182,7 @@ def sharded_job(folder: Path, resume: bool, *, lora: bool) -> dict[str, Any]:
     model, optimiser = fresh(3)
     step(model, optimiser, 1)
     step(model, optimiser, 2)
-    state, tree = whole_state(model), optimiser_tree(model, optimiser)
+    state, tree = gather_state(model), optimiser_tree(model, optimiser)
     about = {"model": model_identity(model), "data": {}, "weights_only": True}
     if torch.distributed.get_rank() == 0:
         folder.mkdir(parents=True, exist_ok=True)

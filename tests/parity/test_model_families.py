@@ -14,7 +14,7 @@ from composer_replication import compose_loss
 from composer_replication.batch.tree_batch import SessionTargets
 from composer_replication.errors import UnsupportedModelError
 from composer_replication.trainer.objective.attention.forward import tree_hidden_states
-from composer_replication.trainer.objective.model_head import decoder_of
+from composer_replication.trainer.objective.model_head import get_body
 from model_families import FAMILIES, VOCAB, build
 
 REFERENCES = (-20.0, -30.0)
@@ -116,6 +116,6 @@ def test_in_half_precision_rows_are_as_near_to_the_exact_ones_as_those_of_the_pl
         as_expected("tree (dense)" if got.flat_because is None else f"flat: {got.flat_because}", becomes, because)
         for rows in batch().tree.rows:
             ids = batch().tree.input_ids[rows][None]
-            plain, exact = (decoder_of(each)(input_ids=ids).last_hidden_state[0] for each in (model, exact_model))
+            plain, exact = (get_body(each)(input_ids=ids).last_hidden_state[0] for each in (model, exact_model))
             ours, theirs = ((each.float() - exact).norm() / exact.norm() for each in (got.hidden[rows], plain))
             assert ours <= 1.5 * theirs + 2e-3

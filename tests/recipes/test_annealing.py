@@ -7,16 +7,16 @@ import pytest
 from composer_replication.errors import InputError
 from composer_replication.recipes.monarch.policy_trainer import LossSettings, TrainerSettings
 from composer_replication.recipes.verl.channel_loss import EngineChannels
-from composer_replication.trainer.objective.channels import ChannelSettings, LossKnobs, annealed
+from composer_replication.trainer.objective.channels import ChannelSettings, LossKnobs, annealed_weight
 
 STEPS = range(7)  # two more than the run has
 
 
 def test_the_weight_falls_in_a_line_and_stays_at_its_end() -> None:
-    fallen = [annealed(0.2, "linear", step=step, total_steps=5, end=0.5) for step in STEPS]
+    fallen = [annealed_weight(0.2, "linear", step=step, total_steps=5, end=0.5) for step in STEPS]
     assert fallen == pytest.approx([0.2, 0.175, 0.15, 0.125, 0.1, 0.1, 0.1])
-    assert [annealed(0.2, "none", step=step, total_steps=5, end=0.5) for step in STEPS] == [0.2] * 7
-    assert annealed(0.2, "linear", step=0, total_steps=1) == 0.2
+    assert [annealed_weight(0.2, "none", step=step, total_steps=5, end=0.5) for step in STEPS] == [0.2] * 7
+    assert annealed_weight(0.2, "linear", step=0, total_steps=1) == 0.2
 
 
 @pytest.mark.parametrize("anneal", ["none", "linear"])

@@ -231,14 +231,14 @@ class _ChatModels:
         """Return a model's answer. For the same seed, all models get the same random numbers."""
         import torch
 
-        from composer_replication.trainer.objective.distributed import rows_in_place
+        from composer_replication.trainer.objective.distributed import merged_token_rows
 
         ids: Tensor = torch.tensor([list(prompt.ids)], device=self.device)
         torch.manual_seed(sampling.seed)
         options: dict[str, Any] = {"max_new_tokens": sampling.max_tokens, "do_sample": sampling.temperature > 0}
         if sampling.temperature > 0:
             options |= {"temperature": sampling.temperature, "top_k": 0, "top_p": 1.0}
-        with torch.inference_mode(), self._loaded_model(arm) as model, rows_in_place(model):
+        with torch.inference_mode(), self._loaded_model(arm) as model, merged_token_rows(model):
             output = model.generate(input_ids=ids, attention_mask=torch.ones_like(ids), **options)
         new = output[0, ids.shape[1] :].tolist()
         ends = self._end_token_ids

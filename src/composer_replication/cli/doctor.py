@@ -22,7 +22,7 @@ from urllib.request import url2pathname
 from composer_replication.cli.console import log, plain, print_json
 from composer_replication.errors import ComposerError
 from composer_replication.optional import available
-from composer_replication.trainer.trained import absolute_base
+from composer_replication.trainer.trained import resolve_base
 from composer_replication.version import __version__
 
 if TYPE_CHECKING:
@@ -100,7 +100,7 @@ def _run_checks(
     yield _check_sandbox()
     yield _check_hub(os.environ)
     if model is not None:
-        yield from _check_model(absolute_base(model))
+        yield from _check_model(resolve_base(model))
     if base_url is not None:
         yield _check_endpoint(base_url, api_key_env)
 

@@ -97,7 +97,7 @@ def export_weights(
 def _write_formats(
     trained: Trained, unfinished: Path, *, precision: str, environment: Mapping[str, str]
 ) -> tuple[ExportFormat, ...]:
-    from composer_replication.trainer.trained import settle_base
+    from composer_replication.trainer.trained import make_base_absolute
 
     merged = unfinished / "merged"
     tokenizer, config = load_tokenizer(str(merged)), load_config(str(merged), what=f"merged weights {merged}")
@@ -108,7 +108,7 @@ def _write_formats(
         shutil.copytree(
             trained.adapter, unfinished / "adapter", ignore=shutil.ignore_patterns("README.md", "*.bin", "*.pt")
         )
-        settle_base(unfinished / "adapter")
+        make_base_absolute(unfinished / "adapter")
     gguf = _write_gguf(merged, unfinished / "ollama" / "model.gguf", precision=precision, environment=environment)
     weights = "./model.gguf" if gguf.path is not None else "../merged"
     ollama = _write_ollama(unfinished / "ollama", tokenizer, weights=weights, max_length=longest)

@@ -29,9 +29,9 @@ from composer_replication.errors import InputError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_site
 from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
-from composer_replication.trainer.from_config.offline import why_not_trained_on
+from composer_replication.trainer.from_config.offline import why_site_is_left_out
 from composer_replication.trainer.objective.hint_proof import HintProof
-from composer_replication.trainer.sessions.proof import read_proofs
+from composer_replication.trainer.sessions.proof import read_hint_checks
 from composer_replication.trainer.sessions.rendering import LoggedSession
 from composer_replication.types import Conversation, ErrorSite, Hint
 
@@ -158,7 +158,7 @@ def _inspect_site(
     view = view_site(renderer, conversation, site, hint, placement=config.train.batch.placement)
     left_out = _why_left_out(config, renderer, conversation, site, hint) if is_training else ""
     num_tools = len(renderer.tools_for(conversation.format))
-    proofs = read_proofs(run) if run.is_current("hint_proof") else []
+    proofs = read_hint_checks(run) if run.is_current("hint_proof") else []
     proof = next((candidate for candidate in proofs if candidate.site_id == site.id), None)
     return _Inspected(view, renderer, conversation.format, num_tools, left_out, proof)
 
@@ -184,4 +184,4 @@ def _why_left_out(
         return ""
     if config.loss.alpha_sdpo == 0:
         return "loss.alpha_sdpo is 0"
-    return why_not_trained_on(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))
+    return why_site_is_left_out(config, renderer, LoggedSession(conversation=conversation, sites=[(site, hint)]))

@@ -286,18 +286,23 @@ def _training_steps(
     """Yield the training, its controls, the evaluation and the report."""
     # Imported here because it loads torch.
     from composer_replication.evaluation.evaluate import PARTIAL
-    from composer_replication.trainer.from_config.train_run import set_aside, trained_in, what_training_does, why_train
+    from composer_replication.trainer.from_config.train_run import (
+        describe_training,
+        move_earlier_training,
+        weights_folder,
+        why_train,
+    )
 
     arms = arm_configs(config)
     if any(why_train(arm, run).why for arm in arms.values()):
         check_verdict_possible(config, training_data, count_measurable(config, run), callbacks.on_message)
     for name, arm in arms.items():
         why = why_train(arm, run)
-        words = what_training_does(arm, run, why) if why.why and not why.is_other else ""
+        words = describe_training(arm, run, why) if why.why and not why.is_other else ""
         if why.is_other:
-            words = what_training_does(arm, run, why, str(set_aside(arm, run)))
+            words = describe_training(arm, run, why, str(move_earlier_training(arm, run)))
         yield name, words, lambda arm=arm: _train(arm, run, callbacks)
-    folders = {name: trained_in(arm, run) for name, arm in arms.items()}
+    folders = {name: weights_folder(arm, run) for name, arm in arms.items()}
     weights: dict[str, Any] = {"control": None, "after": folders.pop("train"), **folders}
     inputs = _evaluation_inputs(config, run, weights)
 

@@ -410,14 +410,14 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
 
 def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedStep]:
     """Plan trainings, evaluation and report. Evaluation and report are stale if a step before them is."""
-    from composer_replication.trainer.from_config.train_run import what_training_does, why_train
+    from composer_replication.trainer.from_config.train_run import describe_training, why_train
 
     has_run = (output / "run.json").exists()
     steps = list[_PlannedStep]()
     for name, arm in arm_configs(config).items():
         arm = replace(arm, train=replace(arm.train, output=arm.train.output or str(output)))
         why = why_train(arm, run)
-        words = what_training_does(arm, run, why) if why.why else ""
+        words = describe_training(arm, run, why) if why.why else ""
         steps.append(_PlannedStep(name, words if has_run else NOT_WRITTEN_YET))
     why = next((f"{step.name} is made" for step in steps if step.why), "")
     for name, file in (("evaluate", "evaluation"), ("report", "report_html")):

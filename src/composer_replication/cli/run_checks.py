@@ -33,7 +33,7 @@ from composer_replication.runs.directory import MARKER
 from composer_replication.runs.files import read_pairs, read_sites
 from composer_replication.runs.lineage import read_json_object, source_path
 from composer_replication.runs.split import SplitRow, read_split_rows, require_split_rows
-from composer_replication.trainer.trained import absolute_base
+from composer_replication.trainer.trained import resolve_base
 
 if TYPE_CHECKING:
     from composer_replication.evaluation.evaluate import Measurable
@@ -64,7 +64,7 @@ def resolve_paths(config: CrfConfig) -> CrfConfig:
         files = {key: path for key in keys if (path := getattr(section, key)) is not None}
         sections[name] = replace(section, **{key: _absolute(path) for key, path in files.items()})
     if config.train.model is not None:
-        sections["train"] = replace(sections["train"], model=absolute_base(config.train.model))
+        sections["train"] = replace(sections["train"], model=resolve_base(config.train.model))
     return replace(config, **sections)
 
 

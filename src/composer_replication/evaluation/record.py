@@ -41,7 +41,7 @@ from composer_replication.runs.files import (
 from composer_replication.runs.lineage import read_training
 from composer_replication.runs.split import SplitRow
 from composer_replication.sites.judge.walk import earlier_sessions
-from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, TURNED
+from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, SWAPPED_PAIRS
 from composer_replication.version import __version__
 
 CONTROL = "hints of another kind, sides of pairs by coin"
@@ -379,7 +379,7 @@ def _control_lacks(arms: Sequence[Arm]) -> list[str]:
         sentences.append("No control for channel 2: it had no hint of another kind to teach.")
     elif num_uncontrolled := control["drops"].get(f"{_HINTS}: {NO_OTHER_KIND}"):
         sentences.append(f"{num_uncontrolled:,} sites have no control: there is no hint of another kind for them.")
-    if _PAIRS in channels and (_PAIRS not in control_channels or control["counts"].get(TURNED) == 0):
+    if _PAIRS in channels and (_PAIRS not in control_channels or control["counts"].get(SWAPPED_PAIRS) == 0):
         sentences.append("No control for channel 3: it had no pair to turn round.")
     return sentences
 

@@ -44,7 +44,7 @@ from composer_replication.trainer.metrics_file import MetricsFile, StepCallback
 from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.distributed import has_adapter, is_sharded
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest, weights_digest
-from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.model_head import get_causal_lm
 from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.overrides import TaughtRollouts
 from composer_replication.trainer.rollouts.hint_distillation import SITES, ErringTurn
@@ -56,7 +56,7 @@ from composer_replication.trainer.same_start import (
     refuse_missing_weights,
     share_start_weights,
 )
-from composer_replication.trainer.start_model import settle_token_rows
+from composer_replication.trainer.start_model import repair_token_rows
 from composer_replication.trainer.teacher_keeper import TeacherKeeper, TeacherKind, attach_teacher, live_teacher_warning
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import RunDiagnosis
@@ -153,7 +153,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
                     trace_dataset = data_collator = None
         super().__init__(*args, **kwargs)
         self._check_all_processes(logged_sessions, trace_dataset)
-        settle_token_rows(self.model)
+        repair_token_rows(self.model)
         self.usable = usable_channels(self.settings, trace_dataset, data_collator, logged_sessions)
         self.settings = self.usable.settings
         options = rollouts or RolloutOptions()
@@ -330,7 +330,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self._attach_teacher(keeper)
         assert keeper.model is not None
         cast = self.args.cast_lm_head_to_fp32
-        add_fused_lm_head(causal_lm_of(keeper.model), temperature=self.temperature, cast_lm_head_to_fp32=cast)
+        add_fused_lm_head(get_causal_lm(keeper.model), temperature=self.temperature, cast_lm_head_to_fp32=cast)
         return keeper.model
 
     def _make_store(self, traces: Any, collator: Any, sessions: Any, batch_size: int) -> LoggedStore | None:

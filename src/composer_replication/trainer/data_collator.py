@@ -150,7 +150,7 @@ class ComposerDataCollator:
 
     def __post_init__(self) -> None:
         config = self.config
-        self.renderer = _renderer_of(self.tokenizer, config)
+        self.renderer = _make_renderer(self.tokenizer, config)
         self._traces = TraceRenderer(
             self.renderer,
             self.counts,
@@ -166,7 +166,7 @@ class ComposerDataCollator:
             raise InputError(explain("batch", got="no traces", expected="at least one trace"))
         rows, pairs, rewards = TraceRows(), list[PairIds](), list[float]()
         for number, example in enumerate(batch):
-            where = _name(example, number)
+            where = _trace_name(example, number)
             reward = self._reward(example, where)
             trace_rows = self._trace_rows(example, where)
             rows.extend(trace_rows)
@@ -186,7 +186,7 @@ class ComposerDataCollator:
         """
         for index, example in enumerate(traces):
             before = Counter(self.counts)
-            pairs = self._trace_pairs(example, _name(example, index))
+            pairs = self._trace_pairs(example, _trace_name(example, index))
             # `counts` is restored before the yield, which may never return.
             self.counts.clear()
             self.counts.update(before)
@@ -264,7 +264,7 @@ class ComposerDataCollator:
         return batch
 
 
-def _renderer_of(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRenderer:
+def _make_renderer(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRenderer:
     """Return a renderer that uses the chat template, or else one that tokenizes turn by turn, with a warning."""
     is_fast = hasattr(tokenizer, "backend_tokenizer")
     if is_fast and (config.chat_template is not None or getattr(tokenizer, "chat_template", None)):
@@ -296,7 +296,7 @@ def _vocabulary_size(tokenizer: Any) -> int | None:
     return size if isinstance(size, int) else None
 
 
-def _name(example: TraceExample, number: int) -> str:
+def _trace_name(example: TraceExample, number: int) -> str:
     if not isinstance(example, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
         raise InputError(explain(f"trace {number}", got=type(example).__name__, expected="a TraceExample"))
     return str(example.get("trace_id") or f"trace {number}")
@@ -336,12 +336,12 @@ def _marked_errors(
             continue
         call, result = _call_and_result(turns, caller, index)
         text = result.text if result is not None else error if isinstance(error, str) else ""
-        meta = _meta_of(message, turns[index].id)
+        meta = _read_error_meta(message, turns[index].id)
         kind = meta.get("error_kind")
         if kind is None:
             kind = error if isinstance(error, str) and (error in KINDS or error in HINT_TEMPLATES) else None
         if kind is None:
-            kind = _kind_of(call, text)
+            kind = _classify_error(call, text)
         if not isinstance(kind, str):
             where = f"error_kind in {turns[index].id}"
             raise InputError(explain(where, got=type(kind).__name__, expected="the name of a kind"))
@@ -349,7 +349,7 @@ def _marked_errors(
         yield _MarkedError(caller, kind, meta or {key: value for key, value in facts.items() if value})
 
 
-def _meta_of(message: Mapping[str, Any], where: str) -> dict[str, Any]:
+def _read_error_meta(message: Mapping[str, Any], where: str) -> dict[str, Any]:
     meta = message.get("error_meta")
     if meta is not None and not isinstance(meta, Mapping):
         raise InputError(explain(f"error_meta in {where}", got=type(meta).__name__, expected="a mapping"))
@@ -367,7 +367,7 @@ def _call_and_result(turns: Sequence[Turn], caller: int, marked: int) -> tuple[T
     return call, next((result for result in after if call is not None and result.call_id == call.id), None)
 
 
-def _kind_of(call: ToolCall | None, text: str) -> str:
+def _classify_error(call: ToolCall | None, text: str) -> str:
     kind = classify(call.name if call else "", call.arguments if call else {}, text, True).kind
     is_json = is_json_error(call, text)
     if kind == "input_validation":

@@ -29,7 +29,7 @@ from composer_replication.optional import require
 from composer_replication.trainer.logged_batches import LoggedBatch, LoggedStore
 from composer_replication.trainer.objective.channels import ChannelSettings
 from composer_replication.trainer.objective.compose import compose_loss
-from composer_replication.trainer.objective.distributed import below_adapter
+from composer_replication.trainer.objective.distributed import adapter_disabled
 from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.rollouts.hint_distillation import (
@@ -321,7 +321,7 @@ class GenerationStep:
 
     def _initial_weights(self, start: nn.Module) -> AbstractContextManager[Any]:
         trainer = self._trainer
-        return below_adapter(trainer.accelerator.unwrap_model(start)) if start is trainer.model else nullcontext()
+        return adapter_disabled(trainer.accelerator.unwrap_model(start)) if start is trainer.model else nullcontext()
 
     def _make_finder(self) -> ErringTurnFinder:
         trainer = self._trainer

@@ -22,7 +22,7 @@ from composer_replication.batch.tree_batch import CHANNELS, TreeBatch, pack_batc
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.optional import require
 from composer_replication.trainer.objective.channels import NO_PAIR, ChannelSettings
-from composer_replication.trainer.objective.fingerprint import fingerprint_of
+from composer_replication.trainer.objective.fingerprint import compute_fingerprint
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, reference_logprobs_of_batches
 
 if TYPE_CHECKING:
@@ -217,7 +217,7 @@ def _needs_references(collator: Any, model: nn.Module) -> bool:
     reference = getattr(collator, "reference", _HAS_OWN)
     if not isinstance(reference, ReferenceLogprobs):
         return reference is None
-    used = fingerprint_of(model, collator.renderer)
+    used = compute_fingerprint(model, collator.renderer)
     return reference.fingerprint.differences(used) == ["precision"]
 
 

@@ -30,7 +30,7 @@ from composer_replication.trainer.objective.channels import METRIC_NAMES, NO_PAI
 from composer_replication.trainer.objective.compose import LossComponents, compose_loss
 from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 from composer_replication.trainer.objective.fingerprint import tokenizer_digest, trained_adapter_digest, weights_digest
-from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.model_head import get_causal_lm
 from composer_replication.trainer.objective.row_weighting import RowWeighting
 from composer_replication.trainer.overrides import WithTeacher
 from composer_replication.trainer.same_start import check_is_in_group, refuse_differences
@@ -144,14 +144,14 @@ class OfflineTrainer(WithTeacher, Trainer):
         if is_sharded(model):
             self.is_distributed_loading_by_transformers = True
         if not is_sharded_here and warmed_up is not None:
-            self.phase = _take_warmed_up(model, Path(warmed_up))
+            self.phase = _load_warmed_up(model, Path(warmed_up))
         # Training steps compare their log-probs with these, so both must be rounded in the same way.
         with self.accelerator.autocast():
             shared_options = {"settings": self.settings, "lm_weight": lm_weight, "with_adapter": bool(self.phase)}
             proof = {"hint_margin": hint_margin, "shuffle_seed": shuffle_seed}
-            self.train_dataset = _ready_sessions(sessions, model, reference_path, **proof, **shared_options)
+            self.train_dataset = _prepare_sessions(sessions, model, reference_path, **proof, **shared_options)
             if eval_sessions is not None:
-                self.eval_dataset = _ready_sessions(eval_sessions, model, reference_path, **shared_options)
+                self.eval_dataset = _prepare_sessions(eval_sessions, model, reference_path, **shared_options)
         for warning in _startup_warnings(self, model, self._train_sessions):
             self._warn(warning)
         if not is_sharded_here:
@@ -161,7 +161,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     def _shard(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
         """Shard model and teacher over all processes, after loading a warm-up's weights and copying the teacher."""
         if warmed_up is not None:
-            self.phase = _take_warmed_up(model, Path(warmed_up))
+            self.phase = _load_warmed_up(model, Path(warmed_up))
         attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
         shard_model(model, args)
         shard_teacher(self.teacher, model)
@@ -182,7 +182,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         model_bytes = sum(tensor.numel() * tensor.element_size() for tensor in local_tensors)
         optim = str(getattr(args.optim, "value", args.optim))
         return plan_memory(
-            causal_lm_of(model).config,
+            get_causal_lm(model).config,
             longest_tree=sum(sizes[: args.per_device_train_batch_size]),
             available=free_memory(args.device) + model_bytes,
             device=args.device,
@@ -393,7 +393,7 @@ def _check_arguments(args: Any) -> None:
         raise ConfigError(explain("accelerator_config.even_batches", got=False, expected=True, fix=fix))
 
 
-def _ready_sessions(
+def _prepare_sessions(
     sessions: LoggedSessions,
     model: nn.Module,
     reference_path: str | Path | None = None,
@@ -423,7 +423,7 @@ def _ready_sessions(
     return sessions if lm_weight > 0 else sessions.without_responses()
 
 
-def _take_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
+def _load_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
     """Load a warm-up's final weights into the model, and return the phase of the training that follows.
 
     Raises StaleArtefactError if the checkpoint was not written by a warm-up, or if that warm-up began with other
@@ -456,14 +456,14 @@ def _startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) 
     """Return the warnings to log before an `OfflineTrainer`'s first step. Raises an error if the run cannot work at
     all.
     """
-    cannot_run = _channels_that_cannot_run(sessions.channels, trainer.weights())
+    cannot_run = _warnings_about_channels(sessions.channels, trainer.weights())
     live_teacher = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
     plan: MemoryPlan = trainer.plan()
     too_large = None if plan.fits else f"the largest step may not fit into memory:\n{plan}"
     return [warning for warning in (*cannot_run, live_teacher, check_router_loss(model), too_large) if warning]
 
 
-def _channels_that_cannot_run(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
+def _warnings_about_channels(items: Mapping[str, int], weights: Mapping[str, float]) -> list[str]:
     """Return a warning for each channel that has a weight but no items.
 
     Raises InactiveChannelError if no channel can run.

@@ -103,13 +103,13 @@ def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
     config = _preset_config(preset)
     return {
         "settings": channel_settings(config),
-        "teacher": teacher_of(config),
+        "teacher": teacher_from_config(config),
         "rollouts": rollout_options(config),
         "heed_gate": config.train.grpo.heed_gate,
     }
 
 
-def teacher_of(config: CrfConfig) -> TeacherKeeper:
+def teacher_from_config(config: CrfConfig) -> TeacherKeeper:
     """Return the teacher configured in [train.teacher]."""
     teacher = config.train.teacher
     return TeacherKeeper(teacher.kind, ema_rate=teacher.ema_rate, live_share=teacher.live_share)

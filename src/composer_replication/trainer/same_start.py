@@ -63,7 +63,7 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
     if digests[0] == _NO_WEIGHTS:
         fix = "Load the weights at least on rank 0."
         raise InputError(explain(f"{what} on rank 0", got="only zeros", expected="loaded weights", fix=fix))
-    _refuse(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
+    _raise_if_different(what, [digests[0] if digest == _NO_WEIGHTS else digest for digest in digests], _FIX)
     # At least one rank has only zeros, so all ranks take part in the broadcast of rank 0's weights.
     if _NO_WEIGHTS in digests:
         _materialize(module)
@@ -73,7 +73,7 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
     if not any(adapters):
         _broadcast(list(adapter_tensors(module).values()), receives=distributed.get_rank() != 0)
         return
-    _refuse(f"adapter on the {what}", [digest or "an untrained adapter" for digest in adapters], _FIX)
+    _raise_if_different(f"adapter on the {what}", [digest or "an untrained adapter" for digest in adapters], _FIX)
 
 
 def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
@@ -91,7 +91,7 @@ def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank
     if _num_processes() == 1:
         return
     for what, text in about.items():
-        _refuse(what, _gather(text), fix)
+        _raise_if_different(what, _gather(text), fix)
 
 
 def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
@@ -122,7 +122,7 @@ def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
         return {}
 
 
-def _refuse(what: str, texts: Sequence[str], fix: str) -> None:
+def _raise_if_different(what: str, texts: Sequence[str], fix: str) -> None:
     differing_ranks = [rank for rank, text in enumerate(texts) if text != texts[0]]
     if differing_ranks:
         got = "; ".join(f"{_unique_lines(texts[rank], texts[0])} on rank {rank}" for rank in differing_ranks)

@@ -12,8 +12,8 @@ from torch import Tensor, nn
 from composer_replication.batch.model_folder import load_model
 from composer_replication.errors import ConfigError, InputError, MissingExtraError, explain
 from composer_replication.optional import available, require
-from composer_replication.trainer.objective.distributed import below_rows, is_sharded
-from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.distributed import is_sharded, without_trained_rows
+from composer_replication.trainer.objective.model_head import get_causal_lm
 from composer_replication.trainer.same_start import share_start_weights
 
 Quantization = Literal["none", "4bit"]
@@ -23,7 +23,7 @@ _HALVES = (torch.bfloat16, torch.float16)
 _ROUTER = re.compile(r"\.(router|gate)\.")
 
 
-def weight_dtype(*, bf16: bool, has_adapter: bool) -> torch.dtype:
+def loading_dtype(*, bf16: bool, has_adapter: bool) -> torch.dtype:
     """Return the dtype to load weights in: fp32 if they are trained, even if `bf16` is the precision of autocast.
 
     bf16 has 8 bits of precision, and most optimizer steps are too small to change such a weight.
@@ -57,14 +57,14 @@ def prepare_model(
     if quantization == "4bit":
         _check_quantization(model, peft_config)
     has_adapter = adapter_follows or peft_config is not None
-    dtype = weight_dtype(bf16=args.bf16, has_adapter=has_adapter)
-    prepared_model = _load(model, quantization, dtype) if isinstance(model, str) else model
+    dtype = loading_dtype(bf16=args.bf16, has_adapter=has_adapter)
+    prepared_model = _load_model(model, quantization, dtype) if isinstance(model, str) else model
     # First, since ranks other than 0 may hold no weights until then.
     share_start_weights(prepared_model)
     if peft_config is not None:
         if token_rows is not None:
             peft_config = with_token_rows(peft_config, prepared_model, token_rows(prepared_model))
-        prepared_model = _adapted(prepared_model, args, peft_config, quantization)
+        prepared_model = _add_adapter(prepared_model, args, peft_config, quantization)
         share_start_weights(prepared_model)
     if not adapter_follows:
         _check_weights_to_train(prepared_model)
@@ -81,7 +81,7 @@ def shard_model(model: nn.Module, args: Any) -> None:
     from torch.distributed.device_mesh import init_device_mesh
     from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
-    causal_lm = causal_lm_of(model)
+    causal_lm = get_causal_lm(model)
     # bitsandbytes packs 4-bit weights into uint8 tensors.
     if any(parameter.dtype == torch.uint8 for parameter in model.parameters()):
         fix = 'Set train.adapter.kind = "lora", or train.fsdp.on = false.'
@@ -120,7 +120,7 @@ def check_router_loss(model: nn.Module) -> str | None:
 
     Raises ConfigError for a mixture of experts whose config enables that loss, which is not computed here.
     """
-    config: Any = causal_lm_of(model).config
+    config: Any = get_causal_lm(model).config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
     weight = getattr(text, "router_aux_loss_coef", 0.0)
     if not hasattr(text, "output_router_logits") or not weight:
@@ -139,7 +139,7 @@ def check_router_loss(model: nn.Module) -> str | None:
     return f"routers are trained without their auxiliary loss ({len(trained)} weights, such as {trained[0]})"
 
 
-def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
+def _add_adapter(model: nn.Module, args: Any, peft_config: Any, quantization: Quantization) -> nn.Module:
     peft = require("peft", extra="train")
     if isinstance(model, peft.PeftModel):
         fix = "Pass the model without its adapter, or no peft_config."
@@ -155,8 +155,8 @@ def _adapted(model: nn.Module, args: Any, peft_config: Any, quantization: Quanti
     try:
         adapted = peft.get_peft_model(model, peft_config)
     except ValueError as error:
-        raise adapter_refused(error, model) from error
-    settle_token_rows(adapted)
+        raise adapter_error(error, model) from error
+    repair_token_rows(adapted)
     # PEFT keeps its own weights in fp32, but not the modules that it copies (`modules_to_save`).
     if args.bf16 or args.fp16:
         for parameter in adapted.parameters():
@@ -176,10 +176,10 @@ def _check_targets(model: nn.Module, peft_config: Any) -> None:
     # PEFT matches a target against the end of a layer's name, at a dot.
     unknown = sorted(target for target in targets if not any(f".{name}".endswith(f".{target}") for name in names))
     if unknown:
-        raise adapter_refused(ValueError(f"targets that match no layer: {', '.join(unknown)}"), model)
+        raise adapter_error(ValueError(f"targets that match no layer: {', '.join(unknown)}"), model)
 
 
-def adapter_refused(error: Exception, model: nn.Module) -> ConfigError:
+def adapter_error(error: Exception, model: nn.Module) -> ConfigError:
     """Convert PEFT's error to a ConfigError that lists the model's layer names, since most are about unknown names."""
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
     # PEFT's message does not list the valid names.
@@ -202,7 +202,7 @@ def _check_quantization(model: str | nn.Module, peft_config: Any | None) -> None
         raise ConfigError(explain('peft_config with quantization="4bit"', got=None, expected="an adapter", fix=fix))
 
 
-def _load(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
+def _load_model(name: str, quantization: Quantization, dtype: torch.dtype) -> nn.Module:
     options: dict[str, Any] = {"dtype": dtype}
     if quantization == "4bit":
         from transformers import BitsAndBytesConfig
@@ -294,9 +294,9 @@ def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int])
 
     The rule cannot decide with fewer than four unreachable rows, or if spread exceeds half of typical.
     """
-    layer: Any = causal_lm_of(model).get_output_embeddings()
-    head: Tensor = below_rows(layer).weight
-    by_adapter: dict[str, list[int]] = {} if below_rows(layer) is layer else layer.token_adapter.token_indices
+    layer: Any = get_causal_lm(model).get_output_embeddings()
+    head: Tensor = without_trained_rows(layer).weight
+    by_adapter: dict[str, list[int]] = {} if without_trained_rows(layer) is layer else layer.token_adapter.token_indices
     trained = {number for ids in by_adapter.values() for number in ids}
     added = {number: text for text, number in tokenizer.get_added_vocab().items() if number < head.shape[0]}
     tokens = {number: added[number] for number in sorted((set(written_ids) & added.keys()) - trained)}
@@ -308,10 +308,10 @@ def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int])
     ordinary = [number for number in range(min(len(tokenizer), head.shape[0])) if number not in added]
     if not tokens or len(unused) < _MIN_UNUSED or not ordinary or head.is_meta:
         return None
-    center = _rows(head, unused).mean(0)
+    center = _head_rows(head, unused).mean(0)
 
     def distances(ids: Sequence[int]) -> Tensor:
-        return (_rows(head, ids) - center).norm(dim=1)
+        return (_head_rows(head, ids) - center).norm(dim=1)
 
     # An evenly spaced sample: a vocabulary may have 150,000 rows.
     typical = float(distances(ordinary[:: max(1, len(ordinary) // _MAX_SAMPLED)]).median())
@@ -330,7 +330,7 @@ def untrained_rows(model: nn.Module, tokenizer: Any, written_ids: Iterable[int])
     return _UntrainedRows({token: tokens[token] for token in near}, [*near.values()], typical, limit, len(unused))
 
 
-def _rows(head: Tensor, ids: Sequence[int]) -> Tensor:
+def _head_rows(head: Tensor, ids: Sequence[int]) -> Tensor:
     return head[torch.tensor(ids, device=head.device)].float()
 
 
@@ -338,7 +338,7 @@ def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> A
     """Extend an adapter's config to train the embedding and head rows of these ids as well, and return it."""
     if not ids:
         return peft_config
-    causal_lm = causal_lm_of(model)
+    causal_lm = get_causal_lm(model)
     wrapped = [causal_lm.get_input_embeddings(), causal_lm.get_output_embeddings()]
     # With tied weights, training the embedding's row also trains the head's.
     if wrapped[1].weight is wrapped[0].weight:
@@ -348,16 +348,16 @@ def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> A
     return peft_config
 
 
-def settle_token_rows(model: nn.Module) -> None:
+def repair_token_rows(model: nn.Module) -> None:
     """Repair the model after PEFT has wrapped its head to train single rows.
 
     The rows are converted to fp32, since in bf16 most updates would round to zero. The wrapper gets the attribute
     `bias`, which TRL's loss reads, if the head has none.
     """
-    head: Any = causal_lm_of(model).get_output_embeddings()
-    if below_rows(head) is head:
+    head: Any = get_causal_lm(model).get_output_embeddings()
+    if without_trained_rows(head) is head:
         return
-    if "bias" not in head._parameters and below_rows(head).bias is None:
+    if "bias" not in head._parameters and without_trained_rows(head).bias is None:
         head.register_parameter("bias", None)
     for name, weight in model.named_parameters():
         if "trainable_tokens_delta" in name:

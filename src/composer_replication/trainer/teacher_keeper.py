@@ -21,7 +21,7 @@ from torch import Tensor, nn
 from composer_replication.errors import ConfigError, InputError, StaleArtefactError, explain
 from composer_replication.trainer.objective.distributed import has_adapter, is_sharded, unwrapped
 from composer_replication.trainer.objective.fingerprint import weights_digest
-from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.model_head import get_causal_lm
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.same_start import share_start_weights
 
@@ -187,7 +187,7 @@ def _copy_of(model: nn.Module) -> nn.Module:
     shared = [parameter for parameter in model.parameters() if not parameter.requires_grad]
     # The memo makes `deepcopy` reuse the frozen weights instead of copying them.
     twin = copy.deepcopy(model, {id(parameter): parameter for parameter in shared})
-    causal_lm = causal_lm_of(twin)
+    causal_lm = get_causal_lm(twin)
     # A patched `forward` is bound to the original model and would use that model's weights.
     causal_lm.__dict__.pop("forward", None)
     frozen = {id(parameter) for parameter in shared}

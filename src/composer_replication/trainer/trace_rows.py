@@ -89,8 +89,8 @@ class TraceRows:
             offsets = torch.arange(len(site.ids) - site.start)
             mask[site.student_row, site.student_start + offsets] = 1
             # The hidden state of a token predicts the next one, hence the - 1.
-            student.append(_index(site.student_row, site.student_start - 1 + offsets))
-            teacher.append(_index(number, site.start - 1 + offsets))
+            student.append(_index_pairs(site.student_row, site.student_start - 1 + offsets))
+            teacher.append(_index_pairs(number, site.start - 1 + offsets))
         ids = [site.ids for site in self.sites]
         return {
             "ctx_teacher_input_ids": pad_rows(ids, pad),
@@ -101,7 +101,7 @@ class TraceRows:
         }
 
 
-class _Fitted(NamedTuple):
+class _TruncatedSequence(NamedTuple):
     """A sequence truncated to the tokens [first, end); `lost` maps turns that cannot be targets to the reason."""
 
     sequence: RenderedSequence
@@ -149,7 +149,7 @@ class TraceRenderer:
                 rows.students.append(_StudentRow(sequence.ids[fitted.first : fitted.end], spans))
         return rows
 
-    def _fit(self, sequence: RenderedSequence) -> _Fitted:
+    def _fit(self, sequence: RenderedSequence) -> _TruncatedSequence:
         """Truncate the sequence on the left so that it fits.
 
         Last turns that are too long by themselves are dropped first.
@@ -173,20 +173,20 @@ class TraceRenderer:
         self._counts.update(f"turn_{reason}" for reason in lost.values())
         if first or end < len(sequence.ids):
             self._counts["sequence_cut"] += 1
-        return _Fitted(sequence, first or 0, end, lost)
+        return _TruncatedSequence(sequence, first or 0, end, lost)
 
     def _reason(self, span: TurnSpan) -> str:
         if span.start == 0:
             return NOTHING_BEFORE_IT
-        return LONGER if span.end - _latest(span) > self._max_seq_len else LEFT_OF_CUT
+        return LONGER if span.end - _latest_cut(span) > self._max_seq_len else LEFT_OF_CUT
 
     def _first(self, sequence: RenderedSequence, span: TurnSpan, limit: int) -> int | None:
         if span.start == 0:
             return None if span.end > limit else 0
         starts = sequence.message_starts
-        return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest(span), starts=starts)
+        return self._cut.first(sequence.ids, end=span.end, limit=limit, latest=_latest_cut(span), starts=starts)
 
-    def _site_rows(self, fitted: _Fitted, span: TurnSpan, hint: str, student_row: int) -> list[_SiteRow]:
+    def _site_rows(self, fitted: _TruncatedSequence, span: TurnSpan, hint: str, student_row: int) -> list[_SiteRow]:
         turn = self._hinted(fitted, span, hint)
         if isinstance(turn, str):
             self._counts[turn] += 1
@@ -197,7 +197,7 @@ class TraceRenderer:
             self._counts[f"placement_fell_back:{self._placement}->{used}"] += 1
         return [_SiteRow(turn.ids, turn.teacher_start, student_row, turn.start - fitted.first)]
 
-    def _hinted(self, fitted: _Fitted, span: TurnSpan, hint: str) -> HintedTurn | str:
+    def _hinted(self, fitted: _TruncatedSequence, span: TurnSpan, hint: str) -> HintedTurn | str:
         """Return the erring turn in the student's context with the hint added, or the reason why this is impossible.
 
         The context is truncated further than the student's only if the hint does not fit otherwise.
@@ -222,8 +222,8 @@ class TraceRenderer:
         if not isinstance(pair, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
         identity = str(pair.get("state_id") or where)
-        answers = [_answer(pair, key, where) for key in ("chosen", "rejected")]
-        state = to_conversation(_field(pair, "state_messages", where), conversation_id=identity)
+        answers = [_parse_answer(pair, key, where) for key in ("chosen", "rejected")]
+        state = to_conversation(_required_field(pair, "state_messages", where), conversation_id=identity)
         ids: PairIds | str = "pair_without_state"
         starts: list[int] | None = None
         renderer = self._renderer
@@ -253,19 +253,19 @@ class TraceRenderer:
         return PairIds(*(ResponseIds(answer.ids[first:], answer.start - first) for answer in pair))
 
 
-def _latest(span: TurnSpan) -> int:
+def _latest_cut(span: TurnSpan) -> int:
     """Return the last index at which a cut still keeps the turn's header and one token before the turn."""
     return min(span.header_start, span.start - 1)
 
 
-def _field(pair: Mapping[str, Any], key: str, where: str) -> Any:
+def _required_field(pair: Mapping[str, Any], key: str, where: str) -> Any:
     if pair.get(key) is None:
         raise InputError(explain(where, got=f"keys {sorted(map(str, pair))}", expected=f"a DPOPair with {key!r}"))
     return pair[key]
 
 
-def _answer(pair: Mapping[str, Any], key: str, where: str) -> Turn:
-    text = _field(pair, key, where)
+def _parse_answer(pair: Mapping[str, Any], key: str, where: str) -> Turn:
+    text = _required_field(pair, key, where)
     if not isinstance(text, str):
         raise InputError(explain(f"{key} in {where}", got=type(text).__name__, expected="an action as text"))
     return answer_turn(text, turn_id=f"{where}:{key}")
@@ -384,8 +384,8 @@ class _SegmentTokenizer:
         # At least one token belongs to the text itself.
         most = min(map(len, probes)) - 1
         texts = [*probes, *([empty] if empty else [])]
-        prefix = _common(texts, most=most)
-        suffix = _common([ids[len(prefix) :][::-1] for ids in texts], most=most - len(prefix))[::-1]
+        prefix = _common_prefix(texts, most=most)
+        suffix = _common_prefix([ids[len(prefix) :][::-1] for ids in texts], most=most - len(prefix))[::-1]
         return prefix, suffix
 
     def _probe(self, text: str) -> list[int] | None:
@@ -544,7 +544,7 @@ class SegmentRenderer:
         )
 
 
-def _common(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
+def _common_prefix(rows: Sequence[Sequence[int]], *, most: int) -> list[int]:
     """Return the common prefix of all rows, at most `most` ids long."""
     same = 0
     while same < most and all(len(ids) > same and ids[same] == rows[0][same] for ids in rows):
@@ -582,5 +582,5 @@ def _attention(rows: Sequence[Sequence[int]]) -> Tensor:
     return pad_rows([[1] * len(row) for row in rows], 0)
 
 
-def _index(row: int, positions: Tensor) -> Tensor:
+def _index_pairs(row: int, positions: Tensor) -> Tensor:
     return torch.stack([torch.full_like(positions, row), positions], dim=1)

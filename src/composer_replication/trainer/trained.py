@@ -66,7 +66,7 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
             raise InputError(
                 explain(f"--adapter {adapter}", got=f"no {ADAPTER_CONFIG}", expected="an adapter's folder", fix=fix)
             )
-        base = _base_of(folder) if run is not None else absolute_base(name)
+        base = _read_base(folder) if run is not None else resolve_base(name)
         return Trained(base=base, adapter=folder, record=read_training(folder), run=run)
     folder = _weights_in(path, run)
     if folder is None and run is not None:
@@ -76,11 +76,11 @@ def find_trained(name: str, adapter: str | None = None) -> Trained:
         got, fix = (progress, "") if progress else ("none", fix)
         raise ArtefactNotFoundError(explain(f"trained weights in {name}", got=got, expected="an adapter", fix=fix))
     if folder is None:
-        return Trained(base=absolute_base(name))
+        return Trained(base=resolve_base(name))
     if (folder / ADAPTER_CONFIG).is_file():
-        return Trained(base=_base_of(folder), adapter=folder, record=read_training(folder), run=run)
+        return Trained(base=_read_base(folder), adapter=folder, record=read_training(folder), run=run)
     record = read_training(folder)
-    return Trained(base=absolute_base(str(record.get("start_weights") or name)), model=folder, record=record, run=run)
+    return Trained(base=resolve_base(str(record.get("start_weights") or name)), model=folder, record=record, run=run)
 
 
 def trained_weights(name: str, adapter: str | None = None) -> Trained:
@@ -110,7 +110,7 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
     return source_path(noted[-1].path, run.root) if noted else None
 
 
-def _base_of(adapter: Path) -> str:
+def _read_base(adapter: Path) -> str:
     """Return the base model named in an adapter's config.
 
     A relative path was relative to the training's working directory, which is unknown. It is therefore looked up from
@@ -120,10 +120,10 @@ def _base_of(adapter: Path) -> str:
     if not isinstance(base, str) or not base:
         fix = "Name the base model: `crf chat MODEL --adapter FOLDER`."
         raise InputError(explain(f"{adapter / ADAPTER_CONFIG}, {_BASE}", got=repr(base), expected="a model", fix=fix))
-    return absolute_base(base, near=adapter.resolve().parents)
+    return resolve_base(base, near=adapter.resolve().parents)
 
 
-def absolute_base(name: str, *, near: Iterable[Path] = ()) -> str:
+def resolve_base(name: str, *, near: Iterable[Path] = ()) -> str:
     """Return the absolute path of a folder, or a hub name unchanged; `student` is the packaged model."""
     path = Path(name).expanduser()
     for candidate in (path, *((folder / path) for folder in near)):
@@ -136,9 +136,9 @@ def _is_folder(base: str) -> bool:
     return Path(base).is_dir()
 
 
-def settle_base(adapter: Path) -> str:
+def make_base_absolute(adapter: Path) -> str:
     """Replace the base model in an adapter's config with its absolute path, and return it; a hub name is unchanged."""
-    base, config = _base_of(adapter), read_json_object(adapter / ADAPTER_CONFIG)
+    base, config = _read_base(adapter), read_json_object(adapter / ADAPTER_CONFIG)
     if config.get(_BASE) != base:
         atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
     return base
@@ -150,7 +150,7 @@ def _licence_of(base: str) -> str:
         # The demo student is part of this package.
         return "apache-2.0"
     # These files come from third parties, so limit their size.
-    for path in _cards_of(base):
+    for path in _card_files(base):
         if not path.is_file() or path.stat().st_size > _MAX_CARD_BYTES:
             continue
         text = path.read_text(encoding="utf-8", errors="replace")
@@ -164,7 +164,7 @@ def _licence_of(base: str) -> str:
     return UNKNOWN_LICENCE
 
 
-def _cards_of(base: str) -> list[Path]:
+def _card_files(base: str) -> list[Path]:
     names = ("README.md", "config.json", "card.json")
     if _is_folder(base):
         return [Path(base) / name for name in names]
@@ -232,13 +232,13 @@ def model_card(
         f"```python\n{_LOADING[form].format(name=name)}\n```",
         *([f"{' '.join(notes)}"] if notes else []),
         "## Training",
-        _training(trained.record),
+        _training_facts(trained.record),
         "## Data",
         "\n".join(f"- {fact}" for fact in _data_facts(trained.run)) or "Nothing is known about the data.",
         "## Results",
-        *_figures(evaluation),
+        *_result_tables(evaluation),
         "## Limits",
-        "\n".join(f"- {limit}" for limit in [*_LIMITS, *_limits_of(evaluation)]),
+        "\n".join(f"- {limit}" for limit in [*_LIMITS, *_evaluation_limits(evaluation)]),
     ]
     return "\n\n".join(parts) + "\n"
 
@@ -274,13 +274,15 @@ def _data_facts(run: RunDir | None) -> Iterator[str]:
     """Yield sentences about a run's data from the numbers in its sidecars."""
     if run is None:
         return
-    conversations, sites, pairs, split = (_counts(run, name) for name in ("conversations", "sites", "pairs", "split"))
+    conversations, sites, pairs, split = (
+        _sidecar_counts(run, name) for name in ("conversations", "sites", "pairs", "split")
+    )
     if conversations:
         formats = sorted(key.removeprefix("files: ") for key in conversations if key.startswith("files: "))
         agents = f" ({', '.join(formats)})" if formats else ""
         sessions, turns, calls = (conversations.get(key, 0) for key in ("sessions", "assistant turns", "calls"))
         yield f"{sessions:,} sessions{agents} with {turns:,} turns of the model and {calls:,} tool calls."
-        yield _scrubbing(run, conversations)
+        yield _redaction_fact(run, conversations)
     if sites:
         hinted = sum(number for key, number in sites.items() if key.startswith("hint: "))
         restriction = "held-out sites, and sites whose hint had no effect, are not trained on"
@@ -296,14 +298,14 @@ def _data_facts(run: RunDir | None) -> Iterator[str]:
         yield f"Split by session: {', '.join(sizes)}. Held-out sessions were not trained on."
 
 
-def _scrubbing(run: RunDir, counts: Mapping[str, int]) -> str:
+def _redaction_fact(run: RunDir, counts: Mapping[str, int]) -> str:
     if run.meta("conversations").settings.get("scrubbed") is not True:
         return "Secrets were not redacted (`--no-scrub`)."
     number = sum(count for key, count in counts.items() if key.startswith("redacted: "))
     return f"{number:,} secrets and names were redacted before anything was written."
 
 
-def _counts(run: RunDir, name: str) -> dict[str, int]:
+def _sidecar_counts(run: RunDir, name: str) -> dict[str, int]:
     """Return a sidecar's counts, and for pairs its number of rows; {} if the artifact is missing or damaged."""
     try:
         meta = run.meta(name)
@@ -312,7 +314,7 @@ def _counts(run: RunDir, name: str) -> dict[str, int]:
     return {**meta.counts, "rows": meta.rows} if name == "pairs" else dict(meta.counts)
 
 
-def _training(record: Mapping[str, Any]) -> str:
+def _training_facts(record: Mapping[str, Any]) -> str:
     if not record:
         return "These weights have no training record."
     channels = [channel for channel in record.get("channels", ()) if isinstance(channel, Mapping)]
@@ -335,7 +337,7 @@ def _training(record: Mapping[str, Any]) -> str:
     return "\n".join(f"- {_cell(line)}" for line in lines)
 
 
-def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
+def _result_tables(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     """Yield the verdict, and tables of results with intervals."""
     if evaluation is None:
         yield "Not evaluated: run `crf evaluate RUN` to find out whether this is better than the base model."
@@ -345,7 +347,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     yield " ".join(_cell(sentence) for sentence in verdict["sentences"])
     if remarks := verdict.get("remarks"):
         yield "\n".join(f"- {_cell(remark)}" for remark in remarks)
-    rows = [_row(figure) for figure in evaluation["figures"] if figure.get("kind") is None]
+    rows = [_result_row(figure) for figure in evaluation["figures"] if figure.get("kind") is None]
     head = "| result | model | estimate | 95% interval | n | sessions | direction |\n|---|---|---|---|---|---|---|"
     yield "\n".join([head, *rows])
     when_named, over = evaluation.get("named", "after training"), (evaluation.get("split") or {}).get("over", "session")
@@ -359,7 +361,7 @@ def _figures(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
         yield "\n".join(["| damage | before | after | unit |\n|---|---|---|---|", *lines])
 
 
-def _row(figure: Mapping[str, Any]) -> str:
+def _result_row(figure: Mapping[str, Any]) -> str:
     label = f"**{_cell(figure['label'])}**" if figure.get("is_primary") else _cell(figure["label"])
     numbers = ["" if figure[key] is None else f"{figure[key]:+.3f}" for key in ("estimate", "low", "high")]
     # If an interval could not be computed, both ends are None or equal.
@@ -370,7 +372,7 @@ def _row(figure: Mapping[str, Any]) -> str:
     return f"| {' | '.join(cells)} |"
 
 
-def _limits_of(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
+def _evaluation_limits(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
     if evaluation is None:
         return
     yield (

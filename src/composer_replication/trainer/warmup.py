@@ -38,8 +38,8 @@ _ARGUMENTS = (
     *("warmup_steps", "optim", "weight_decay", "adam_beta1", "adam_beta2", "adam_epsilon", "max_grad_norm"),
     *("seed", "data_seed", "bf16", "fp16", "world_size"),
 )
-_START = ("start_weights", "start_adapter")
-_HELD_OUT, _LEARNT = "eval_lm_ce", "loss/lm_ce"
+_ORIGIN_DIGESTS = ("start_weights", "start_adapter")
+_EVAL_LOSS, _TRAIN_LOSS = "eval_lm_ce", "loss/lm_ce"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -116,7 +116,7 @@ def warm_up(
         fix = "Run `crf pairs`, or set train.warmup.hinted_corrections = false."
         expected = "sites with a known correction"
         raise InputError(explain("hinted corrections", got=f"none; {dict(data.drops)}", expected=expected, fix=fix))
-    outcome, origin = FinishedWarmUp.read(folder), _origin(model, args, patience)
+    outcome, origin = FinishedWarmUp.read(folder), _collect_origin(model, args, patience)
     if outcome is not None:
         _check_same_origin(folder, outcome, origin)
         _check_same_data(folder / outcome.checkpoint, data, origin)
@@ -138,12 +138,12 @@ def warm_up(
     # A warm-up may have been killed after its last step, but before `warmup.json` was written.
     if state is None or not _is_over(state, args.max_steps, patience):
         options |= {"callbacks": [_WarmUpCallback(patience, on_held_out)], "eval_sessions": evaluated}
-        phase = {"phase": WARM_UP, **{name: origin[name] for name in _START if origin[name] is not None}}
+        phase = {"phase": WARM_UP, **{name: origin[name] for name in _ORIGIN_DIGESTS if origin[name] is not None}}
         state = _run_steps(model, args, data, phase, is_resumed=newest is not None, **options)
     losses = _held_out_losses(state.log_history)
-    end = f"checkpoint-{_lowest(losses) if losses else state.global_step}"
+    end = f"checkpoint-{_lowest_loss_step(losses) if losses else state.global_step}"
     _check_same_data(folder / end, data, origin)
-    learnt = [float(line[_LEARNT]) for line in state.log_history if _LEARNT in line]
+    learnt = [float(line[_TRAIN_LOSS]) for line in state.log_history if _TRAIN_LOSS in line]
     outcome = FinishedWarmUp(
         checkpoint=end,
         steps=state.global_step,
@@ -197,7 +197,7 @@ class _WarmUpCallback(TrainerCallback):
         if self._on_held_out is not None and losses and state.is_world_process_zero:
             self._on_held_out(int(losses[-1][0]), losses[-1][1])
         # Rotation never deletes the best checkpoint.
-        state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{_lowest(losses)}")
+        state.best_model_checkpoint = str(Path(args.output_dir) / f"checkpoint-{_lowest_loss_step(losses)}")
         if _is_over(state, state.max_steps, self._patience):
             control.should_training_stop = True
 
@@ -221,15 +221,15 @@ def _is_over(state: Any, max_steps: int, patience: int | None) -> bool:
 
 
 def _held_out_losses(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, float]]:
-    return [(int(line["step"]), float(line[_HELD_OUT])) for line in history if _HELD_OUT in line]
+    return [(int(line["step"]), float(line[_EVAL_LOSS])) for line in history if _EVAL_LOSS in line]
 
 
-def _lowest(losses: Sequence[tuple[int, float]]) -> int:
+def _lowest_loss_step(losses: Sequence[tuple[int, float]]) -> int:
     """Return the step with the lowest loss, the earliest in case of a tie."""
     return min(losses, key=lambda evaluation: evaluation[1])[0]
 
 
-def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
+def _collect_origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
     """Return the inputs that a warm-up's weights depend on; the seed also determines a new adapter's initial values."""
     settings = {name: getattr(args, name) for name in _ARGUMENTS}
     if patience is not None:
@@ -245,7 +245,8 @@ def _origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> 
 def _check_same_origin(folder: Path, finished: FinishedWarmUp, now: Mapping[str, Any]) -> None:
     """Raise StaleArtefactError, naming the differences, if a finished warm-up began with other weights or settings."""
     before, after = (
-        {name: str(origin[name])[:12] for name in _START} | origin["settings"] for origin in (asdict(finished), now)
+        {name: str(origin[name])[:12] for name in _ORIGIN_DIGESTS} | origin["settings"]
+        for origin in (asdict(finished), now)
     )
     different = [name for name in {**before, **after} if before.get(name) != after.get(name)]
     if different:
@@ -255,7 +256,7 @@ def _check_same_origin(folder: Path, finished: FinishedWarmUp, now: Mapping[str,
 
 def _check_same_data(checkpoint: Path, data: LoggedSessions, origin: Mapping[str, Any]) -> None:
     about = check_manifest(checkpoint)["about"]["data"]
-    for name, now in {"sessions": data.digest, **{name: origin[name] for name in _START}}.items():
+    for name, now in {"sessions": data.digest, **{name: origin[name] for name in _ORIGIN_DIGESTS}}.items():
         if about.get(name) != now:
             got = f"a warm-up with {name} {str(about.get(name))[:12]}"
             raise StaleArtefactError(explain(str(checkpoint), got=got, expected=f"{name} {str(now)[:12]}", fix=_FIX))

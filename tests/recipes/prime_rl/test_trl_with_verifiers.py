@@ -65,10 +65,10 @@ def test_two_steps_of_grpo_with_sites_in_an_environment_of_verifiers(tmp_path: P
 
 
 def test_a_data_set_beside_its_own_tasks_is_refused(tmp_path: Path) -> None:
-    from composer_replication.trainer.from_config.grpo import _prompts_of
+    from composer_replication.trainer.from_config.grpo import _train_and_eval_prompts
     from composer_replication.trainer.from_config.inputs import read_inputs
 
-    rows, _ = _prompts_of(read_inputs(config(tmp_path)))
+    rows, _ = _train_and_eval_prompts(read_inputs(config(tmp_path)))
     assert set(rows.column_names) == {"prompt", "task"}
     with refusal(ConfigError, what="train.grpo.dataset", got="x.jsonl"):
-        _prompts_of(read_inputs(config(tmp_path, "train.grpo.dataset=x.jsonl")))
+        _train_and_eval_prompts(read_inputs(config(tmp_path, "train.grpo.dataset=x.jsonl")))

@@ -9,7 +9,7 @@ from render_checks import TOOLS, check_exact, coding_session, decode
 
 from composer_replication.batch.pair_tokens import _pair_ids, _response_ids
 from composer_replication.batch.render.renderer import Renderer
-from composer_replication.trainer.objective.fingerprint import _digest_of
+from composer_replication.trainer.objective.fingerprint import _hash_json
 from tokenizer_assets import load
 
 OTHER = [{"type": "function", "function": {"name": "look", "description": "", "parameters": {"type": "object"}}}]
@@ -64,6 +64,6 @@ def test_a_pair_of_a_session_sees_its_tools(family):
 def test_the_fingerprint_says_whose_tools_they_are():
     tokenizer = load("llama3")
     given = ({"a": TOOLS, "b": OTHER}, {"a": OTHER, "b": TOOLS}, {"a": TOOLS, None: OTHER}, TOOLS, TOOLS + OTHER, None)
-    digests = [_digest_of(Renderer(tokenizer, tools=each).settings) for each in given]
+    digests = [_hash_json(Renderer(tokenizer, tools=each).settings) for each in given]
     assert len(set(digests)) == len(given)
-    assert digests[0] == _digest_of(Renderer(tokenizer, tools={"b": OTHER, "a": TOOLS}).settings)
+    assert digests[0] == _hash_json(Renderer(tokenizer, tools={"b": OTHER, "a": TOOLS}).settings)

@@ -45,7 +45,7 @@ def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder,
     from dataclasses import replace
 
     from composer_replication.config.presets import load_with_preset
-    from composer_replication.trainer.from_config.train_run import set_aside, trained_in, why_train
+    from composer_replication.trainer.from_config.train_run import move_earlier_training, weights_folder, why_train
 
     run = RunDir.open(shutil.copytree(folder / "run", tmp_path / "run"))
     assert train("--set", "train.optimiser.steps=1", "--set", f"train.run='{run.root}'", output=None)[0] == 0
@@ -64,10 +64,10 @@ def test_what_a_training_is_made_of_says_whether_it_is_made_again(train, folder,
     assert is_other
     for name in ("evaluation.json", "evaluated.jsonl", "evaluated.meta.json"):
         (run.root / name).write_text("{}")
-    place = set_aside(config, run)
+    place = move_earlier_training(config, run)
     assert {each.name for each in place.glob("eval*")} == {"evaluation.json", "evaluated.jsonl", "evaluated.meta.json"}
     assert not run.path("evaluation").exists()
     assert (place / "adapter" / "training.json").exists()
-    assert not trained_in(config, run).exists()
+    assert not weights_folder(config, run).exists()
     assert why_train(config, run) == (NOT_WRITTEN_YET, False)
-    assert set_aside(config, run).name == "2"
+    assert move_earlier_training(config, run).name == "2"

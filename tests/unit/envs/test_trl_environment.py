@@ -78,12 +78,12 @@ def test_rows_hold_the_prompt_and_what_reset_needs():
 @pytest.mark.parametrize("difficulty", ["easy", "hard"])
 def test_a_config_can_name_the_tasks_and_the_environment(difficulty):
     pytest.importorskip("datasets")
-    from composer_replication.trainer.from_config.grpo import _load_prompts, _named_object
+    from composer_replication.trainer.from_config.grpo import _import_object, _load_dataset
 
     module = "composer_replication.envs.trl_environment"
-    prompts = _load_prompts(f"{module}:{difficulty}_tasks")
+    prompts = _load_dataset(f"{module}:{difficulty}_tasks")
     assert prompts["seed"][:] == list(range(10_000, 11_000)), "seeds 0 to 999 are for cards and evaluation"
-    environment = _named_object(f"{module}:WorkspaceEnvironment", "train.grpo.environment")()
+    environment = _import_object(f"{module}:WorkspaceEnvironment", "train.grpo.environment")()
     assert environment.reset(**prompts[5]) is None
     task = generate_task(10_005, difficulty=difficulty)
     assert prompts[5]["prompt"] == [{"role": "user", "content": task.prompt}]

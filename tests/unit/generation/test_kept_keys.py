@@ -6,7 +6,7 @@ import pytest
 import torch
 from kept_rows import EOS, VOCAB, new_tokens, padded, random_rows, small_model
 
-from composer_replication.trainer.objective.attention.attend import own_masks_taken
+from composer_replication.trainer.objective.attention.attend import accept_self_attending_masks
 from composer_replication.trainer.rollouts.generation import generator as loop_module
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.rollouts.generation.row_cache import KeyValueRows, NextTokens, read_tokens
@@ -142,7 +142,7 @@ def test_what_a_group_shares_is_read_once(model):
 
 def test_logits_from_pieces_are_those_of_the_whole_row(model):
     rows, cache, steps = random_rows((25, 8, 17)), KeyValueRows(3, 30), []
-    with torch.no_grad(), own_masks_taken(model):
+    with torch.no_grad(), accept_self_attending_masks(model):
         for ends in ((4, 0, 9), (4, 5, 12), (20, 6, 13)):
             read_tokens(model, cache, [row[:end] for row, end in zip(rows, ends, strict=True)])
         step = NextTokens(model, cache, record=False)

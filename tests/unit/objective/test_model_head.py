@@ -9,7 +9,7 @@ import torch
 
 from composer_replication import compose_loss
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.trainer.objective.model_head import head_of
+from composer_replication.trainer.objective.model_head import get_linear_head
 from refusals import refusal
 from tiny_models import FAMILIES, build, random_batch
 
@@ -19,7 +19,7 @@ TRANSFORMS = {"granite": (0.25, None), "cohere": (0.25, None), "gemma2-tied": (1
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("family", FAMILIES)
 def test_every_familys_transform_is_found(family, dtype):
-    head = head_of(build(family).to(dtype), random_batch()["input_ids"])
+    head = get_linear_head(build(family).to(dtype), random_batch()["input_ids"])
     assert (head.scale, head.softcap) == TRANSFORMS.get(family, (1.0, None))
 
 
@@ -28,18 +28,18 @@ def test_a_left_padded_first_batch_does_not_hide_the_scale(family):
     """Padding embeds to zeros: a probe of such tokens would see zero logits and accept any scale."""
     model, batch = build(family), random_batch(pairs=False)
     padded = torch.nn.functional.pad(batch["input_ids"], (6, 0), value=0)
-    assert head_of(model, padded).scale == 0.25
+    assert get_linear_head(model, padded).scale == 0.25
 
 
 def test_a_changed_config_or_head_is_probed_again():
     model, ids = build("gemma2-untied"), random_batch()["input_ids"]
-    assert head_of(model, ids).softcap == 3.0
+    assert get_linear_head(model, ids).softcap == 3.0
     model.config.final_logit_softcapping = None
-    assert head_of(model, ids).softcap is None
+    assert get_linear_head(model, ids).softcap is None
     model.config.final_logit_softcapping = 5.0
-    assert head_of(model, ids).softcap == 5.0
+    assert get_linear_head(model, ids).softcap == 5.0
     model.set_output_embeddings(torch.nn.Linear(32, 97))
-    head = head_of(model, ids)
+    head = get_linear_head(model, ids)
     assert head.bias is not None
     assert head.softcap == 5.0
 
@@ -48,9 +48,9 @@ def test_a_head_of_zeros_is_fine_without_a_transform_and_refused_where_the_scale
     plain, scaled = build("llama-untied"), build("granite")
     for model in (plain, scaled):
         torch.nn.init.zeros_(model.get_output_embeddings().weight)
-    assert head_of(plain, random_batch()["input_ids"]).scale == 1.0
+    assert get_linear_head(plain, random_batch()["input_ids"]).scale == 1.0
     with refusal(UnsupportedModelError, what="GraniteForCausalLM", fix="zero") as caught:
-        head_of(scaled, random_batch()["input_ids"])
+        get_linear_head(scaled, random_batch()["input_ids"])
     assert re.findall(r"\d+", caught.value.got) == ["3", "3"]  # every scale and soft-cap fits
 
 
@@ -69,7 +69,7 @@ def test_a_head_that_reads_something_else_than_the_bodys_output_is_refused():
 
     model.__class__ = Halved
     with refusal(UnsupportedModelError, what="Halved", got="head"):
-        head_of(model, random_batch()["input_ids"])
+        get_linear_head(model, random_batch()["input_ids"])
 
 
 def test_an_fp32_norm_before_a_bf16_head_works():

@@ -9,9 +9,9 @@ from torch.nn.functional import cross_entropy
 
 from composer_replication import compose_loss
 from composer_replication.errors import UnsupportedModelError
-from composer_replication.trainer.objective.distributed import below_adapter, rows_in_place
+from composer_replication.trainer.objective.distributed import adapter_disabled, merged_token_rows
 from composer_replication.trainer.objective.fingerprint import trained_adapter_digest, weights_digest
-from composer_replication.trainer.objective.model_head import embedding_count, head_of
+from composer_replication.trainer.objective.model_head import embedding_count, get_linear_head
 from composer_replication.trainer.objective.reference import response_logprobs
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.teacher_keeper import TeacherKeeper
@@ -69,10 +69,10 @@ def test_loss_and_gradients_are_those_of_the_models_own_logits(family):
 @pytest.mark.parametrize("family", KINDS)
 def test_below_the_adapter_the_head_has_the_rows_it_began_with(family):
     model, bare, ids = adapted(family), build(family), torch.tensor([[3, 5, 41, 7]])
-    with torch.no_grad(), below_adapter(model):
-        assert torch.equal(head_of(model, ids).weight, bare.get_output_embeddings().weight)
+    with torch.no_grad(), adapter_disabled(model):
+        assert torch.equal(get_linear_head(model, ids).weight, bare.get_output_embeddings().weight)
         assert torch.equal(model(input_ids=ids).logits, bare(input_ids=ids).logits)
-    changed = (head_of(model, ids).weight != bare.get_output_embeddings().weight).any(dim=1).nonzero().flatten()
+    changed = (get_linear_head(model, ids).weight != bare.get_output_embeddings().weight).any(dim=1).nonzero().flatten()
     assert changed.tolist() == ROWS
     assert embedding_count(model) == VOCAB
 
@@ -105,7 +105,7 @@ def test_an_average_follows_the_rows():
         dict(model.named_parameters())[name].add_(1.0)
     keeper.after_step(model)
     assert torch.allclose(dict(keeper.model.named_parameters())[name], before + 0.5)
-    weight = head_of(keeper.model, torch.tensor([[3, 5, 41, 7]])).weight
+    weight = get_linear_head(keeper.model, torch.tensor([[3, 5, 41, 7]])).weight
     assert torch.allclose(weight[ROWS], before + 0.5)
 
 
@@ -125,9 +125,9 @@ def test_rows_in_place_change_no_logit_and_leave_no_trace(family):
     before = {name: each.clone() for name, each in model.state_dict().items()}
     with torch.no_grad():
         usual = model(input_ids=ids).logits
-        with rows_in_place(model):
+        with merged_token_rows(model):
             assert torch.allclose(model(input_ids=ids).logits, usual, atol=1e-6)
-            assert torch.equal(head_of(model, ids).weight[ROWS], model.state_dict()[_delta(model)])
+            assert torch.equal(get_linear_head(model, ids).weight[ROWS], model.state_dict()[_delta(model)])
         assert torch.equal(model(input_ids=ids).logits, usual)
     assert all(torch.equal(each, before[name]) for name, each in model.state_dict().items())
 
@@ -147,4 +147,4 @@ def test_a_head_with_a_bias_is_refused():
     model = adapted("qwen2-untied")
     model.get_output_embeddings().token_adapter.base_layer.bias = torch.nn.Parameter(torch.zeros(VOCAB))
     with pytest.raises(UnsupportedModelError, match="token_rows"):
-        head_of(model, torch.tensor([[3, 5]]))
+        get_linear_head(model, torch.tensor([[3, 5]]))

@@ -33,7 +33,7 @@ def losses_and_gradients(model, batch):
 @pytest.mark.parametrize("checkpointing", [False, True])
 @pytest.mark.parametrize("lora", [False, True])
 def test_every_setting_gives_the_losses_and_gradients_of_flat_sequences(monkeypatch, dtype, kind, checkpointing, lora):
-    monkeypatch.setattr(forward, "_kinds", lambda *_: (kind,))
+    monkeypatch.setattr(forward, "_candidate_kinds", lambda *_: (kind,))
     model = worker.build(lora).to(dtype)
     if checkpointing:
         model.gradient_checkpointing_enable(gradient_checkpointing_kwargs={"use_reentrant": False})
@@ -67,7 +67,7 @@ def test_under_autocast_a_tree_is_as_near_to_the_exact_rows_as_flat_sequences_ar
 @given(TREES, st.sampled_from(["dense", "paths"]), st.integers(1, 7), st.booleans())
 def test_random_packed_trees_give_the_rows_and_gradients_of_their_sequences(several, kind, multiple, lora):
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(forward, "_kinds", lambda *_: (kind,))
+        patch.setattr(forward, "_candidate_kinds", lambda *_: (kind,))
         model = worker.build(lora).eval()
         tree = pack_trees([build_tree(each) for each in several]).padded(multiple)
         torch.manual_seed(1)

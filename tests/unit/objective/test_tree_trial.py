@@ -71,8 +71,8 @@ def assert_as_flat(model, tree, got):
 @pytest.mark.parametrize("name", HYBRIDS)
 def test_the_experiment_alone_finds_hybrids_however_weak_and_in_any_precision(monkeypatch, name, scale, dtype):
     """Neither the config nor the masks are asked: other tokens in a branch are enough."""
-    monkeypatch.setattr(forward, "why_never", lambda _config: None)
-    monkeypatch.setattr(tree_trial, "_other_masks", lambda *_: None)
+    monkeypatch.setattr(forward, "why_no_tree", lambda _config: None)
+    monkeypatch.setattr(tree_trial, "_find_changed_masks", lambda *_: None)
     because = _why_flat(build(name, dtype, scale=scale), session(80))
     assert re.search(LEAK, because)
     assert because.count("dense: ") == 1
@@ -80,7 +80,7 @@ def test_the_experiment_alone_finds_hybrids_however_weak_and_in_any_precision(mo
 
 @pytest.mark.parametrize("name", ["MiniMax-M3", "DeepSeek-V3.2", "Doge", "GPT-Neo"])
 def test_layers_that_choose_by_themselves_are_found_without_the_config(monkeypatch, name):
-    monkeypatch.setattr(forward, "why_never", lambda _config: None)
+    monkeypatch.setattr(forward, "why_no_tree", lambda _config: None)
     monkeypatch.setattr(forward, "_check_positions", lambda *_: None)
     model, tree = build(name), session(80)
     usual = model.config._attn_implementation
@@ -174,7 +174,7 @@ def test_the_experiment_is_made_again_for_larger_trees_only(monkeypatch):
 
 
 def test_a_failure_is_not_forgotten_and_costs_nothing_more(monkeypatch):
-    monkeypatch.setattr(forward, "why_never", lambda _config: None)
+    monkeypatch.setattr(forward, "why_no_tree", lambda _config: None)
     model = build("LFM2")
     first = _why_flat(model, session(80))
     monkeypatch.setattr(forward, "_try_tree", None)

@@ -12,7 +12,7 @@ from composer_replication.config import CrfConfig, loads
 from composer_replication.envs.student import TRAINED_CONTEXT, student_folder
 from composer_replication.trainer.from_config import inputs
 from composer_replication.trainer.from_config.inputs import fitted, max_context
-from composer_replication.trainer.from_config.offline import _beyond_context
+from composer_replication.trainer.from_config.offline import _context_warning
 from composer_replication.trainer.from_config.training import _hint_check_findings
 from composer_replication.trainer.objective import hint_proof as heeding
 from composer_replication.trainer.warmup import FinishedWarmUp
@@ -22,7 +22,7 @@ def windows_of(model, **batch):
     """What a config with these options is fitted to, and what is said about it."""
     text = f"[train]\nmodel = '{model}'\n[train.batch]\n" + "".join(f"{k} = {v}\n" for k, v in batch.items())
     config = fitted(loads(CrfConfig, text))
-    return config.train.batch.window, config.evaluation.context, _beyond_context(config, max_context(model))
+    return config.train.batch.window, config.evaluation.context, _context_warning(config, max_context(model))
 
 
 def test_unset_windows_fit_what_the_student_has_learnt_and_no_word_is_said():

@@ -14,7 +14,7 @@ from composer_replication.errors import InputError
 from composer_replication.trainer.watch import memory_plan as planner
 from composer_replication.trainer.watch.memory_plan import (
     GIB,
-    _parts_of,
+    _estimate_parts,
     _StepSettings,
     free_memory,
     plan_memory,
@@ -51,7 +51,7 @@ def config(name):
 
 @pytest.mark.parametrize(("name", "trunk", "checkpointing", "measured"), MEASURED)
 def test_estimates_are_within_a_tenth_of_what_was_measured(name, trunk, checkpointing, measured):
-    parts = _parts_of(
+    parts = _estimate_parts(
         shape_of(config(name)),
         _StepSettings(
             longest_tree=trunk + 8 * 320 + 16 * 256,
@@ -66,14 +66,16 @@ def test_estimates_are_within_a_tenth_of_what_was_measured(name, trunk, checkpoi
 def test_the_estimate_holds_at_131072_tokens():
     name, tokens, checkpointing, measured = LONG
     settings = _StepSettings(longest_tree=tokens, checkpointing=checkpointing, teacher="trust_region", optimizer="sgd")
-    assert sum(_parts_of(shape_of(config(name)), settings).values()) / GIB == pytest.approx(measured, rel=TOLERANCE)
+    assert sum(_estimate_parts(shape_of(config(name)), settings).values()) / GIB == pytest.approx(
+        measured, rel=TOLERANCE
+    )
 
 
 def test_weights_gradients_and_optimiser_are_those_of_the_model():
     model = tiny()
     number = sum(each.numel() for each in model.parameters())
     settings = _StepSettings(longest_tree=64, weight_bytes=4, compute_bytes=4, teacher="frozen", accumulation=2)
-    parts = _parts_of(shape_of(model), settings)
+    parts = _estimate_parts(shape_of(model), settings)
     assert parts["weights"] == parts["gradients"] == parts["teacher's copy"] == 4 * number
     optimizer = torch.optim.AdamW(model.parameters())
     for parameter in model.parameters():
@@ -92,7 +94,7 @@ def test_an_adapter_counts_as_peft_makes_it():
     settings = _StepSettings(
         longest_tree=64, weight_bytes=4, compute_bytes=4, lora_rank=8, teacher="ema", accumulation=2
     )
-    parts = _parts_of(shape_of(tiny()), settings)
+    parts = _estimate_parts(shape_of(tiny()), settings)
     assert parts["gradients"] == parts["teacher's copy"] == 4 * trainable
     assert parts["optimiser"] == 8 * trainable
 
@@ -101,14 +103,14 @@ def test_an_adapter_counts_as_peft_makes_it():
 def test_a_reference_costs_a_copy_without_an_adapter_and_none_with_one(teacher):
     shape = shape_of(config("0.5B"))
     settings = _StepSettings(longest_tree=1024, teacher=teacher)
-    assert _parts_of(shape, settings)["teacher's copy"] == 2 * shape.num_weights
-    assert "teacher's copy" not in _parts_of(shape, replace(settings, lora_rank=16))
+    assert _estimate_parts(shape, settings)["teacher's copy"] == 2 * shape.num_weights
+    assert "teacher's copy" not in _estimate_parts(shape, replace(settings, lora_rank=16))
 
 
 def test_shards_share_the_weights_and_not_the_activations():
     shape = shape_of(config("0.5B"))
-    alone = _parts_of(shape, _StepSettings(longest_tree=4096, teacher="ema"))
-    shared = _parts_of(shape, _StepSettings(longest_tree=4096, teacher="ema", num_shards=4))
+    alone = _estimate_parts(shape, _StepSettings(longest_tree=4096, teacher="ema"))
+    shared = _estimate_parts(shape, _StepSettings(longest_tree=4096, teacher="ema", num_shards=4))
     for name in ("weights", "optimiser", "teacher's copy"):
         assert shared[name] == pytest.approx(alone[name] / 4, abs=1)
     assert shared["activations"] == alone["activations"]

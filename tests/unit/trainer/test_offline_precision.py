@@ -17,7 +17,7 @@ from composer_replication.trainer.objective.compose import compose_loss
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.start_model import prepare_model
-from composer_replication.trainer.watch.memory_plan import _parts_of, _StepSettings, shape_of
+from composer_replication.trainer.watch.memory_plan import _estimate_parts, _StepSettings, shape_of
 from refusals import refusal
 
 PAIRS = ChannelSettings(alpha_sdpo=0.0, beta_replay=1.0, replay_dpo_beta=1.0)
@@ -100,9 +100,9 @@ def test_the_planner_counts_whole_weights_and_what_autocast_casts_of_them(folder
     assert planned.parts["optimiser"] == 8 * weights
     shape = shape_of(tiny())
     options = {"longest_tree": 4096, "weight_bytes": 4, "compute_bytes": 2}
-    kept = _parts_of(shape, _StepSettings(**options))["cast weights"]
+    kept = _estimate_parts(shape, _StepSettings(**options))["cast weights"]
     assert kept == cast_weights_in_graph(tiny(), sessions_of(0)) == 2 * shape.linear_weights
-    assert "cast weights" not in _parts_of(shape, _StepSettings(**options | {"weight_bytes": 2}))
+    assert "cast weights" not in _estimate_parts(shape, _StepSettings(**options | {"weight_bytes": 2}))
 
 
 def cast_weights_in_graph(model, sessions):

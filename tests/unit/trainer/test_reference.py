@@ -17,7 +17,12 @@ from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.tree import build_tree
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, UnsupportedModelError
-from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, precision_of, weights_digest
+from composer_replication.trainer.objective.fingerprint import (
+    Fingerprint,
+    compute_fingerprint,
+    compute_precision,
+    weights_digest,
+)
 from composer_replication.trainer.objective.reference import response_logprobs
 from composer_replication.trainer.sessions import reference
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
@@ -116,13 +121,13 @@ def test_other_weights_another_tokenizer_or_template_are_stale(model, tmp_path):
 
 
 def test_the_precision_is_autocasts_where_it_is_on_and_the_weights_own_elsewhere(model, tmp_path):
-    assert precision_of(model) == "float64"
+    assert compute_precision(model) == "float64"
     with torch.autocast("cpu", torch.bfloat16):
-        assert precision_of(model) == "float64"  # autocast does not touch it
+        assert compute_precision(model) == "float64"  # autocast does not touch it
     whole, path, renderer = copy.deepcopy(model).float(), tmp_path / "r.safetensors", renderer_of("llama3")
-    assert precision_of(copy.deepcopy(whole).bfloat16()) == "bfloat16"
+    assert compute_precision(copy.deepcopy(whole).bfloat16()) == "bfloat16"
     with torch.autocast("cpu", torch.bfloat16):
-        assert precision_of(whole) == "bfloat16"
+        assert compute_precision(whole) == "bfloat16"
         half = precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path)
         assert precompute_ref_logprobs(whole, renderer, random_pairs(3), path=path).fingerprint == half.fingerprint
     with refusal(StaleArtefactError, what=str(path), got="precision"):
@@ -136,7 +141,7 @@ def test_the_precision_is_autocasts_where_it_is_on_and_the_weights_own_elsewhere
 def test_an_adapter_has_no_say_in_the_precision(model):
     adapted = get_peft_model(copy.deepcopy(model).bfloat16(), LoraConfig(target_modules=["q_proj"]))
     assert {each.dtype for each in adapted.parameters() if each.requires_grad} == {torch.float32}
-    assert precision_of(adapted) == "bfloat16"
+    assert compute_precision(adapted) == "bfloat16"
 
 
 def test_the_precision_of_shards_is_what_their_policy_casts_to(model, tmp_path):
@@ -148,7 +153,7 @@ def test_the_precision_of_shards_is_what_their_policy_casts_to(model, tmp_path):
     try:
         plain = fully_shard(copy.deepcopy(whole))
         half = fully_shard(copy.deepcopy(whole), mp_policy=MixedPrecisionPolicy(param_dtype=torch.bfloat16))
-        assert [precision_of(each) for each in (whole, plain, half)] == ["float32", "float32", "bfloat16"]
+        assert [compute_precision(each) for each in (whole, plain, half)] == ["float32", "float32", "bfloat16"]
         assert weights_digest(half) == digest
     finally:
         torch.distributed.destroy_process_group()
@@ -210,10 +215,10 @@ def test_the_reference_of_an_adapter_is_the_model_below_it(model, tmp_path):
 
 def test_padding_and_cutting_settings_of_a_tokenizer_are_not_what_it_is(model):
     renderer = renderer_of("llama3")
-    before = fingerprint_of(model, renderer)
+    before = compute_fingerprint(model, renderer)
     renderer.tokenizer.backend_tokenizer.enable_truncation(7)
     try:
-        assert fingerprint_of(model, renderer) == before
+        assert compute_fingerprint(model, renderer) == before
     finally:
         renderer.tokenizer.backend_tokenizer.no_truncation()
 
@@ -257,7 +262,7 @@ def test_pairs_of_a_real_rendering_go_through():
 
 def test_damaged_and_foreign_files_are_named(model, tmp_path):
     path, renderer = tmp_path / "r.safetensors", renderer_of("llama3")
-    fingerprint = fingerprint_of(model, renderer)
+    fingerprint = compute_fingerprint(model, renderer)
     path.write_bytes(b"no safetensors")
     with pytest.raises(ArtefactCorruptError, match=r"r\.safetensors"):
         ReferenceLogprobs.load(path, fingerprint)

@@ -8,7 +8,7 @@ from dataclasses import asdict
 import pytest
 
 from composer_replication.runs.lineage import channel_results, describe_channel
-from composer_replication.trainer.from_config.grpo import _held_out_rows
+from composer_replication.trainer.from_config.grpo import _split_rows
 from composer_replication.trainer.objective.channels import with_metric_names
 from composer_replication.trainer.watch.diagnosis import _never_ran
 
@@ -64,5 +64,5 @@ def test_counts_and_drops_call_channels_as_metrics_do():
 
 
 def test_a_tenth_of_the_prompts_is_held_out_and_at_least_one():
-    assert _held_out_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
-    assert _held_out_rows(3) == ([0, 1], [2])
+    assert _split_rows(20) == ([each for each in range(20) if each not in (9, 19)], [9, 19])
+    assert _split_rows(3) == ([0, 1], [2])

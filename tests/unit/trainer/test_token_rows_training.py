@@ -17,7 +17,7 @@ from composer_replication.cli.export_weights import _merge_adapter
 from composer_replication.errors import ConfigError
 from composer_replication.trainer.checkpoints.weights import load_weights
 from composer_replication.trainer.objective.channels import ChannelSettings
-from composer_replication.trainer.objective.model_head import head_of
+from composer_replication.trainer.objective.model_head import get_linear_head
 from composer_replication.trainer.offline_trainer import OfflineTrainer
 from composer_replication.trainer.sessions.rendering import assistant_token_ids
 from composer_replication.trainer.start_model import _token_ids, prepare_model, untrained_rows
@@ -72,7 +72,7 @@ def weights(model):
 
 
 def head_row(model):
-    return head_of(model, torch.tensor([[3, 5, 7]])).weight[END].detach()
+    return get_linear_head(model, torch.tensor([[3, 5, 7]])).weight[END].detach()
 
 
 def test_the_tokens_that_sessions_say_and_weights_never_learnt_are_found():
@@ -176,4 +176,4 @@ def test_rows_are_whole_where_the_weights_below_are_halves(tmp_path):
     (row,) = [each for name, each in model.named_parameters() if "trainable_tokens_delta" in name]
     assert row.dtype == torch.float32
     assert row.requires_grad
-    assert head_of(model, torch.tensor([[3, 5, 7]])).weight.dtype == torch.bfloat16
+    assert get_linear_head(model, torch.tensor([[3, 5, 7]])).weight.dtype == torch.bfloat16

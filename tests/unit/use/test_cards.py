@@ -17,11 +17,11 @@ from composer_replication.trainer.trained import (
     UNKNOWN_LICENCE,
     Trained,
     _licence_of,
-    absolute_base,
     data_card,
     find_trained,
+    make_base_absolute,
     model_card,
-    settle_base,
+    resolve_base,
 )
 
 EVALUATION = {
@@ -131,9 +131,9 @@ def test_a_relative_base_is_found_from_here_and_from_the_adapter_and_written_dow
     (copy / "adapter_config.json").write_text(json.dumps({**config, "base_model_name_or_path": "small"}))
     monkeypatch.chdir(tmp_path)  # from another folder
     assert find_trained(str(copy)).base == str(work / "small")
-    assert settle_base(copy) == str(work / "small")
+    assert make_base_absolute(copy) == str(work / "small")
     assert json.loads((copy / "adapter_config.json").read_text())["base_model_name_or_path"] == str(work / "small")
-    assert absolute_base("owner/model") == "owner/model"
+    assert resolve_base("owner/model") == "owner/model"
 
 
 def test_no_text_of_a_log_is_in_a_card(example_run):

@@ -341,11 +341,11 @@ def play_all(
     `num_parallel` episodes run at the same time. The default is all on a GPU, where their key-value caches fit, and 48
     on a CPU.
     """
-    from composer_replication.trainer.objective.distributed import evaluating
+    from composer_replication.trainer.objective.distributed import eval_mode
 
     room, ends = max_tokens + max(len(episode.prompt_ids) for episode in episodes), [tokenizer.eos_token_id]
     num_parallel = num_parallel or (len(episodes) if next(model.parameters()).is_cuda else 48)
-    with evaluating(model):
+    with eval_mode(model):
         sampler = _choose_sampler(model, room)
         sampler(model, ends=ends, places=num_parallel, room=room, most_new=max_tokens, temperature=temperature).run(
             episodes

@@ -43,13 +43,18 @@ from composer_replication.recipes.monarch.tensor_file import (
 from composer_replication.trainer.objective.channels import (
     Anneal,
     LossKnobs,
-    annealed,
+    annealed_weight,
     channel_options,
     check_anneal,
 )
 from composer_replication.trainer.objective.compose import compose_loss
 from composer_replication.trainer.objective.fingerprint import weights_digest
-from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of, in_head_dtype
+from composer_replication.trainer.objective.model_head import (
+    cast_to_head_dtype,
+    get_body,
+    get_causal_lm,
+    get_linear_head,
+)
 from composer_replication.trainer.objective.reference import reference_logprobs
 from composer_replication.trainer.objective.row_weighting import WeightedTeacher
 from composer_replication.trainer.rollouts.hint_distillation import ImportanceSampling, distill, place_turns
@@ -118,7 +123,7 @@ class TrainerSettings:
 
     def alpha_at(self, step: int) -> float:
         """Return the weight of channel 2 in the optimizer step after `step` completed steps."""
-        return annealed(self.loss.knobs.alpha_sdpo, self.anneal, step=step, total_steps=self.total_steps)
+        return annealed_weight(self.loss.knobs.alpha_sdpo, self.anneal, step=step, total_steps=self.total_steps)
 
 
 class PolicyTrainer:
@@ -366,7 +371,9 @@ def _step_terms(
 
     Without `old_logprobs` the current weights are those that sampled the batch, so every ratio is 1.
     """
-    head = head_of(model, batch.input_ids[:1])  # runs the decoder once, hence before channel 2 captures its output
+    head = get_linear_head(
+        model, batch.input_ids[:1]
+    )  # runs the decoder once, hence before channel 2 captures its output
 
     def policy() -> tuple[Tensor, Tensor, float]:
         logprobs_BC = _completion_logprobs(model, batch, settings.temperature, head)
@@ -397,16 +404,16 @@ def _completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float,
 
     The LM head runs only on the rows that predict them.
     """
-    head = head or head_of(model, batch.input_ids[:1])
+    head = head or get_linear_head(model, batch.input_ids[:1])
     # Sampling divided the logits by the temperature, and the ratios need log-probs under the same distribution.
     scaled_head = replace(head, scale=head.scale / temperature)
-    body: Any = decoder_of(causal_lm_of(model))
+    body: Any = get_body(get_causal_lm(model))
     hidden_BTH: Tensor = body(
         input_ids=batch.input_ids, attention_mask=batch.attention_mask, use_cache=False
     ).last_hidden_state
     width, mask_BC = batch.completion_ids.shape[1], batch.loss_mask
     # One position to the left, because the hidden state of a token predicts the next token.
-    rows_NH = in_head_dtype(hidden_BTH[:, -width - 1 : -1][mask_BC], head)
+    rows_NH = cast_to_head_dtype(hidden_BTH[:, -width - 1 : -1][mask_BC], head)
     logprobs_N = linear_token_logprobs(rows_NH, scaled_head, batch.completion_ids[mask_BC])
     return torch.zeros(mask_BC.shape, dtype=logprobs_N.dtype, device=mask_BC.device).index_put(
         mask_BC.nonzero(as_tuple=True), logprobs_N

@@ -36,11 +36,11 @@ from composer_replication.trainer.objective.channels import (
     Anneal,
     Denominators,
     LossKnobs,
-    annealed,
+    annealed_weight,
     check_anneal,
     pair_channel,
 )
-from composer_replication.trainer.objective.distributed import below_adapter, evaluating
+from composer_replication.trainer.objective.distributed import adapter_disabled, eval_mode
 from composer_replication.trainer.rollouts.hint_distillation import ErringTurn
 
 # Names of columns and outputs that this package adds to verl's batches.
@@ -258,7 +258,7 @@ class EngineChannels(LossKnobs):
         if self.anneal != "none" and total_steps < 1:
             fix = "Set actor.optim.total_training_steps, as verl's trainer does, or use anneal: none."
             raise InputError(explain("total_training_steps", got=total_steps, expected="1 or more", fix=fix))
-        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
+        return annealed_weight(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
 
 def read_settings(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
@@ -421,8 +421,8 @@ def _as_teacher(share: TeacherShare) -> Iterator[None]:
     from contextlib import nullcontext
 
     with (
-        evaluating(share.engine.module),
-        below_adapter(share.engine.module) if share.without_adapter else nullcontext(),
+        eval_mode(share.engine.module),
+        adapter_disabled(share.engine.module) if share.without_adapter else nullcontext(),
     ):
         yield
 

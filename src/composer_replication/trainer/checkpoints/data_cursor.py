@@ -49,7 +49,7 @@ def set_rng_tree(tree: dict[str, Any]) -> None:
 
 
 # Attributes that lead from a loader, possibly wrapped by accelerate, to its samplers.
-_PARTS = ("base_dataloader", "dataloader", "batch_sampler", "sampler", "dataset")
+_PART_ATTRIBUTES = ("base_dataloader", "dataloader", "batch_sampler", "sampler", "dataset")
 
 
 class DataCursor:
@@ -75,7 +75,7 @@ class DataCursor:
         start of the epoch as well, and the training loop later sets them to the states saved last.
         """
         states = tree["epoch_begin"]["samplers"] if mid_epoch else tree["samplers"]
-        for path, part in _parts(loader):
+        for path, part in _nested_parts(loader):
             state = states.get(path, {})
             if "generator" in state:
                 # Some samplers create their generator on first use.
@@ -92,7 +92,7 @@ class DataCursor:
 
 def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
     states: dict[str, dict[str, Any]] = {}
-    for path, part in _parts(loader):
+    for path, part in _nested_parts(loader):
         state: dict[str, Any] = {}
         if isinstance(getattr(part, "generator", None), torch.Generator):
             state["generator"] = part.generator.get_state()
@@ -104,7 +104,7 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
     return states
 
 
-def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
+def _nested_parts(loader: Any) -> Iterator[tuple[str, Any]]:
     """Yield the loader and each object inside it once, with the object's path."""
     queue, visited_ids = [("", loader)], set[int]()
     while queue:
@@ -113,4 +113,4 @@ def _parts(loader: Any) -> Iterator[tuple[str, Any]]:
             continue
         visited_ids.add(id(part))
         yield path, part
-        queue += [(f"{path}.{name}" if path else name, getattr(part, name, None)) for name in _PARTS]
+        queue += [(f"{path}.{name}" if path else name, getattr(part, name, None)) for name in _PART_ATTRIBUTES]

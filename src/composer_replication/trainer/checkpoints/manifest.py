@@ -38,7 +38,7 @@ def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any]) -> None
     raises ArtefactCorruptError.
     """
     folder = Path(folder)
-    files = {name: _entry(plain_file(folder, name), sync=True) for name in _files(folder)}
+    files = {name: _manifest_entry(regular_file(folder, name), sync=True) for name in _file_names(folder)}
     fields: dict[str, Any] = {"schema": _SCHEMA, "version": _VERSION, "step": step, "files": files}
     fields["about"] = dict(about)
     _check_fields(fields, f"checkpoint {folder} to save")
@@ -72,7 +72,7 @@ def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
     fields = read_manifest(folder)
     for name, expected in fields["files"].items():
         _check_file(folder, name, expected, hashes=hashes)
-    for name in _files(folder):
+    for name in _file_names(folder):
         if name not in fields["files"]:
             _check_stray_file(name, folder)
     # The index of split weights is parsed only after its hash has been checked.
@@ -106,9 +106,11 @@ def checkpoints_in(output_dir: Path) -> Iterator[tuple[tuple[int, bool], Path]]:
 def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes: bool) -> None:
     what = f"{folder / name}, in a checkpoint"
     try:
-        path = plain_file(folder, name)
+        path = regular_file(folder, name)
         size = path.stat().st_size
-        is_same = size == expected["num_bytes"] and (not hashes or _entry(path)["sha256"] == expected["sha256"])
+        is_same = size == expected["num_bytes"] and (
+            not hashes or _manifest_entry(path)["sha256"] == expected["sha256"]
+        )
     except RunError:
         raise
     except OSError as error:  # an impossible file name, missing permissions, a disk failure
@@ -120,13 +122,13 @@ def _check_file(folder: Path, name: str, expected: Mapping[str, Any], *, hashes:
         raise ArtefactCorruptError(explain(what, got=got, expected="the SHA-256 in the manifest"))
 
 
-def _files(folder: Path) -> list[str]:
+def _file_names(folder: Path) -> list[str]:
     """Return the names of the files to list in a manifest: all except the manifest itself and temporary files."""
     paths = (path for path in folder.rglob("*") if path.is_file() and not is_temporary(path))
     return sorted(path.relative_to(folder).as_posix() for path in paths if path != folder / MANIFEST)
 
 
-def _entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
+def _manifest_entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
     with path.open("rb") as file:
         # The files must be on disk before the manifest that lists them.
         if sync and os.name == "posix":
@@ -135,14 +137,14 @@ def _entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
         return {"num_bytes": file.tell(), "sha256": digest}
 
 
-def make_room(folder: Path) -> None:
+def clear_path(folder: Path) -> None:
     """Free the path of a new checkpoint.
 
     An incomplete checkpoint at that path is deleted. A complete one is renamed, and resume can still find it under the
-    new name. Call `drop_replaced` once the new checkpoint is complete.
+    new name. Call `delete_replaced` once the new checkpoint is complete.
     """
     if (folder / MANIFEST).exists():
-        drop_replaced(folder)
+        delete_replaced(folder)
         folder.rename(_replaced_path(folder))
     elif folder.is_symlink():
         folder.unlink()
@@ -150,7 +152,7 @@ def make_room(folder: Path) -> None:
         shutil.rmtree(folder)
 
 
-def drop_replaced(folder: Path) -> None:
+def delete_replaced(folder: Path) -> None:
     """Delete the earlier checkpoint that `folder` has replaced, if any."""
     if _replaced_path(folder).exists() or _replaced_path(folder).is_symlink():
         _delete_checkpoint(_replaced_path(folder))
@@ -168,7 +170,7 @@ def _delete_checkpoint(folder: Path) -> None:
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def rotate(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) -> None:
+def delete_old_checkpoints(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) -> None:
     """Delete the oldest complete checkpoints beyond `limit`, and incomplete ones older than the newest complete one.
 
     Symbolic links are neither counted nor deleted: they were created to keep their targets.
@@ -207,14 +209,14 @@ _INDEX = f"{WEIGHTS}.index.json"
 _ADAPTER = "adapter_model.safetensors"
 _SHARED_TREES = ("optimizer", "scheduler")
 _TREES_PER_PROCESS = ("rng", "cursor", "extra")
-_ABOUT = {"model": dict, "data": dict, "weights_only": bool}
-_MODEL = {"class": str, "config": dict, "adapters": dict, "parameters": dict, "base_weights": str | None}
+_ABOUT_TYPES = {"model": dict, "data": dict, "weights_only": bool}
+_MODEL_TYPES = {"class": str, "config": dict, "adapters": dict, "parameters": dict, "base_weights": str | None}
 # 64 lower-case hex digits, such as the output of `sha256sum`; not with upper-case letters
 _SHA256 = re.compile(r"[0-9a-f]{64}")
 # Suffixes of pickles, as torch.save writes them. Our checkpoints contain no pickles, and none is ever loaded.
 _PICKLES = {".pt", ".pth", ".bin", ".pkl", ".pickle", ".ckpt"}
 # TRL's GRPOTrainer loads this file on resume if it exists.
-_READ_BY_GRPO = "entropy_ctrl_state.json"
+_TRL_ENTROPY_STATE = "entropy_ctrl_state.json"
 
 
 def _check_fields(fields: Mapping[str, Any], where: str) -> None:
@@ -227,14 +229,14 @@ def _check_fields(fields: Mapping[str, Any], where: str) -> None:
 def _check_stray_file(name: str, folder: Path) -> None:
     """Raise ArtefactCorruptError for an unlisted file that is a pickle, or that a library would read."""
     is_pickle = Path(name).suffix in _PICKLES
-    if is_pickle or name.endswith((".safetensors", ".index.json")) or name == _READ_BY_GRPO:
+    if is_pickle or name.endswith((".safetensors", ".index.json")) or name == _TRL_ENTROPY_STATE:
         reason = "Pickles are never loaded" if is_pickle else "It was not saved with the other files"
         fix = f"{reason}: remove the file if you know what it is."
         got = f"{name}, which the manifest does not list"
         raise ArtefactCorruptError(explain(f"checkpoint {folder}", got=got, expected="only listed files", fix=fix))
 
 
-def plain_file(folder: Path, name: str) -> Path:
+def regular_file(folder: Path, name: str) -> Path:
     """Return the path of a regular file in a checkpoint.
 
     Raises ArtefactCorruptError if any part of the path is a link, since its target is not part of the checkpoint.
@@ -256,7 +258,7 @@ def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
         if WEIGHTS not in listed:
             raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no weights", expected=WEIGHTS))
         return [WEIGHTS]
-    index = plain_file(folder, _INDEX)
+    index = regular_file(folder, _INDEX)
     try:
         weight_map = decode_object(index.read_bytes()).get("weight_map")
     except ValueError as error:
@@ -286,15 +288,15 @@ def _malformed_fields(fields: Mapping[str, Any]) -> Iterator[str]:
     if not isinstance(about, dict):
         yield f"about {about!r:.60}"
         return
-    yield from _wrong_types(cast("dict[str, Any]", about), _ABOUT, "about")
-    yield from _wrong_types(about["model"], _MODEL, "about.model")
+    yield from _fields_of_wrong_type(cast("dict[str, Any]", about), _ABOUT_TYPES, "about")
+    yield from _fields_of_wrong_type(about["model"], _MODEL_TYPES, "about.model")
     if not _is_count(cast("dict[str, Any]", about).get("process", 0)):
         yield f"about.process {about['process']!r:.60}"
 
 
 def _malformed_files(files: Mapping[str, Any]) -> Iterator[str]:
     for name, entry in files.items():
-        if not _is_inside(name):
+        if not _is_safe_name(name):
             yield f"a file named {name!r:.80}"
         if not isinstance(entry, dict) or not _is_count(cast("dict[str, Any]", entry).get("num_bytes")):
             yield f"no files[{name!r:.80}].num_bytes"
@@ -302,7 +304,7 @@ def _malformed_files(files: Mapping[str, Any]) -> Iterator[str]:
             yield f"no files[{name!r:.80}].sha256"
 
 
-def _wrong_types(fields: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Iterator[str]:
+def _fields_of_wrong_type(fields: Mapping[str, Any], types: Mapping[str, Any], where: str) -> Iterator[str]:
     for name, kind in types.items():
         if name not in fields:
             yield f"no {where}.{name}"
@@ -321,7 +323,7 @@ def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
     return (f"no {name} among its files" for name in needed if name not in files)
 
 
-def _is_inside(name: str) -> bool:
+def _is_safe_name(name: str) -> bool:
     """Return whether a name is as `write_manifest` writes it: relative, with single slashes, and inside the folder."""
     # A third party may have written the manifest, so no name may lead out of the folder on any operating system.
     plain = "\\" not in name and "\0" not in name and not PureWindowsPath(name).drive

@@ -37,24 +37,24 @@ from composer_replication.trainer.checkpoints.manifest import (
     SAMPLED,
     check_manifest,
     checkpoints_in,
-    drop_replaced,
-    make_room,
+    clear_path,
+    delete_old_checkpoints,
+    delete_replaced,
     newest_complete,
     read_manifest,
-    rotate,
     write_manifest,
 )
 from composer_replication.trainer.checkpoints.weights import (
+    gather_state,
     load_optimiser_tree,
     load_weights,
     optimiser_tree,
     save_weights,
-    whole_state,
 )
 from composer_replication.trainer.objective.distributed import bare_name, unwrapped
 from composer_replication.trainer.objective.fingerprint import weights_digest
 
-Original = Callable[..., Any]
+OriginalMethod = Callable[..., Any]
 _log = logging.getLogger(__name__)
 
 
@@ -76,10 +76,10 @@ class RunCheckpoints:
 
     # ---- training
 
-    def train(self, original: Original, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
+    def train(self, original: OriginalMethod, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
         """Replace `Trainer.train`: resume from the newest complete checkpoint for True, or from the given path."""
         trainer = self._trainer
-        _refuse_pickled_checkpoints(trainer)
+        _check_no_pickles(trainer)
         self._identity = model_identity(trainer.model)
         self.cursor, self._resumed_cursor, trainer.stopped_by = DataCursor(), None, ""
         trainer.was_finished, self._has_total_loss = False, True
@@ -124,7 +124,7 @@ class RunCheckpoints:
         loss = (sums.get("total", math.nan) + float(sums["sum"])) / max(state.global_step, 1)
         return TrainOutput(state.global_step, loss, {"train_loss": loss})
 
-    def run_epoch(self, original: Original, *args: Any, **kwargs: Any) -> None:
+    def run_epoch(self, original: OriginalMethod, *args: Any, **kwargs: Any) -> None:
         """Replace `Trainer._run_epoch`: before a resumed run's first epoch, restore the position in the data."""
         loader, resumed = kwargs["train_dataloader"], self._resumed_cursor
         if resumed is not None:
@@ -138,7 +138,7 @@ class RunCheckpoints:
         self.cursor.epoch_begins(loader)
         original(*args, **kwargs)
 
-    def finalize_training(self, original: Original, *args: Any, **kwargs: Any) -> Any:
+    def finalize_training(self, original: OriginalMethod, *args: Any, **kwargs: Any) -> Any:
         """Replace `Trainer._finalize_training`: correct a resumed run's mean loss, and delete no checkpoints."""
         self.average_loss_over_all_steps()
         # transformers would delete the newest checkpoint if another one is the best.
@@ -147,7 +147,7 @@ class RunCheckpoints:
 
     # ---- saving
 
-    def save_checkpoint(self, original: Original, model: Any, trial: Any) -> None:
+    def save_checkpoint(self, original: OriginalMethod, model: Any, trial: Any) -> None:
         """Replace `Trainer._save_checkpoint`: write all files, then the manifest, then delete old checkpoints.
 
         All processes finish a part before any process begins the next part, and all raise if any process fails.
@@ -158,7 +158,7 @@ class RunCheckpoints:
         try:
             with attempt.writing():
                 if trainer.args.should_save:
-                    make_room(folder)
+                    clear_path(folder)
             # Wait, so that no process writes to a folder that is about to be cleared.
             attempt.agree()
             with attempt.writing(), self._keeping_all_checkpoints():
@@ -177,16 +177,16 @@ class RunCheckpoints:
         finally:
             self._attempt = None
         if trainer.args.should_save:
-            drop_replaced(folder)
+            delete_replaced(folder)
             # Only complete checkpoints count towards the limit, and the best checkpoint is never deleted.
             best = trainer.state.best_model_checkpoint
-            rotate(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
+            delete_old_checkpoints(folder.parent, trainer.args.save_total_limit, keep=[Path(best)] if best else [])
 
-    def save_model(self, original: Original, output_dir: str | None, is_internal: bool) -> None:
+    def save_model(self, original: OriginalMethod, output_dir: str | None, is_internal: bool) -> None:
         """Replace `Trainer.save_model`: omit `training_args.bin`, and gather weights before saving under FSDP2."""
         trainer = self._trainer
         with self._noting_failure():
-            state = whole_state(trainer.model_wrapped)
+            state = gather_state(trainer.model_wrapped)
             if state is None:
                 original(output_dir, is_internal)
                 return
@@ -250,7 +250,7 @@ class RunCheckpoints:
         _log.info("loading the best model from %s (%s)", best, state.best_metric)
         load_weights(self._trainer.model, best)
 
-    def load_optimizer_and_scheduler(self, original: Original, checkpoint: str | None) -> None:
+    def load_optimizer_and_scheduler(self, original: OriginalMethod, checkpoint: str | None) -> None:
         """Restore the optimizer, the scheduler, the position in the data and the extra state."""
         # transformers finds none of its files here, but a subclass may load other files.
         original(checkpoint)
@@ -378,17 +378,17 @@ _SKIP_SETTINGS = {"per_device_train_batch_size", "gradient_accumulation_steps", 
 _GENERATION_SETTINGS = ("steps_per_generation", "num_generations", "num_iterations")
 
 
-def _refuse_pickled_checkpoints(trainer: Any) -> None:
+def _check_no_pickles(trainer: Any) -> None:
     """Raise ConfigError for settings with which other libraries would write pickled checkpoints."""
     args = trainer.args
     if trainer.is_deepspeed_enabled:
-        raise _refusal("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes its own pickled checkpoints.")
+        raise _pickle_error("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes its own pickled checkpoints.")
     plugin = getattr(trainer.accelerator.state, "fsdp_plugin", None)
     if trainer.is_fsdp_enabled and getattr(plugin, "fsdp_version", 1) != 2:
-        raise _refusal("fsdp_version", "1", "2", "Set fsdp_version: 2 in the FSDP config.")
+        raise _pickle_error("fsdp_version", "1", "2", "Set fsdp_version: 2 in the FSDP config.")
     if args.push_to_hub and str(getattr(args.hub_strategy, "value", args.hub_strategy)) != "end":
         fix = "During training, transformers pushes a pickle of the training arguments."
-        raise _refusal("hub_strategy", args.hub_strategy, "'end'", fix)
+        raise _pickle_error("hub_strategy", args.hub_strategy, "'end'", fix)
 
 
 def _checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> Path | None:
@@ -401,9 +401,9 @@ def _checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> 
                 "%s contains %s from another run; resuming later would mix both runs", output, ", ".join(names)
             )
         return None
-    folder = _newest(trainer, output) if requested is True else Path(requested)
+    folder = _newest_on_all_processes(trainer, output) if requested is True else Path(requested)
     # Only processes that save hash the files; the others get the result from them.
-    problem = _problem_of(folder) if trainer.args.should_save and requested is not True else None
+    problem = _checkpoint_error(folder) if trainer.args.should_save and requested is not True else None
     if max_over_processes(int(problem is not None), trainer.args.device):
         raise problem or RunError(f"checkpoint {folder}: another process found this checkpoint incomplete")
     return folder
@@ -450,7 +450,7 @@ def _data_geometry(trainer: Any) -> dict[str, Any]:
     return decode_object(encode(geometry, where="resume_geometry"))
 
 
-def _newest(trainer: Any, output: Path) -> Path:
+def _newest_on_all_processes(trainer: Any, output: Path) -> Path:
     """Return the newest complete checkpoint, the same on every process. Only processes that save read the files."""
     newest_folder = newest_complete(output) if trainer.args.should_save else None
     positions = {folder: position for position, folder in checkpoints_in(output)}
@@ -466,7 +466,7 @@ def _newest(trainer: Any, output: Path) -> Path:
     return output / f"checkpoint-{agreed // 2}{'' if agreed % 2 else '.replaced'}"
 
 
-def _problem_of(folder: Path) -> RunError | None:
+def _checkpoint_error(folder: Path) -> RunError | None:
     try:
         check_manifest(folder)
     except RunError as error:
@@ -474,7 +474,7 @@ def _problem_of(folder: Path) -> RunError | None:
     return None
 
 
-def _refusal(name: str, got: object, expected: str, fix: str) -> ConfigError:
+def _pickle_error(name: str, got: object, expected: str, fix: str) -> ConfigError:
     return ConfigError(explain(f"{name} with checkpoints without pickles", got=got, expected=expected, fix=fix))
 
 
@@ -505,8 +505,10 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
     config: Any = getattr(base, "config", None)
     return {
         "class": _class_name(type(base).__name__),
-        "config": _plain(config.to_dict(), _VOLATILE) if hasattr(config, "to_dict") else {},
-        "adapters": {name: _plain(settings.to_dict(), _ADAPTER_VOLATILE) for name, settings in adapters.items()},
+        "config": _comparable_settings(config.to_dict(), _VOLATILE) if hasattr(config, "to_dict") else {},
+        "adapters": {
+            name: _comparable_settings(settings.to_dict(), _ADAPTER_VOLATILE) for name, settings in adapters.items()
+        },
         "parameters": {
             bare_name(name): f"{str(parameter.dtype).removeprefix('torch.')} {list(parameter.shape)}"
             for name, parameter in bare.named_parameters()
@@ -522,7 +524,7 @@ def _class_name(name: str) -> str:
 
 def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Path) -> None:
     """Raise StaleArtefactError, naming the differences, if the model in use is not the checkpoint's model."""
-    differences = list(_differences(saved, now))
+    differences = list(_identity_differences(saved, now))
     if differences:
         more = f" and {len(differences) - _MAX_LISTED} more" if len(differences) > _MAX_LISTED else ""
         got = "; ".join(differences[:_MAX_LISTED]) + more
@@ -530,7 +532,7 @@ def check_identity(saved: Mapping[str, Any], now: Mapping[str, Any], folder: Pat
         raise StaleArtefactError(explain(f"checkpoint {folder}", got=got, expected="the model in use", fix=fix))
 
 
-def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
+def _identity_differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[str]:
     # Class, adapters and config are more informative than a list of parameters, so compare them first.
     if _class_name(saved["class"]) != now["class"]:
         yield f"class {saved['class']} in the checkpoint, {now['class']} in use"
@@ -551,12 +553,12 @@ def _differences(saved: Mapping[str, Any], now: Mapping[str, Any]) -> Iterator[s
         yield "base_weights: the adapter was trained on other frozen weights"
 
 
-def _plain(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
+def _comparable_settings(settings: Mapping[str, Any], volatile: set[str]) -> dict[str, Any]:
     entries = {key: value for key, value in settings.items() if key not in volatile and not str(key).startswith("_")}
-    return json.loads(json.dumps(entries, sort_keys=True, default=_as_text))
+    return json.loads(json.dumps(entries, sort_keys=True, default=_json_default))
 
 
-def _as_text(value: Any) -> Any:
+def _json_default(value: Any) -> Any:
     return sorted(map(str, value)) if isinstance(value, set | frozenset) else str(value)
 
 

@@ -21,20 +21,20 @@ from composer_replication.tensor_file import write_tensors
 from composer_replication.trainer.checkpoints.manifest import (
     WEIGHTS,
     adapter_file,
-    plain_file,
     read_manifest,
+    regular_file,
     weight_files,
 )
 from composer_replication.trainer.objective.distributed import is_sharded, unwrapped
 
 
-def whole_state(model: nn.Module) -> dict[str, Tensor] | None:
+def gather_state(model: nn.Module) -> dict[str, Tensor] | None:
     """Gather an FSDP2 model's state dict on process 0 (empty on the others), or return None for an unsharded model."""
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
 
-    adapted = bool(_adapters(unwrapped(model)))
+    adapted = bool(_adapter_names(unwrapped(model)))
     options = StateDictOptions(full_state_dict=True, cpu_offload=True, ignore_frozen_params=adapted)
     state: Any = get_model_state_dict(model, options=options)
     return state
@@ -46,9 +46,9 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
     Otherwise transformers may rename parameters as in the original checkpoint.
     """
     bare = unwrapped(model)
-    if _adapters(bare):
+    if _adapter_names(bare):
         bare.save_pretrained(folder, state_dict=state)
-        _order_settings(bare, folder)
+        _sort_adapter_settings(bare, folder)
     elif hasattr(bare, "save_pretrained"):
         bare.save_pretrained(folder, state_dict=state, save_original_format=not own_names)
     else:
@@ -57,7 +57,7 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
             stage.commit()
 
 
-def _order_settings(adapted: Any, folder: Path) -> None:
+def _sort_adapter_settings(adapted: Any, folder: Path) -> None:
     """Sort the sets of module names in PEFT's adapter configs.
 
     PEFT writes them in an order that differs between processes, but files with the same weights should have the same
@@ -78,21 +78,21 @@ def load_weights(model: nn.Module, folder: Path) -> None:
     """
     bare = unwrapped(model)
     sharded = is_sharded(model)
-    adapters = _adapters(bare)
+    adapters = _adapter_names(bare)
     expected_weights: dict[str, Tensor] = bare.state_dict()
     seen_names: set[str] = set()
     listed = read_manifest(folder)["files"]
     if adapters:
         parts = _adapter_parts(bare, adapters, folder, listed)
     else:
-        parts = (_tensors(plain_file(folder, name)) for name in weight_files(folder, listed))
+        parts = (_tensors(regular_file(folder, name)) for name in weight_files(folder, listed))
     for part in parts:
         # Check each file before loading any of its weights.
         if unknown := sorted(part.keys() - expected_weights.keys()):
-            raise _other_weights(folder, f"weights {unknown[:3]} that the model does not have")
+            raise _mismatch_error(folder, f"weights {unknown[:3]} that the model does not have")
         for name, tensor in part.items():
             if tensor.shape != expected_weights[name].shape:
-                raise _other_weights(folder, f"weights {name!r} with shape {list(tensor.shape)}")
+                raise _mismatch_error(folder, f"weights {name!r} with shape {list(tensor.shape)}")
         seen_names |= part.keys()
         if sharded:
             from torch.distributed.checkpoint.state_dict import StateDictOptions, set_model_state_dict
@@ -103,11 +103,13 @@ def load_weights(model: nn.Module, folder: Path) -> None:
             # Not strict, since each file has only some of the weights; completeness is checked below.
             bare.load_state_dict(part, strict=False)
     if adapters:
-        missing = {name for adapter in adapters for name in _saved_names(bare, adapter).values()} - seen_names
+        missing = {
+            name for adapter in adapters for name in _model_names_by_file_name(bare, adapter).values()
+        } - seen_names
     else:
-        missing = _untied(bare, expected_weights, seen_names)
+        missing = _missing_weights(bare, expected_weights, seen_names)
     if missing:
-        raise _other_weights(folder, f"no weights for {sorted(missing)[:3]}")
+        raise _mismatch_error(folder, f"no weights for {sorted(missing)[:3]}")
 
 
 def _tensors(path: Path) -> dict[str, Tensor]:
@@ -120,7 +122,7 @@ def _tensors(path: Path) -> dict[str, Tensor]:
         raise ArtefactCorruptError(explain(str(path), got=str(error), expected="a safetensors file")) from error
 
 
-def _adapters(model: Any) -> list[str]:
+def _adapter_names(model: Any) -> list[str]:
     return list(getattr(model, "peft_config", None) or {})
 
 
@@ -132,12 +134,12 @@ def _adapter_parts(
         if (file := adapter_file(adapter)) not in listed:
             got = f"no weights in the manifest of {folder}"
             raise ArtefactNotFoundError(explain(f"adapter {adapter!r}", got=got, expected=file))
-        path = plain_file(folder, file)
-        names = _saved_names(model, adapter)
+        path = regular_file(folder, file)
+        names = _model_names_by_file_name(model, adapter)
         yield {names.get(name, name): tensor for name, tensor in _tensors(path).items()}
 
 
-def _saved_names(model: Any, adapter: str) -> dict[str, str]:
+def _model_names_by_file_name(model: Any, adapter: str) -> dict[str, str]:
     """Return the name in the model for each name in an adapter's file."""
     peft = require("peft", extra="train")
     # PEFT renames the keys of a state dict. With names instead of tensors, the result maps new names to old names.
@@ -148,7 +150,7 @@ def _saved_names(model: Any, adapter: str) -> dict[str, str]:
     return names
 
 
-def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:
+def _missing_weights(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:
     """Return the names of weights that were not loaded, not even under the name of a weight that they are tied to."""
     storages = {(weights[name].data_ptr(), weights[name].shape) for name in seen_names if weights[name].numel()}
     # Tied weights share their storage and are saved under one name only.
@@ -157,7 +159,7 @@ def _untied(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set
     return {name for name in missing_names if (weights[name].data_ptr(), weights[name].shape) not in storages}
 
 
-def _other_weights(folder: Path, got: str) -> StaleArtefactError:
+def _mismatch_error(folder: Path, got: str) -> StaleArtefactError:
     fix = "Build the model that the checkpoint was saved with."
     return StaleArtefactError(
         explain(f"checkpoint {folder}", got=got, expected="the weights of the model in use", fix=fix)
@@ -171,7 +173,7 @@ def optimiser_tree(model: nn.Module, optimiser: Any) -> dict[str, Any]:
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_optimizer_state_dict
 
     options = StateDictOptions(full_state_dict=True, cpu_offload=True)
-    return dict(get_optimizer_state_dict(model, _inner(optimiser), options=options))
+    return dict(get_optimizer_state_dict(model, _unwrapped_optimiser(optimiser), options=options))
 
 
 def load_optimiser_tree(model: nn.Module, optimiser: Any, tree: dict[str, Any]) -> None:
@@ -182,9 +184,9 @@ def load_optimiser_tree(model: nn.Module, optimiser: Any, tree: dict[str, Any]) 
     from torch.distributed.checkpoint.state_dict import StateDictOptions, set_optimizer_state_dict
 
     options = StateDictOptions(full_state_dict=True)
-    set_optimizer_state_dict(model, _inner(optimiser), tree, options=options)
+    set_optimizer_state_dict(model, _unwrapped_optimiser(optimiser), tree, options=options)
 
 
-def _inner(optimiser: Any) -> Any:
+def _unwrapped_optimiser(optimiser: Any) -> Any:
     """Return the optimizer inside accelerate's wrapper."""
     return getattr(optimiser, "optimizer", optimiser)

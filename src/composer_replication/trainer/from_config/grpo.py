@@ -31,7 +31,7 @@ from composer_replication.trainer.presets import (
     grpo_arguments,
     preset_rewards,
     rollout_options,
-    teacher_of,
+    teacher_from_config,
 )
 from composer_replication.trainer.rollouts.worlds.openenv import address_without_login, is_address, openenv_environment
 from composer_replication.trainer.rollouts.worlds.verifiers import (
@@ -43,7 +43,7 @@ from composer_replication.trainer.rollouts.worlds.verifiers import (
 from composer_replication.trainer.sessions.dataset import LoggedSessions
 from composer_replication.trainer.sessions.phases import Say
 from composer_replication.trainer.sessions.proof import describe_hint_check
-from composer_replication.trainer.start_model import adapter_refused, choose_token_rows, prepare_model, with_token_rows
+from composer_replication.trainer.start_model import adapter_error, choose_token_rows, prepare_model, with_token_rows
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 
@@ -85,7 +85,7 @@ def prepare_grpo(inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | 
 
 def plan_grpo(inputs: Inputs) -> dict[str, Any]:
     """Return the fields of the plan of a training on rollouts."""
-    prompts, held_out = _prompts_of(inputs)
+    prompts, held_out = _train_and_eval_prompts(inputs)
     counts = {"prompts": len(prompts), "held_out_prompts": 0 if held_out is None else len(held_out)}
     if inputs.run is None or not inputs.config.render.student_models:
         return {"counts": counts}
@@ -103,10 +103,10 @@ def _grpo_trainer(
 
     config, grpo = inputs.config, inputs.config.train.grpo
     rewards, environment, rollouts = _rewards_and_environment(grpo)
-    prompts, held_out = _prompts_of(inputs)
+    prompts, held_out = _train_and_eval_prompts(inputs)
     set_seed(config.train.optimiser.seed)
-    model, adapter = _model(inputs, args, say)
-    logged = _logged_sessions(inputs, model, say)
+    model, adapter = _prepare_policy(inputs, args, say)
+    logged = _load_logged_sessions(inputs, model, say)
     try:
         trainer = ComposerReplicationTrainer(
             model=model,
@@ -119,7 +119,7 @@ def _grpo_trainer(
             environment_factory=environment,
             rollout_func=rollouts,
             settings=channel_settings(config),
-            teacher=teacher_of(config),
+            teacher=teacher_from_config(config),
             sdpo_weighting=weighting_of(config),
             rollouts=rollout_options(config),
             heed_gate=grpo.heed_gate,
@@ -133,15 +133,15 @@ def _grpo_trainer(
     except ValueError as error:
         # PEFT raises ValueError for unknown layers, and TRL raises it for invalid arguments.
         of_adapter = adapter is not None and "target modules" in str(error).lower()
-        raise adapter_refused(error, model) if of_adapter else library_error(error, config.train) from error
+        raise adapter_error(error, model) if of_adapter else library_error(error, config.train) from error
     return trainer, logged
 
 
 def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None, Any | None]:
     """Return the reward functions, and either an environment factory or a rollout function, if any."""
-    rewards = [_named_object(path, "train.grpo.rewards") for path in grpo.rewards]
-    rollouts = None if grpo.rollouts is None else _named_object(grpo.rollouts, "train.grpo.rollouts")
-    environment = _environment(grpo.environment)
+    rewards = [_import_object(path, "train.grpo.rewards") for path in grpo.rewards]
+    rollouts = None if grpo.rollouts is None else _import_object(grpo.rollouts, "train.grpo.rollouts")
+    environment = _make_environment(grpo.environment)
     if environment is not None and rollouts is not None:
         fix = "A rollout function has its own environment, so TRL would run every episode twice."
         raise ConfigError(explain("train.grpo", got="environment and rollouts", expected="only one of them", fix=fix))
@@ -154,16 +154,16 @@ def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None, 
     return rewards, environment, rollouts
 
 
-def _environment(name: str | None) -> Any | None:
+def _make_environment(name: str | None) -> Any | None:
     """Return the environment for a name: a server's address, a verifiers id, or `module:function`."""
     if name is None:
         return None
     if is_address(name):
         return openenv_environment(name)
-    return verifiers_world(name) if is_verifiers(name) else _named_object(name, "train.grpo.environment")
+    return verifiers_world(name) if is_verifiers(name) else _import_object(name, "train.grpo.environment")
 
 
-def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
+def _prepare_policy(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
     """Return the initial model, and the adapter for the trainer to add; a 4-bit model already has its adapter."""
     adapter, name = lora_config(inputs.config.train.adapter), inputs.config.train.model
     assert name is not None
@@ -183,7 +183,7 @@ def _model(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
     return model, None if adapter is None else with_token_rows(adapter, model, rows(model))
 
 
-def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
+def _load_logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
     """Return the run's sessions with the sites and pairs that this training uses, or None if it uses none."""
     config, run = inputs.config, inputs.run
     if run is None:
@@ -221,17 +221,17 @@ def _logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | N
     return sessions
 
 
-def _prompts_of(inputs: Inputs) -> tuple[Any, Any]:
+def _train_and_eval_prompts(inputs: Inputs) -> tuple[Any, Any]:
     """Return the prompts to train on and, if there are evaluations, the held-out prompts."""
     train = inputs.config.train
-    prompts = _named_prompts(train.grpo)
+    prompts = _read_prompts(train.grpo)
     if not len(prompts):
         raise ConfigError(
             explain(f"train.grpo.dataset {train.grpo.dataset}", got="no prompts", expected="at least one prompt")
         )
     held_out = None
     if train.eval_every and len(prompts) > 1:
-        train_rows, eval_rows = _held_out_rows(len(prompts))
+        train_rows, eval_rows = _split_rows(len(prompts))
         prompts, held_out = prompts.select(train_rows), prompts.select(eval_rows)
     if inputs.replica is not None:
         prompts = prompts.select(inputs.replica.rows_of(len(prompts)))
@@ -239,7 +239,7 @@ def _prompts_of(inputs: Inputs) -> tuple[Any, Any]:
     return prompts, held_out
 
 
-def _named_prompts(grpo: GRPOSection) -> Any:
+def _read_prompts(grpo: GRPOSection) -> Any:
     """Return the prompts in the data set, or the tasks of an environment that brings its own."""
     if grpo.environment is not None and is_verifiers(grpo.environment):
         if grpo.dataset is not None:
@@ -249,15 +249,15 @@ def _named_prompts(grpo: GRPOSection) -> Any:
     if grpo.dataset is None:
         expected = "a file, a folder, a name on the hub or module:function"
         raise ConfigError(explain("train.grpo.dataset", got="none", expected=expected))
-    return _load_prompts(grpo.dataset)
+    return _load_dataset(grpo.dataset)
 
 
-def _load_prompts(name: str) -> Any:
+def _load_dataset(name: str) -> Any:
     """Return a `datasets.Dataset` with prompts from a function (`module:name`), a file, a folder, or the hub."""
     datasets = require("datasets", extra="train")
     path = Path(name)
     if is_object_name(name) and not path.exists():
-        dataset = _named_object(name, "train.grpo.dataset")()
+        dataset = _import_object(name, "train.grpo.dataset")()
     elif path.is_file():
         kind = {".jsonl": "json", ".json": "json", ".csv": "csv", ".parquet": "parquet"}.get(path.suffix)
         if kind is None:
@@ -276,14 +276,14 @@ def _load_prompts(name: str) -> Any:
     return dataset
 
 
-def _held_out_rows(number: int) -> tuple[list[int], list[int]]:
+def _split_rows(number: int) -> tuple[list[int], list[int]]:
     """Return the indices of the rows to train on, and the indices of the held-out rows."""
     # Every tenth row, spread evenly; at least one.
     held_out = list(range(_HELD_OUT_INTERVAL - 1, number, _HELD_OUT_INTERVAL)) or [number - 1]
     return sorted(set(range(number)) - set(held_out)), held_out
 
 
-def _named_object(name: str, option: str) -> Any:
+def _import_object(name: str, option: str) -> Any:
     """Import and return the object that an option names as `module:name`."""
     fix = "The module must be in the working directory or in an installed package."
     return load_object(name, what=option, fix=fix, error_class=ConfigError)
@@ -311,13 +311,13 @@ def named_sources(config: CrfConfig) -> list[NamedSource]:
         ("environment", grpo.environment),
     ]
     return [
-        NamedSource(kind, address_without_login(name) if is_address(name) else name, _hash_of_named(name))
+        NamedSource(kind, address_without_login(name) if is_address(name) else name, _source_hash(name))
         for kind, name in kinds_and_names
         if name is not None
     ]
 
 
-def _hash_of_named(name: str) -> str | None:
+def _source_hash(name: str) -> str | None:
     """Return the hash of the file that a path or an already imported `module:name` refers to."""
     path = Path(name)
     # A verifiers id looks like `module:name`, but does not name a module.

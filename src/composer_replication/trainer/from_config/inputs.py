@@ -140,7 +140,7 @@ def make_renderer(
     """Return a renderer for a config section. The template, which `template` overrides, is also set
     on the tokenizer.
     """
-    template = _chat_template(render) if template is None else template
+    template = _read_chat_template(render) if template is None else template
     if template is not None:
         # TRL and exported weights use the tokenizer's template, which must be the template used in training.
         tokenizer.chat_template = template
@@ -205,7 +205,7 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
     return {format_name: [with_description(tool) for tool in tools] for format_name, tools in by_format.items()}
 
 
-def _chat_template(render: RenderConfig) -> str | None:
+def _read_chat_template(render: RenderConfig) -> str | None:
     """Read the template file named in the config section; None if it names none."""
     if render.chat_template is None:
         return None
@@ -248,12 +248,12 @@ def library_error(error: Exception, train: TrainConfig) -> ComposerError:
         expected = "false, or a GPU that supports bf16"
         return ConfigError(explain("train.optimiser.bf16", got=f"true ({got})", expected=expected, fix=fix))
     if train.mode == "grpo" and "divisible by num_generations" in got:
-        return _incomplete_groups(train)
+        return _incomplete_groups_error(train)
     library = "TRL" if train.mode == "grpo" else "transformers"
     return ConfigError(explain(f"train.mode {train.mode}", got=got, expected=f"options that {library} accepts"))
 
 
-def _incomplete_groups(train: TrainConfig) -> ConfigError:
+def _incomplete_groups_error(train: TrainConfig) -> ConfigError:
     """Return the error for a step that cannot be divided into complete groups of rollouts for the same prompt."""
     group = train.grpo.num_generations
     per_device, accumulation = train.optimiser.per_device, train.optimiser.accumulation
@@ -279,7 +279,7 @@ def _check_installed(train: TrainConfig) -> None:
         )
 
 
-def check_extra(train: TrainConfig) -> None:
+def check_training_extra(train: TrainConfig) -> None:
     """Raise MissingExtraError, with the command to install them, if packages from the extra `train` are missing."""
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []

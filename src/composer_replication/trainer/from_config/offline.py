@@ -38,7 +38,7 @@ from composer_replication.trainer.from_config.output_folder import TrainingFolde
 from composer_replication.trainer.objective.channels import with_metric_names
 from composer_replication.trainer.objective.distributed import is_sharded
 from composer_replication.trainer.objective.reference import response_logprobs
-from composer_replication.trainer.presets import channel_settings, teacher_of
+from composer_replication.trainer.presets import channel_settings, teacher_from_config
 from composer_replication.trainer.same_start import launched_processes
 from composer_replication.trainer.sessions.dataset import LoggedSessions, cut_sessions, sessions_of_run
 from composer_replication.trainer.sessions.phases import Say
@@ -50,7 +50,7 @@ from composer_replication.trainer.sessions.rendering import (
     assistant_token_ids,
     render_session,
 )
-from composer_replication.trainer.start_model import choose_token_rows, prepare_model, shard_model, weight_dtype
+from composer_replication.trainer.start_model import choose_token_rows, loading_dtype, prepare_model, shard_model
 from composer_replication.trainer.watch.collapse_alarm import CollapseAlarm
 from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 from composer_replication.trainer.watch.memory_plan import MemoryPlan, plan_memory, shape_of
@@ -94,7 +94,7 @@ def prepare_offline(
     for remark in unmatched_models(inputs.config.render, data.models):
         say(remark)
     data.train.require_items()
-    for remark in [*_describe_data(data.train), *_remarks_on(inputs, data.train)]:
+    for remark in [*_describe_data(data.train), *_data_remarks(inputs, data.train)]:
         say(remark)
     _check_memory(_estimate_memory(inputs, data.train), say, must_fit)
     # The final diagnosis is part of the result, so report only findings during the run.
@@ -116,12 +116,12 @@ def plan_offline(inputs: Inputs) -> dict[str, Any]:
     """Return the fields of the plan of a training on logged sessions."""
     data = offline_data(inputs)
     data.train.require_items()
-    pace, steps = _pace_of(inputs, data.train), inputs.config.train.optimiser.steps
+    pace, steps = _measure_pace(inputs, data.train), inputs.config.train.optimiser.steps
     return {
         "counts": with_metric_names(data.train.counts),
         "drops": with_metric_names(data.train.drops),
         "memory": _estimate_memory(inputs, data.train),
-        "remarks": [*unmatched_models(inputs.config.render, data.models), *_remarks_on(inputs, data.train)],
+        "remarks": [*unmatched_models(inputs.config.render, data.models), *_data_remarks(inputs, data.train)],
         "pace": pace,
         "seconds": pace.seconds(_OPERATIONS_PER_WEIGHT * steps * pace.tokens_a_step),
     }
@@ -143,7 +143,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
         fix = "Create a run with `crf ingest` and `crf sites`."
         raise ConfigError(explain("train.run", got="none", expected="a run directory", fix=fix))
     options: dict[str, Any] = {
-        **_cutting(config),
+        **_window_options(config),
         "responses": "good" if config.train.channels.good_turns else "none",
         "work_failures": config.train.channels.work_failures,
         "use_sites": config.loss.alpha_sdpo > 0,
@@ -217,12 +217,12 @@ def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) ->
     return split if is_evaluated else Split(split.train | split.validation, frozenset(), split.test)
 
 
-def why_not_trained_on(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
+def why_site_is_left_out(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
     """Return why training would leave out a session's only site, or "" if a window contains the site.
 
     Whether a window contains a site does not depend on other sites. The site's hint may still fail the hint check.
     """
-    settings = WindowSettings(**_cutting(config), responses="none", use_pairs=False)
+    settings = WindowSettings(**_window_options(config), responses="none", use_pairs=False)
     rendered = render_session(renderer, session, settings)
     cut_result = cut_sessions(renderer, [rendered], settings)
     if any(window.site_ids for window in cut_result.windows):
@@ -230,7 +230,7 @@ def why_not_trained_on(config: CrfConfig, renderer: Renderer, session: LoggedSes
     return ", ".join(name.partition(": ")[2] for name in cut_result.drops)
 
 
-def _cutting(config: CrfConfig) -> dict[str, Any]:
+def _window_options(config: CrfConfig) -> dict[str, Any]:
     batch = config.train.batch
     budget, overlap = batch.window
     return {"budget": budget, "overlap": overlap, "placement": batch.placement, "part": batch.part}
@@ -249,7 +249,7 @@ def _estimate_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
         model_config(train.model),
         longest_tree=sum(sizes[: train.optimiser.per_device]),
         device="cuda" if torch.cuda.is_available() else "cpu",
-        weight_bytes=weight_dtype(bf16=train.optimiser.bf16, has_adapter=train.adapter.kind != "none").itemsize,
+        weight_bytes=loading_dtype(bf16=train.optimiser.bf16, has_adapter=train.adapter.kind != "none").itemsize,
         compute_bytes=size,
         checkpointing=train.optimiser.checkpointing,
         lora_rank=None if train.adapter.kind == "none" else train.adapter.rank,
@@ -298,7 +298,7 @@ def _offline_trainer(
         args,
         data.train,
         settings=channel_settings(config),
-        teacher=teacher_of(config),
+        teacher=teacher_from_config(config),
         weighting=weighting_of(config),
         lm_weight=1.0 if has_good_turns else 0.0,
         eval_sessions=data.held_out if config.train.eval_every else None,
@@ -312,11 +312,11 @@ def _offline_trainer(
         processing_class=inputs.tokenizer,
     )
     if args.world_size > 1:
-        say(_where_weights_are(trainer.model, args.world_size))
+        say(_describe_sharding(trainer.model, args.world_size))
     return trainer
 
 
-def _where_weights_are(model: Any, num_processes: int) -> str:
+def _describe_sharding(model: Any, num_processes: int) -> str:
     """Describe how many of the weights this process holds, so that nobody mistakes DDP for FSDP2."""
     local_tensors = [
         parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()
@@ -358,12 +358,12 @@ def _start_model(
         real = TrainingFolder.of(replace(inputs.config, train=replace(train, control="none")))
         if FinishedWarmUp.read(real.warmup) is not None:
             folder.copy_warmup(real)
-    model = _load(inputs, data, args, say)
+    model = _load_model(inputs, data, args, say)
     needs_warm_up = _needs_warm_up(inputs, data, args, folder, model, say)
     # The model was sharded only for scoring, but the trainer expects an unsharded model.
     if is_sharded(model):
         del model
-        model = _load(inputs, data, args, lambda _again: None)
+        model = _load_model(inputs, data, args, lambda _again: None)
     if not needs_warm_up:
         return model, None
     is_new = FinishedWarmUp.read(folder.warmup) is None
@@ -387,11 +387,11 @@ def _start_model(
         # Free this model before loading it again; otherwise both copies would have to fit into memory.
         gc.collect()
         torch.cuda.empty_cache()
-        model = _load(inputs, data, args, lambda _again: None)
+        model = _load_model(inputs, data, args, lambda _again: None)
     return model, folder.warmup / finished.checkpoint
 
 
-def _load(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
+def _load_model(inputs: Inputs, data: _OfflineData, args: TrainingArguments, say: Say) -> nn.Module:
     train, written_ids = inputs.config.train, assistant_token_ids(data.train.rendered)
     assert train.model is not None
     # The adapter is initialized before the trainer sets the seed.
@@ -466,7 +466,7 @@ def _warm_up_arguments(train: TrainConfig) -> dict[str, Any]:
     }
 
 
-def _remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
+def _data_remarks(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
     """Return remarks about passes over the windows, windows without errors, and windows that are too long."""
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
@@ -487,11 +487,11 @@ def _remarks_on(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
             f"only {num_with_errors:,} of {windows:,} windows contain an error or a pair; to train on these only,"
             " set train.channels.good_turns = false"
         )
-    too_long = _beyond_context(config, max_context(config.train.model or "", inputs.tokenizer))
+    too_long = _context_warning(config, max_context(config.train.model or "", inputs.tokenizer))
     return [*remarks, *([too_long] if too_long else [])]
 
 
-def _beyond_context(config: CrfConfig, context_limit: int | None) -> str:
+def _context_warning(config: CrfConfig, context_limit: int | None) -> str:
     """Return a warning if windows are longer than the model's context, or ""."""
     budget, _ = config.train.batch.window
     if not context_limit or budget <= context_limit or config.train.mode != "offline":
@@ -503,7 +503,7 @@ def _beyond_context(config: CrfConfig, context_limit: int | None) -> str:
     )
 
 
-def _pace_of(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
+def _measure_pace(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
     """Measure how fast this machine multiplies matrices, and count the weights and tokens of a training."""
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"

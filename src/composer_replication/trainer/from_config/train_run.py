@@ -19,7 +19,7 @@ from composer_replication.runs.directory import record_outside_copy
 from composer_replication.runs.lineage import read_training
 from composer_replication.trainer.from_config.inputs import fitted, read_inputs
 from composer_replication.trainer.from_config.output_folder import TrainingFolder, current_sources
-from composer_replication.trainer.trained import Trained, absolute_base, model_card, settle_base
+from composer_replication.trainer.trained import Trained, make_base_absolute, model_card, resolve_base
 
 if TYPE_CHECKING:
     from composer_replication.trainer.from_config.offline import TrainingPace
@@ -59,31 +59,31 @@ def train(
         record_outside_copy(run_dir, "trained weights", folder.trained(is_adapter=config.train.adapter.kind != "none"))
     result = run_training(config, resume=resume, must_fit=must_fit, progress=progress, replica=replica)
     if result.saved is not None and os.environ.get("RANK", "0") == "0":  # only the main process saves
-        _finish(result.saved, config)
+        _write_model_card(result.saved, config)
     return result
 
 
-def _finish(saved: Path, config: CrfConfig) -> None:
+def _write_model_card(saved: Path, config: CrfConfig) -> None:
     """Write the model card, and make the base model's path absolute.
 
     PEFT writes an empty card, and stores the base model's name as the user typed it.
     """
 
     is_adapter = config.train.adapter.kind != "none"
-    base = settle_base(saved) if is_adapter else absolute_base(config.train.model or "")
+    base = make_base_absolute(saved) if is_adapter else resolve_base(config.train.model or "")
     run = None if config.train.run is None else RunDir.open(config.train.run)
     trained = Trained(base=base, adapter=saved if is_adapter else None, record=read_training(saved), run=run)
     form = "adapter" if is_adapter else "merged"
     atomic_write_text(saved / "README.md", model_card(trained, form=form, name=str(saved.absolute()), evaluation=None))
 
 
-def trained_in(config: CrfConfig, run: RunDir) -> Path:
+def weights_folder(config: CrfConfig, run: RunDir) -> Path:
     """Return the folder to which a training with this config writes its weights."""
 
     return _training_folder(config, run).trained(is_adapter=config.train.adapter.kind != "none")
 
 
-class _WhyTrain(NamedTuple):
+class _TrainingNeed(NamedTuple):
     """Why a training has to run or resume ("" if it is up to date), and whether the folder contains
     another training.
     """
@@ -92,7 +92,7 @@ class _WhyTrain(NamedTuple):
     is_other: bool = False
 
 
-def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
+def why_train(config: CrfConfig, run: RunDir) -> _TrainingNeed:
     """Return why a training has to run, by comparing the existing weights with the current files and options."""
 
     config = fitted(_with_run(config, run))
@@ -104,22 +104,22 @@ def why_train(config: CrfConfig, run: RunDir) -> _WhyTrain:
     changed = [name for name in now if before is not None and before.get(name) != now[name]]
     why = "; ".join([*([f"{' and '.join(changed)} changed since"] if changed else []), *changes])
     if why and folder.has_begun:
-        return _WhyTrain(why, is_other=True)
+        return _TrainingNeed(why, is_other=True)
     requested_steps = config.train.optimiser.steps
     finished_steps = folder.newest_step() if record is None else record["steps"]
     steps = f"train.optimiser.steps: {finished_steps} -> {requested_steps}"
     # A training cannot go back to fewer steps.
     if finished_steps is not None and finished_steps > requested_steps:
-        return _WhyTrain(steps, is_other=True)
+        return _TrainingNeed(steps, is_other=True)
     if record is not None:
-        return _WhyTrain(steps if finished_steps != requested_steps else "")
+        return _TrainingNeed(steps if finished_steps != requested_steps else "")
     if not folder.has_begun:
-        return _WhyTrain(NOT_WRITTEN_YET)
+        return _TrainingNeed(NOT_WRITTEN_YET)
     allowed = [change for change in folder.changed_options(config) if change.partition(":")[0] in _MAY_CHANGE]
-    return _WhyTrain("; ".join([folder.resumption(requested_steps), *allowed]))
+    return _TrainingNeed("; ".join([folder.resumption(requested_steps), *allowed]))
 
 
-def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: str | None = None) -> str:
+def describe_training(config: CrfConfig, run: RunDir, why: _TrainingNeed, kept_in: str | None = None) -> str:
     """Describe what a training that `why_train` requires does: where it starts, and which changes require it.
 
     `kept_in` is the folder to which an earlier training with other options was moved.
@@ -138,7 +138,7 @@ def what_training_does(config: CrfConfig, run: RunDir, why: _WhyTrain, kept_in: 
     return f"{folder.resumption(config.train.optimiser.steps)} ({why.why})"
 
 
-def set_aside(config: CrfConfig, run: RunDir) -> Path:
+def move_earlier_training(config: CrfConfig, run: RunDir) -> Path:
     """Move a training with other files or options to a folder `earlier/N` next to it, and return that folder.
 
     Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the next training's.

@@ -23,10 +23,7 @@ from composer_replication.errors import StaleArtefactError
 from composer_replication.runs.artefacts import Source, now
 from composer_replication.runs.lineage import RECORD, ChannelResult, channel_results
 from composer_replication.trainer.from_config.grpo import NamedSource, named_sources, prepare_grpo
-from composer_replication.trainer.from_config.inputs import (
-    check_extra,
-    read_inputs,
-)
+from composer_replication.trainer.from_config.inputs import check_training_extra, read_inputs
 from composer_replication.trainer.from_config.offline import (
     prepare_offline,
 )
@@ -77,7 +74,7 @@ def run_training(
         replica: Train on this replica's part of the data, and exchange weights with the other replicas.
     """
     callbacks = progress or TrainingCallbacks()
-    check_extra(config.train)
+    check_training_extra(config.train)
     folder = TrainingFolder.of(config)
     inputs = read_inputs(folder.with_first_primary(config), replica)
     config = inputs.config
@@ -120,16 +117,16 @@ def run_training(
         if replica is not None:
             trainer.add_callback(ReplicaSteps(replica))
         setup.before(trainer)
-        _train(trainer, is_resumed, changes)
+        _run_steps(trainer, is_resumed, changes)
         if trainer.was_finished:
             say(
                 f"all {trainer.state.global_step} steps are already finished: raise train.optimiser.steps to "
                 "continue, or set train.output for a new run"
             )
-        result = replace(_result(config, folder, trainer, alarm, sessions), seconds=times.seconds)
+        result = replace(_build_result(config, folder, trainer, alarm, sessions), seconds=times.seconds)
         if result.stopped_by:
             return result
-        return _save(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
+        return _save_weights(config, folder, trainer, result, [*sources, *named_sources(config)], start_digest)
 
 
 class _ReportingCallback(TrainerCallback):
@@ -166,7 +163,7 @@ class _ReportingCallback(TrainerCallback):
             self._callbacks.on_log(state.global_step, state.max_steps, logs)
 
 
-def _train(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
+def _run_steps(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
     """Train. If a checkpoint is refused, add the changed options to the error message.
 
     They may explain the error: with a weight of 0, for example, the sessions have different targets.
@@ -179,7 +176,7 @@ def _train(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
         raise StaleArtefactError(f"{error} Changed since the run began: {'; '.join(changes)}.") from error
 
 
-def _result(
+def _build_result(
     config: CrfConfig,
     folder: TrainingFolder,
     trainer: Any,
@@ -225,7 +222,7 @@ def _hint_check_findings(sessions: LoggedSessions | None, *, can_warm_up: bool) 
         yield heed_verdict.summary(can_warm_up=can_warm_up)
 
 
-def _save(
+def _save_weights(
     config: CrfConfig,
     folder: TrainingFolder,
     trainer: Any,

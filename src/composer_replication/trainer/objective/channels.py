@@ -32,7 +32,7 @@ from composer_replication.loss.rows import (
     check_unit_interval,
 )
 from composer_replication.loss.taid import CrossEntropyToTeacher, TAIDScheduler
-from composer_replication.trainer.objective.distributed import check_can_switch_off
+from composer_replication.trainer.objective.distributed import check_adapter_can_be_disabled
 from composer_replication.trainer.objective.row_weighting import (
     LIVE,
     HintTargets,
@@ -169,30 +169,30 @@ def _row_groups(
     """Return all rows as one group, or as two groups: rows with a contrast, then rows without."""
     contrast = targets.contrast
     if weighting is None or weighting.contrast is None or contrast is None or not contrast.numbers_M.numel():
-        return [_RowGroup(None, student_NH, _terms(teachers))]
+        return [_RowGroup(None, student_NH, _teacher_terms(teachers))]
     num_rows, numbers_M = student_NH.shape[0], contrast.numbers_M
     is_whole = numbers_M.numel() == num_rows
     # Indexing with every row would only make a copy.
-    right = teachers if is_whole else _rows_of(teachers, numbers_M)
+    right = teachers if is_whole else _select_rows(teachers, numbers_M)
     student = student_NH if is_whole else student_NH[numbers_M]
-    unhinted = _terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
+    unhinted = _teacher_terms(contrast.unhinted) if contrast.unhinted else [TeacherTerm.student(1.0)]
     strength = weighting.contrast
     # unhinted + strength * (right - wrong), as a sum of logits with signed coefficients.
-    terms = [*unhinted, *_terms(right, strength), *_terms(contrast.wrong, -strength)]
+    terms = [*unhinted, *_teacher_terms(right, strength), *_teacher_terms(contrast.wrong, -strength)]
     if is_whole:
         return [_RowGroup(None, student, terms)]
     has_contrast = torch.zeros(num_rows, dtype=torch.int8, device=numbers_M.device).index_fill_(0, numbers_M, 1)
     # Unlike this, nonzero() would wait for the GPU to report how many rows there are.
     plain_numbers = has_contrast.argsort(stable=True)[: num_rows - numbers_M.numel()]
-    plain = _RowGroup(plain_numbers, student_NH[plain_numbers], _terms(_rows_of(teachers, plain_numbers)))
+    plain = _RowGroup(plain_numbers, student_NH[plain_numbers], _teacher_terms(_select_rows(teachers, plain_numbers)))
     return [_RowGroup(numbers_M, student, terms), plain]
 
 
-def _terms(teachers: Sequence[TeacherRows], times: float = 1.0) -> list[TeacherTerm]:
+def _teacher_terms(teachers: Sequence[TeacherRows], times: float = 1.0) -> list[TeacherTerm]:
     return [TeacherTerm(teacher.rows_NH, teacher.head, times * teacher.coefficient) for teacher in teachers]
 
 
-def _rows_of(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[TeacherRows]:
+def _select_rows(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[TeacherRows]:
     return [teacher._replace(rows_NH=teacher.rows_NH[numbers]) for teacher in teachers]
 
 
@@ -222,7 +222,7 @@ def _hint_row_weights(
     if weighting.looks_at_rows and targets.tokens_N is not None:
         for group in groups:
             stats = linear_row_stats(group.student_NH, head, group.terms, group.of_channel(targets.tokens_N))
-            factors = _factors(weighting, stats, head.vocab).to(like_N.dtype)
+            factors = _row_factors(weighting, stats, head.vocab).to(like_N.dtype)
             if group.numbers is None:
                 weights_N = weights_N * factors
             else:
@@ -230,7 +230,7 @@ def _hint_row_weights(
     return _with_mean_one(weights_N) if weighting.normalise else weights_N
 
 
-def _factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
+def _row_factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor:
     factors = torch.ones_like(stats.teacher_entropy)
     if weighting.sigmoid_gate_tau is not None:
         factors = _sigmoid_gate(stats.student_logprobs, stats.teacher_logprobs, weighting.sigmoid_gate_tau)
@@ -283,7 +283,7 @@ def pair_channel(
     return Channel(loss * (num_pairs / divide.of("trace_replay_dpo", num_pairs)), num_pairs)
 
 
-def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
+def annealed_weight(weight: float, anneal: Anneal, *, step: int, total_steps: int, end: float = 0.0) -> float:
     """Return the weight at the optimizer step that comes after `step` completed steps.
 
     With "linear" the weight moves from `weight` at the first of `total_steps` to `weight * end` at the last, and stays
@@ -297,7 +297,7 @@ def annealed(weight: float, anneal: Anneal, *, step: int, total_steps: int, end:
 
 
 def check_anneal(anneal: str, end: float = 0.0) -> None:
-    """Raise InputError unless `annealed` supports this schedule and final fraction."""
+    """Raise InputError unless `annealed_weight` supports this schedule and final fraction."""
     check_choice(anneal, get_args(Anneal), "anneal")
     check_unit_interval(end, "anneal_end")
 
@@ -388,7 +388,7 @@ class ChannelSettings(LossKnobs):
 
     def alpha_at(self, step: int, total_steps: int) -> float:
         """Return channel 2's weight in the next optimizer step, when `step` steps are finished."""
-        return annealed(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
+        return annealed_weight(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
     def loss_options(self) -> dict[str, Any]:
         """Return keyword arguments for `compose_loss`, except the weights and TAID's t, which change during a run."""
@@ -459,5 +459,5 @@ def _check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Modu
         raise InputError(explain("sdpo_teachers coefficients", got=got, expected="positive numbers that add up to 1"))
     for teacher in weighted_teachers:
         if teacher.without_adapter:
-            check_can_switch_off(teacher.model or student)
+            check_adapter_can_be_disabled(teacher.model or student)
     return weighted_teachers

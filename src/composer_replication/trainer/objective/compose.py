@@ -19,7 +19,7 @@ from composer_replication.batch.alignment import Sequences
 from composer_replication.batch.flat_batch import NeededChannels, read_flat_batch
 from composer_replication.batch.tree_batch import CHANNELS, ContrastRows, FlatBatch, TreeBatch
 from composer_replication.loss.linear.logprobs import summed_logprobs
-from composer_replication.trainer.objective.attention.forward import hidden_rows
+from composer_replication.trainer.objective.attention.forward import token_hidden_states
 from composer_replication.trainer.objective.attention.model_checks import check_causal
 from composer_replication.trainer.objective.channels import (
     Channel,
@@ -30,16 +30,21 @@ from composer_replication.trainer.objective.channels import (
     pair_channel,
     response_channel,
 )
-from composer_replication.trainer.objective.distributed import agreed_most, inside_forward
-from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of, in_head_dtype
+from composer_replication.trainer.objective.distributed import inside_forward, max_over_shards
+from composer_replication.trainer.objective.model_head import (
+    cast_to_head_dtype,
+    embedding_count,
+    get_causal_lm,
+    get_linear_head,
+)
 from composer_replication.trainer.objective.row_weighting import (
     Contrast,
     HintTargets,
     RowWeighting,
     TeacherRows,
     WeightedTeacher,
+    all_models,
     is_live,
-    models_of,
     rows_by_part,
 )
 
@@ -101,10 +106,12 @@ def compose_loss(
         sdpo_teachers=sdpo_teachers,
         sdpo_weighting=sdpo_weighting,
     )
-    return _weighed(*_channels(model, inputs, options), options)
+    return _sum_channels(*_compute_channels(model, inputs, options), options)
 
 
-def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, options: ChannelOptions) -> LossComponents:
+def _sum_channels(
+    lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, options: ChannelOptions
+) -> LossComponents:
     total = lm_ce.value + options.alpha * sdpo.value + options.beta * replay.value
     counts: dict[str, int] = dict(zip(CHANNELS, (lm_ce.items, sdpo.items, replay.items), strict=True))
     active = tuple(name for name in CHANNELS if counts[name])
@@ -113,12 +120,12 @@ def _weighed(lm_ce: Channel, sdpo: Channel, replay: Channel, ran_as: str, option
     return LossComponents(lm_ce.value, sdpo.value, replay.value, total, active=active, counts=counts, ran_as=ran_as)
 
 
-def _channels(
+def _compute_channels(
     model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
     """Check the batch, and return its channels and how the student ran."""
     # All checks precede the first pass: a process that fails during a pass would leave the other processes waiting.
-    causal_lm, needs_reference = causal_lm_of(model), options.preference.needs_reference
+    causal_lm, needs_reference = get_causal_lm(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
         batch = inputs
         batch.check(embedding_count(model))
@@ -139,8 +146,8 @@ def batch_channels(
 ) -> tuple[Channel, Channel, Channel, str]:
     """Return channels 1, 2 and 3 of a batch, in that order, and how the student ran."""
     passes = batch.passes
-    head = head_of(model, passes.student.input_ids.reshape(1, -1))
-    # Padded sequences require a causal model; for a tree, `hidden_rows` checks that itself.
+    head = get_linear_head(model, passes.student.input_ids.reshape(1, -1))
+    # Padded sequences require a causal model; for a tree, `token_hidden_states` checks that itself.
     if isinstance(passes.student, Sequences):
         check_causal(model, passes.student.longest())
     has_sites = options.alpha > 0 and batch.student_rows.numel() > 0
@@ -149,9 +156,9 @@ def batch_channels(
     needs_pair_pass = passes.pairs is not passes.student
     # Processes of a sharded model must make the same passes, even those without sites or pairs.
     flags = [int(has_sites), int(contrast is not None), int(needs_pair_pass and pairs is not None)]
-    sites_anywhere, contrast_anywhere, pairs_anywhere = agreed_most(models_of(model, options.teachers), flags)
-    ran = hidden_rows(model, passes.student)
-    hidden_LH = in_head_dtype(ran.hidden, head)
+    sites_anywhere, contrast_anywhere, pairs_anywhere = max_over_shards(all_models(model, options.teachers), flags)
+    ran = token_hidden_states(model, passes.student)
+    hidden_LH = cast_to_head_dtype(ran.hidden, head)
     lm_ce = response_channel(
         head, hidden_LH[batch.response.rows], batch.response.targets, options.label_smoothing, options.divide
     )
@@ -162,7 +169,9 @@ def batch_channels(
         targets = HintTargets(batch.target_tokens, batch.site_position, contrasted, batch.sites_without_contrast)
         if has_sites:
             sdpo = hint_channel(head, hidden_LH[batch.student_rows], teachers, options, targets)
-    paired_LH = in_head_dtype(hidden_rows(model, passes.pairs).hidden, head) if pairs_anywhere else hidden_LH
+    paired_LH = (
+        cast_to_head_dtype(token_hidden_states(model, passes.pairs).hidden, head) if pairs_anywhere else hidden_LH
+    )
     if pairs is not None:
         rows_NH = paired_LH[pairs.rows]
         sums, lengths = summed_logprobs(head, rows_NH, pairs.targets, pairs.response, 2 * pairs.num_pairs)
@@ -217,7 +226,7 @@ def _is_noisy(model: nn.Module) -> bool:
     whose B is 0, LoRA's dropout changes nothing yet, so a run that is resumed later would use another teacher. A wrong
     True costs one more pass of the live teacher, and changes no result.
     """
-    body = causal_lm_of(model)
+    body = get_causal_lm(model)
     return any(module.training and _adds_noise(module) for module in body.modules())
 
 
@@ -227,10 +236,12 @@ def _adds_noise(module: nn.Module) -> bool:
         return True
     if "dropout" in name.lower() and _is_rate(getattr(module, "p", 0.0)):
         return True
-    return any(_is_rate(value) for settings in (vars(module), _config_of(module)) for value in _rates(settings))
+    return any(
+        _is_rate(value) for settings in (vars(module), _config_settings(module)) for value in _noise_rates(settings)
+    )
 
 
-def _rates(settings: Mapping[str, Any]) -> Iterator[Any]:
+def _noise_rates(settings: Mapping[str, Any]) -> Iterator[Any]:
     """Yield the values of settings that add noise; adapter layers have one value per adapter."""
     for name, value in settings.items():
         if not any(part in name for part in _NOISE) or any(part in name for part in _OTHER_HEADS):
@@ -241,7 +252,7 @@ def _rates(settings: Mapping[str, Any]) -> Iterator[Any]:
             yield value
 
 
-def _config_of(module: nn.Module) -> Mapping[str, Any]:
+def _config_settings(module: nn.Module) -> Mapping[str, Any]:
     """Return the settings in a module's config, where some layers look up a rate at every call (Falcon, GPT-J)."""
     config = vars(module).get("config")
     return {} if config is None or not hasattr(config, "__dict__") else vars(config)

@@ -4,8 +4,8 @@ DDP observes the forward of the module that it wraps, and FSDP2 gathers whole we
 Computing hidden states, and applying the head to some of them, is not that forward. So the wrapper is called as usual,
 and the work runs in place of the model's own forward (`inside_forward`). A plain model needs none of this.
 
-A model also serves as a teacher or reference: without dropout (`evaluating`) or without its adapter (`below_adapter`).
-Afterwards it is unchanged. An adapter may train some rows of the embedding and the head (PEFT's
+A model also serves as a teacher or reference: without dropout (`eval_mode`) or without its adapter
+(`adapter_disabled`). Afterwards it is unchanged. An adapter may train some rows of the embedding and the head (PEFT's
 `trainable_token_indices`). Both layers are then wrapped, and their weight is the original weight with these rows
 replaced.
 """
@@ -56,7 +56,7 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
 
     The result of `work` is returned directly, because the wrapper may cast its own output to half precision.
     """
-    entry = _entry(model, causal_lm)
+    entry = _outermost_wrapper(model, causal_lm)
     inside: set[int] = _running.__dict__.setdefault("inside", set[int]())
     if entry is None or id(causal_lm) in inside:
         return work()
@@ -88,13 +88,13 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
     return results[0]
 
 
-def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
+def max_over_shards(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
     """Return the maximum of each count over the processes that share a model's weights; a no-op if none is sharded.
 
     Processes that hold shards of the same weights must make the same passes, so each makes as many as any of them
     needs.
     """
-    groups = {id(group): group for model in models for group in _groups(unwrapped(model))}
+    groups = {id(group): group for model in models for group in _process_groups(unwrapped(model))}
     if not groups:
         return counts
     device = next(unwrapped(models[0]).parameters()).device
@@ -106,11 +106,11 @@ def agreed_most(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
 
 def is_sharded(model: nn.Module) -> bool:
     """Return whether FSDP2 has sharded the model or any part of it."""
-    kind = _sharded_kind()
+    kind = _fsdp_class()
     return kind is not None and any(isinstance(module, kind) for module in unwrapped(model).modules())
 
 
-def _groups(model: nn.Module) -> list[Any]:
+def _process_groups(model: nn.Module) -> list[Any]:
     """Return the process groups over which a model's weights are sharded: those of its mesh, not the default one."""
     if not is_sharded(model):
         return []
@@ -118,13 +118,13 @@ def _groups(model: nn.Module) -> list[Any]:
     meshes: list[Any] = [getattr(parameter, "device_mesh", None) for parameter in model.parameters()]
     mesh = next((mesh for mesh in meshes if mesh is not None), None)
     if mesh is None:  # inside a forward all weights may be whole, but FSDP's state still has the mesh
-        mesh = _mesh_in_state(model)
+        mesh = _mesh_from_fsdp_state(model)
     # The mesh has two dimensions if weights are sharded over some processes and replicated over others.
     return [mesh.get_group(dimension) for dimension in range(mesh.ndim)]
 
 
-def _mesh_in_state(model: nn.Module) -> Any:
-    kind: Any = _sharded_kind()
+def _mesh_from_fsdp_state(model: nn.Module) -> Any:
+    kind: Any = _fsdp_class()
     for module in model.modules():
         if isinstance(module, kind):
             state: Any = module._get_fsdp_state()  # pyright: ignore[reportCallIssue]
@@ -134,26 +134,26 @@ def _mesh_in_state(model: nn.Module) -> Any:
     raise UnsupportedModelError(explain("FSDP2 model", got="no mesh", expected="a device mesh from fully_shard"))
 
 
-def _entry(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
+def _outermost_wrapper(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
     """Return the outermost wrapper that has to be called, or None if there is none."""
     bare = getattr(model, "_orig_mod", model)
     # Without gradients DDP has nothing to do, and would only wait for the other processes.
     if isinstance(bare, nn.parallel.DistributedDataParallel) and torch.is_grad_enabled():
         return bare
-    kind = _sharded_kind()
+    kind = _fsdp_class()
     inner = unwrapped(model)
     chain = (inner, getattr(inner, "base_model", None), causal_lm)
     return next((wrapper for wrapper in chain if kind is not None and isinstance(wrapper, kind)), None)
 
 
-def _sharded_kind() -> type[nn.Module] | None:
+def _fsdp_class() -> type[nn.Module] | None:
     """Return FSDP2's class, or None if it was never imported (in which case no model can be an instance)."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     return None if loaded is None else loaded.FSDPModule
 
 
 @contextmanager
-def evaluating(model: nn.Module) -> Iterator[None]:
+def eval_mode(model: nn.Module) -> Iterator[None]:
     """Switch dropout off inside the block, and restore the mode of every module afterwards."""
     # model.eval() followed by model.train() would also switch modules that were in eval mode before.
     training = [module for module in model.modules() if module.training]
@@ -171,13 +171,13 @@ def has_adapter(model: nn.Module) -> bool:
     return any(hasattr(module, "base_layer") or hasattr(module, "original_module") for module in model.modules())
 
 
-def below_rows(layer: Any) -> Any:
+def without_trained_rows(layer: Any) -> Any:
     """Return the embedding or head without the wrapper for trained rows; return any other layer unchanged."""
     return layer.token_adapter.base_layer if hasattr(layer, "token_adapter") else layer
 
 
 @contextmanager
-def rows_in_place(model: nn.Module) -> Iterator[None]:
+def merged_token_rows(model: nn.Module) -> Iterator[None]:
     """Write the rows that an adapter trains into the weights inside the block, and restore the old rows afterwards.
 
     PEFT's wrapper builds a new matrix in every call. That takes most of the time of a pass over one token, and cannot
@@ -207,13 +207,13 @@ def rows_in_place(model: nn.Module) -> Iterator[None]:
 
 
 @contextmanager
-def below_adapter(model: nn.Module) -> Iterator[None]:
+def adapter_disabled(model: nn.Module) -> Iterator[None]:
     """Switch the adapter off inside the block, and restore everything afterwards."""
     # Copied because PEFT's own switch turns requires_grad on for frozen weights when it is undone.
     inner: Any = unwrapped(model)
-    check_can_switch_off(model)
+    check_adapter_can_be_disabled(model)
     trainable = {name: parameter.requires_grad for name, parameter in inner.named_parameters()}
-    switched = inner.disable_adapter() if hasattr(inner, "disable_adapter") else _disabled(inner)
+    switched = inner.disable_adapter() if hasattr(inner, "disable_adapter") else _transformers_adapters_disabled(inner)
     try:
         with switched:
             yield
@@ -222,7 +222,7 @@ def below_adapter(model: nn.Module) -> Iterator[None]:
             parameter.requires_grad_(trainable[name])
 
 
-def check_can_switch_off(model: nn.Module) -> None:
+def check_adapter_can_be_disabled(model: nn.Module) -> None:
     """Raise if the model has no adapter, or if the adapter cannot be switched off or is merged into the weights."""
     inner: Any = unwrapped(model)
     if not has_adapter(inner):
@@ -242,7 +242,7 @@ def check_can_switch_off(model: nn.Module) -> None:
 
 
 @contextmanager
-def _disabled(model: Any) -> Iterator[None]:
+def _transformers_adapters_disabled(model: Any) -> Iterator[None]:
     """Switch off adapters that were added by transformers (`model.add_adapter`)."""
     model.disable_adapters()
     try:

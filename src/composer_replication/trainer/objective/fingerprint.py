@@ -17,10 +17,10 @@ from torch import Tensor, nn
 
 from composer_replication.batch.render.renderer import Renderer
 from composer_replication.trainer.objective.distributed import bare_name, is_sharded, unwrapped
-from composer_replication.trainer.objective.model_head import causal_lm_of
+from composer_replication.trainer.objective.model_head import get_causal_lm
 
 # Config keys that describe the machine, the runtime or the history of a model, and do not affect its results.
-_VOLATILE = {
+_IGNORED_CONFIG_KEYS = {
     "_name_or_path",
     "dtype",  # depends on who saves the config; the weights are hashed with their own dtypes
     "_attn_implementation",
@@ -41,8 +41,8 @@ _VOLATILE = {
 
 # "layers.0.q_proj.lora_B.default.weight" and "embed_tokens.lora_embedding_B.default"; not "lora_A" or "lora_Bias"
 _LORA_B = re.compile(r"\blora_(?:embedding_)?B\b")
-# How many values `_state_of` reads from each tensor.
-_SAMPLED = 64
+# How many values `_change_marker` reads from each tensor.
+_NUM_SAMPLED_VALUES = 64
 # The state of each model when it was last hashed, and the resulting digest.
 _digests: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 
@@ -54,7 +54,7 @@ class Fingerprint(NamedTuple):
     tokenizer: str
     template: str
     precision: str
-    """The value of `precision_of`: the same weights give other log-probs under autocast."""
+    """The value of `compute_precision`: the same weights give other log-probs under autocast."""
 
     def differences(self, other: Fingerprint) -> list[str]:
         """Return the names of the fields that differ."""
@@ -62,15 +62,15 @@ class Fingerprint(NamedTuple):
         return [name for name, value, other_value in values if value != other_value]
 
 
-def fingerprint_of(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
+def compute_fingerprint(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
     """Return the fingerprint of the reference weights and of everything that turns conversations into token ids."""
-    tokenizer, template = tokenizer_digest(renderer.tokenizer), _digest_of(renderer.settings)
-    return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, precision_of(model))
+    tokenizer, template = tokenizer_digest(renderer.tokenizer), _hash_json(renderer.settings)
+    return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, compute_precision(model))
 
 
-def precision_of(model: nn.Module) -> str:
+def compute_precision(model: nn.Module) -> str:
     """Return the dtype that a pass would compute in now: autocast's if it is on, else that of the weights."""
-    tensors = _start_tensors(causal_lm_of(model)).values()
+    tensors = _base_tensors(get_causal_lm(model)).values()
     own_dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     device = next(iter(tensors)).device.type
     if own_dtypes == {torch.float64}:  # autocast does not touch double precision
@@ -95,24 +95,24 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
     """Return a digest of the config and of all weights and buffers below an adapter: names, dtypes, shapes, bytes.
 
     `with_adapter` includes the adapter's own weights. For a model that is not sharded, the digest is cached as long as
-    `_state_of` reports no change. Tensors on the meta device have no bytes.
+    `_change_marker` reports no change. Tensors on the meta device have no bytes.
     """
-    module, sharded = _below_adapters(model), is_sharded(model)
+    module, sharded = _model_below_adapter(model), is_sharded(model)
     for submodule in module.modules() if sharded else ():
         if hasattr(submodule, "reshard"):  # after a pass the root's weights may still be whole and cast
             submodule.reshard()
-    tensors = _start_tensors(module)
+    tensors = _base_tensors(module)
     for name, tensor in tuple(tensors.items()):
-        tensors |= {f"{name}.{key}": value for key, value in _quantisation(tensor).items()}
-    config = _digest_of(_config_of(module))
+        tensors |= {f"{name}.{key}": value for key, value in _quantization_scales(tensor).items()}
+    config = _hash_json(_relevant_config(module))
     if with_adapter and (own_tensors := adapter_tensors(module)):
-        return _hashed(weights_digest(model), own_tensors)
+        return _hash_tensors(weights_digest(model), own_tensors)
     if sharded:  # all processes gather together, so none of them may use a cached digest
-        return _hashed(config, tensors)
-    state = _state_of(config, tensors)
+        return _hash_tensors(config, tensors)
+    state = _change_marker(config, tensors)
     cache_entry = _digests.get(module)
     if cache_entry is None or cache_entry[0] != state:
-        cache_entry = _digests[module] = state, _hashed(config, tensors)
+        cache_entry = _digests[module] = state, _hash_tensors(config, tensors)
     return cache_entry[1]
 
 
@@ -122,7 +122,7 @@ def has_no_weights(model: nn.Module) -> bool:
     Such a model was created but never loaded: with FSDP's `cpu_ram_efficient_loading` all ranks but rank 0 start that
     way.
     """
-    below = _below_adapters(model)
+    below = _model_below_adapter(model)
     own_ids = {id(tensor) for tensor in adapter_tensors(below).values()}
     for tensor in below.parameters():
         local: Tensor = tensor.detach().to_local() if hasattr(tensor, "to_local") else tensor.detach()
@@ -133,29 +133,29 @@ def has_no_weights(model: nn.Module) -> bool:
 
 def trained_adapter_digest(model: nn.Module) -> str | None:
     """Return a digest of an adapter's own weights; None without an adapter or with a fresh LoRA (all B are zero)."""
-    own_tensors = adapter_tensors(_below_adapters(model))
+    own_tensors = adapter_tensors(_model_below_adapter(model))
     lora_Bs = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
-    is_fresh = lora_Bs and not any(not tensor.is_meta and bool(_whole(tensor).any()) for tensor in lora_Bs)
+    is_fresh = lora_Bs and not any(not tensor.is_meta and bool(_full_tensor(tensor).any()) for tensor in lora_Bs)
     if not own_tensors or is_fresh:
         return None
-    return _hashed("", own_tensors)
+    return _hash_tensors("", own_tensors)
 
 
-def _hashed(config: str, tensors: dict[str, Tensor]) -> str:
+def _hash_tensors(config: str, tensors: dict[str, Tensor]) -> str:
     total = hashlib.sha256(config.encode())
     for name in sorted(tensors):
-        whole = _whole(tensors[name])
+        whole = _full_tensor(tensors[name])
         total.update(f"{name} {whole.dtype} {tuple(whole.shape)}\n".encode())
         if not whole.is_meta:
             total.update(whole.cpu().contiguous().reshape(-1).view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return total.hexdigest()
 
 
-def _whole(tensor: Tensor) -> Tensor:
+def _full_tensor(tensor: Tensor) -> Tensor:
     return tensor.detach().full_tensor() if hasattr(tensor, "full_tensor") else tensor.detach()  # pyright: ignore
 
 
-def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
+def _change_marker(config: str, tensors: dict[str, Tensor]) -> str:
     """Return a cheap digest that changes with the weights: their addresses, version counters and a sample of values.
 
     The sample alone would miss a change of a single value; the version counters of torch miss changes by custom
@@ -168,17 +168,17 @@ def _state_of(config: str, tensors: dict[str, Tensor]) -> str:
         if not tensor.is_meta and tensor.numel():
             flat = tensor.detach().reshape(-1)
             # The step is odd, because a divisor of the row length would sample the same few columns of every row.
-            few = flat[:: max(1, flat.numel() // _SAMPLED) | 1].contiguous().cpu()
+            few = flat[:: max(1, flat.numel() // _NUM_SAMPLED_VALUES) | 1].contiguous().cpu()
             hasher.update(few.view(torch.uint8).numpy())  # pyright: ignore[reportArgumentType]
     return hasher.hexdigest()
 
 
-def _below_adapters(model: nn.Module) -> Any:
+def _model_below_adapter(model: nn.Module) -> Any:
     inner = unwrapped(model)
     return inner.get_base_model() if hasattr(inner, "get_base_model") else inner
 
 
-def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
+def _base_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
     """Return the weights and saved buffers of the model below its adapter, under their original names."""
     # The attributes of PEFT's wrappers that hold the wrapped layer: trained rows, LoRA, modules_to_save.
     rows = [name for name, module in causal_lm.named_modules() if hasattr(module, "token_adapter")]
@@ -199,12 +199,12 @@ def _start_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
     """Return an adapter's own weights by name: all parameters that do not belong to the model below it."""
-    causal_lm = _below_adapters(model)
-    below = {id(tensor) for tensor in _start_tensors(causal_lm).values()}
+    causal_lm = _model_below_adapter(model)
+    below = {id(tensor) for tensor in _base_tensors(causal_lm).values()}
     return {bare_name(name): tensor for name, tensor in causal_lm.named_parameters() if id(tensor) not in below}
 
 
-def _config_of(causal_lm: Any) -> dict[str, Any]:
+def _relevant_config(causal_lm: Any) -> dict[str, Any]:
     """Return the part of the config that affects results: rotary base, windows, norms and so on."""
     config: Any = getattr(causal_lm, "config", None)
     plain = config.to_dict() if hasattr(config, "to_dict") else {}
@@ -213,11 +213,13 @@ def _config_of(causal_lm: Any) -> dict[str, Any]:
 
 def _without_volatile(value: Any) -> Any:
     if isinstance(value, dict):
-        return {str(key): _without_volatile(setting) for key, setting in value.items() if key not in _VOLATILE}
+        return {
+            str(key): _without_volatile(setting) for key, setting in value.items() if key not in _IGNORED_CONFIG_KEYS
+        }
     return value
 
 
-def _quantisation(tensor: Tensor) -> dict[str, Tensor]:
+def _quantization_scales(tensor: Tensor) -> dict[str, Tensor]:
     """Return the scales of a quantized weight (bitsandbytes)."""
     state: Any = getattr(tensor, "quant_state", None)
     if state is None or not hasattr(state, "as_dict"):
@@ -245,12 +247,12 @@ def tokenizer_digest(tokenizer: Any) -> str:
     backend = getattr(tokenizer, "backend_tokenizer", None)
     # A custom tokenizer without a vocabulary is covered by the digest of the template, which includes some of its ids.
     if backend is None and not hasattr(tokenizer, "get_vocab"):
-        return _digest_of({"type": type(tokenizer).__qualname__})
+        return _hash_json({"type": type(tokenizer).__qualname__})
     if backend is None:
-        return _digest_of({"vocabulary": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab().items())})
+        return _hash_json({"vocabulary": tokenizer.get_vocab(), "added": sorted(tokenizer.get_added_vocab().items())})
     settings = json.loads(backend.to_str())
-    return _digest_of({key: value for key, value in settings.items() if key not in ("truncation", "padding")})
+    return _hash_json({key: value for key, value in settings.items() if key not in ("truncation", "padding")})
 
 
-def _digest_of(settings: Any) -> str:
+def _hash_json(settings: Any) -> str:
     return hashlib.sha256(json.dumps(settings, sort_keys=True, ensure_ascii=True).encode()).hexdigest()

@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.loss.linear.head import LinearHead
 from composer_replication.loss.rows import check_finite_rows
-from composer_replication.trainer.objective.distributed import below_rows, evaluating, unwrapped
+from composer_replication.trainer.objective.distributed import eval_mode, unwrapped, without_trained_rows
 
 _PROBE_TOKENS = 4
 
@@ -32,7 +32,7 @@ class _Transform(NamedTuple):
     softcap: float | None
 
 
-class _Probed(NamedTuple):
+class _ProbeResult(NamedTuple):
     """The transform of a model's logits, with the head and the candidates for which it was determined."""
 
     head_id: int
@@ -41,11 +41,11 @@ class _Probed(NamedTuple):
 
 
 # Keyed by model, with weak references so that a model can be freed. A new head or config is probed again.
-_probed: WeakKeyDictionary[nn.Module, _Probed] = WeakKeyDictionary()
+_probed: WeakKeyDictionary[nn.Module, _ProbeResult] = WeakKeyDictionary()
 _warned: set[int] = set()
 
 
-def causal_lm_of(model: nn.Module) -> Any:
+def get_causal_lm(model: nn.Module) -> Any:
     """Return the Hugging Face model inside DDP, torch.compile and PEFT.
 
     Raises UnsupportedModelError for any other kind of model, and for adapters that act outside the layers.
@@ -70,7 +70,7 @@ def causal_lm_of(model: nn.Module) -> Any:
 
 def embedding_count(model: nn.Module) -> int:
     """Return the number of token ids for which the model has an input embedding."""
-    return below_rows(causal_lm_of(model).get_input_embeddings()).weight.shape[0]
+    return without_trained_rows(get_causal_lm(model).get_input_embeddings()).weight.shape[0]
 
 
 def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | None) -> Tensor:
@@ -80,7 +80,7 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | 
     causal model, padding after a token changes nothing, whether the model uses attention, convolutions or a recurrent
     state. Padding before a token changes the result in many models, even with a mask.
     """
-    decoder = decoder_of(causal_lm_of(model))
+    decoder = get_body(get_causal_lm(model))
     if attention_mask is None:
         return decoder(input_ids=input_ids, use_cache=False).last_hidden_state
     real_BT = attention_mask.bool()
@@ -90,7 +90,7 @@ def hidden_states(model: nn.Module, input_ids: Tensor, attention_mask: Tensor | 
     return front_BTH.gather(1, back_BT[..., None].expand_as(front_BTH))
 
 
-def decoder_of(causal_lm: Any) -> Any:
+def get_body(causal_lm: Any) -> Any:
     """Return the body of a causal LM."""
     # For some models `get_decoder` returns a head named "decoder", or the causal LM itself.
     decoder = causal_lm.get_decoder()
@@ -99,14 +99,14 @@ def decoder_of(causal_lm: Any) -> Any:
     return decoder
 
 
-def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
+def get_linear_head(model: nn.Module, probe_ids: Tensor) -> LinearHead:
     """Return the model's head with its logit scale and soft-cap, checked once against the model's own logits.
 
     If an adapter trains some rows of the head, they are part of its weight and receive their gradient through it.
     """
-    causal_lm = causal_lm_of(model)
+    causal_lm = get_causal_lm(model)
     layer = causal_lm.get_output_embeddings()
-    linear = below_rows(layer)
+    linear = without_trained_rows(layer)
     if not isinstance(linear, nn.Linear) or type(linear).forward is not nn.Linear.forward:
         raise UnsupportedModelError(
             explain(
@@ -129,10 +129,10 @@ def head_of(model: nn.Module, probe_ids: Tensor) -> LinearHead:
             explain(f"LM head of {type(causal_lm).__name__}", got=got, expected="whole weights", fix=fix)
         )
     _warn_of_cast(model)
-    candidates = _candidates(causal_lm.config)
+    candidates = _candidate_transforms(causal_lm.config)
     probe = _probed.get(causal_lm)
     if probe is None or (probe.head_id, probe.candidates) != (id(layer), candidates):
-        probe = _Probed(id(layer), candidates, _find_transform(causal_lm, layer, candidates, probe_ids))
+        probe = _ProbeResult(id(layer), candidates, _find_transform(causal_lm, layer, candidates, probe_ids))
         _probed[causal_lm] = probe
     weight, bias = layer.weight, linear.bias
     if torch.is_autocast_enabled(weight.device.type):
@@ -154,9 +154,9 @@ def _warn_of_cast(model: nn.Module) -> None:
 
 
 def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], probe_ids: Tensor) -> _Transform:
-    ids, weight, bias = probe_ids[:1, :_PROBE_TOKENS], layer.weight.detach(), below_rows(layer).bias
+    ids, weight, bias = probe_ids[:1, :_PROBE_TOKENS], layer.weight.detach(), without_trained_rows(layer).bias
     received: list[Tensor] = []
-    with torch.no_grad(), evaluating(causal_lm), torch.autocast(ids.device.type, enabled=False):
+    with torch.no_grad(), eval_mode(causal_lm), torch.autocast(ids.device.type, enabled=False):
         rows = _rows_with_large_logits(weight, candidates)
 
         def put_rows_in_front(_module: nn.Module, inputs: tuple[Tensor, ...]) -> tuple[Tensor]:
@@ -169,11 +169,11 @@ def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], pr
             got = type(causal_lm).forward(causal_lm, input_ids=ids, use_cache=False).logits
         finally:
             hook.remove()
-        body_feeds_head = bool(received) and _close(hidden_states(causal_lm, ids, None), received[0])
+        body_feeds_head = bool(received) and _is_close(hidden_states(causal_lm, ids, None), received[0])
         heads = [LinearHead(weight, bias, *candidate) for candidate in candidates]
         # Some models return logits in single precision after rounding them to the head's own precision.
         got_rows = got[0, :1].to(weight.dtype)
-        fitting = [c for c, head in zip(candidates, heads, strict=True) if _close(head.logits(rows[None]), got_rows)]
+        fitting = [c for c, head in zip(candidates, heads, strict=True) if _is_close(head.logits(rows[None]), got_rows)]
     check_finite_rows(got.flatten(), f"{type(causal_lm).__name__}'s own logits, before any loss")
     if body_feeds_head and len(fitting) == 1:
         return fitting[0]
@@ -201,14 +201,14 @@ def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Ten
     return row * (target / largest) if largest > 0.0 else row
 
 
-def _close(got: Tensor, want: Tensor) -> bool:
+def _is_close(got: Tensor, want: Tensor) -> bool:
     """Return whether both are equal up to rounding in the narrower dtype; a wrong scale or cap differs far more."""
     narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in (got, want))
     got, want = got.float().expand_as(want), want.float()
     return bool(((got - want).abs() <= (2e-2 if narrow else 1e-4) * want.abs().max()).all())
 
 
-def _candidates(config: Any) -> list[_Transform]:
+def _candidate_transforms(config: Any) -> list[_Transform]:
     """Return every combination of scale and soft-cap that the config may mean."""
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
 
@@ -227,7 +227,7 @@ def _candidates(config: Any) -> list[_Transform]:
     return [_Transform(*pair) for pair in product(sorted(scales), softcaps)]
 
 
-def in_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
+def cast_to_head_dtype(hidden: Tensor, head: LinearHead) -> Tensor:
     """Cast hidden states to the dtype that the head multiplies in."""
     # Outside autocast that is the head's own dtype; some models have an fp32 final norm before a bf16 head.
     return hidden if torch.is_autocast_enabled(hidden.device.type) else hidden.to(head.weight.dtype)

@@ -13,9 +13,14 @@ from composer_replication.batch.tree import build_tree
 from composer_replication.batch.tree_batch import PairRows, Tokens, TreeBatch, check_ids
 from composer_replication.errors import InputError, explain
 from composer_replication.loss.linear.logprobs import summed_logprobs
-from composer_replication.trainer.objective.attention.forward import hidden_rows
-from composer_replication.trainer.objective.distributed import agreed_most, evaluating, inside_forward
-from composer_replication.trainer.objective.model_head import causal_lm_of, embedding_count, head_of, in_head_dtype
+from composer_replication.trainer.objective.attention.forward import token_hidden_states
+from composer_replication.trainer.objective.distributed import eval_mode, inside_forward, max_over_shards
+from composer_replication.trainer.objective.model_head import (
+    cast_to_head_dtype,
+    embedding_count,
+    get_causal_lm,
+    get_linear_head,
+)
 
 Response = tuple[Sequence[int], int]
 """Token ids of a context followed by a response, and the index at which the response begins."""
@@ -40,7 +45,7 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
     Log-probs computed on whole sessions would not match, because a window may cut a context.
     """
     batch.check(embedding_count(model))
-    (anywhere,) = agreed_most([model], [int(batch.pairs is not None)])
+    (anywhere,) = max_over_shards([model], [int(batch.pairs is not None)])
     if not anywhere:
         return batch
     # Runs without pairs too: other processes of a sharded model that have pairs wait for this pass.
@@ -57,17 +62,17 @@ def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor
 
     A response consists of the tokens of its sequence from `start` on. A context shared by responses is computed once.
     """
-    device, lengths = _device(model), [len(ids) - start for ids, start in responses]
+    device, lengths = _model_device(model), [len(ids) - start for ids, start in responses]
     owner = torch.arange(len(responses), device=device).repeat_interleave(torch.tensor(lengths, device=device))
-    return _of_responses(model, responses, owner, len(responses))
+    return _token_logprobs_by_owner(model, responses, owner, len(responses))
 
 
 def token_logprobs(model: nn.Module, responses: Sequence[Response]) -> list[Tensor]:
     """Return the log-probs of all tokens in the responses, as one tensor per response."""
     # Each token is treated as a response of its own, so that nothing is summed.
     lengths = [len(ids) - start for ids, start in responses]
-    owner = torch.arange(sum(lengths), device=_device(model))
-    return list(_of_responses(model, responses, owner, sum(lengths)).split(lengths))
+    owner = torch.arange(sum(lengths), device=_model_device(model))
+    return list(_token_logprobs_by_owner(model, responses, owner, sum(lengths)).split(lengths))
 
 
 def pair_logprobs(model: nn.Module, batch: TreeBatch | Mapping[str, Tensor]) -> list[tuple[float, float]]:
@@ -85,11 +90,11 @@ def pair_logprobs(model: nn.Module, batch: TreeBatch | Mapping[str, Tensor]) -> 
     return list(zip(chosen.tolist(), rejected.tolist(), strict=True))
 
 
-def _device(model: nn.Module) -> torch.device:
-    return next(causal_lm_of(model).parameters()).device
+def _model_device(model: nn.Module) -> torch.device:
+    return next(get_causal_lm(model).parameters()).device
 
 
-def _of_responses(model: nn.Module, responses: Sequence[Response], owner: Tensor, number: int) -> Tensor:
+def _token_logprobs_by_owner(model: nn.Module, responses: Sequence[Response], owner: Tensor, number: int) -> Tensor:
     for at, (ids, start) in enumerate(responses):
         if not 0 < start < len(ids):
             expected = f"0 < start < {len(ids)}, because nothing predicts the first token"
@@ -114,9 +119,9 @@ def _logprobs(
     model: nn.Module, tokens: Tokens, rows_N: Tensor, targets_N: Tensor, owner_N: Tensor, num_responses: int
 ) -> Tensor:
     def work() -> Tensor:
-        head = head_of(model, tokens.input_ids.reshape(1, -1))
-        rows_NH = in_head_dtype(hidden_rows(model, tokens).hidden[rows_N], head)
+        head = get_linear_head(model, tokens.input_ids.reshape(1, -1))
+        rows_NH = cast_to_head_dtype(token_hidden_states(model, tokens).hidden[rows_N], head)
         return summed_logprobs(head, rows_NH, targets_N, owner_N, num_responses)[0]
 
-    with torch.no_grad(), evaluating(model):
-        return inside_forward(model, causal_lm_of(model), work)
+    with torch.no_grad(), eval_mode(model):
+        return inside_forward(model, get_causal_lm(model), work)

@@ -35,15 +35,15 @@ from composer_replication.batch.tree_batch import Tokens
 from composer_replication.errors import InputError, ShapeError, explain
 from composer_replication.loss.linear.head import LinearHead
 from composer_replication.loss.rows import check_positive, check_unit_interval
-from composer_replication.trainer.objective.attention.forward import hidden_rows
+from composer_replication.trainer.objective.attention.forward import token_hidden_states
 from composer_replication.trainer.objective.distributed import (
-    below_adapter,
-    evaluating,
+    adapter_disabled,
+    eval_mode,
     inside_forward,
     is_sharded,
     unwrapped,
 )
-from composer_replication.trainer.objective.model_head import causal_lm_of, head_of
+from composer_replication.trainer.objective.model_head import get_causal_lm, get_linear_head
 
 
 @dataclass(frozen=True)
@@ -147,7 +147,7 @@ class TeacherRows(NamedTuple):
 LIVE = WeightedTeacher()
 
 
-def models_of(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
+def all_models(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
     """Return every model that runs in a step. If any of them is sharded, processes must agree on the passes."""
     return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
 
@@ -170,7 +170,7 @@ def rows_by_part(
         hidden: dict[int, Tensor] = {}
         for tokens, _ in parts:
             if id(tokens) not in hidden:
-                hidden[id(tokens)] = hidden_rows(teacher, tokens).hidden
+                hidden[id(tokens)] = token_hidden_states(teacher, tokens).hidden
         return torch.cat([hidden[id(tokens)][rows] for tokens, rows in parts])
 
     shares = _teacher_rows(model, teachers, parts[0][0].input_ids.reshape(1, -1), rows_of, live_rows)
@@ -193,20 +193,20 @@ def _teacher_rows(
     for teacher in teachers:
         model = teacher.model or student
         if live_rows is not None and is_live(teacher, student):
-            shares.append(TeacherRows(live_rows, head_of(model, probe_ids), teacher.coefficient))
+            shares.append(TeacherRows(live_rows, get_linear_head(model, probe_ids), teacher.coefficient))
             continue
-        shares.append(_share(model, teacher, probe_ids, rows_of))
-    return _mixed(shares)
+        shares.append(_compute_share(model, teacher, probe_ids, rows_of))
+    return _merge_shares(shares)
 
 
-def _share(
+def _compute_share(
     model: nn.Module, teacher: WeightedTeacher, probe_ids: Tensor, rows_of: Callable[[nn.Module], Tensor]
 ) -> TeacherRows:
-    causal_lm = causal_lm_of(model)
+    causal_lm = get_causal_lm(model)
 
     # The weight of the head is returned too: under FSDP2 it is whole only inside the forward.
     def work() -> tuple[Tensor, Tensor, Tensor | None]:
-        head = head_of(model, probe_ids)
+        head = get_linear_head(model, probe_ids)
         rows, weight, bias = rows_of(model).detach().to(head.weight.dtype), head.weight.detach(), head.bias
         if is_sharded(model):  # the weights are whole only inside the forward, but the loss needs them afterwards
             weight, bias = weight.clone(), None if bias is None else bias.detach().clone()
@@ -215,12 +215,12 @@ def _share(
         return rows, weight, bias
 
     heads: list[LinearHead] = []
-    with torch.no_grad(), evaluating(model), below_adapter(model) if teacher.without_adapter else nullcontext():
+    with torch.no_grad(), eval_mode(model), adapter_disabled(model) if teacher.without_adapter else nullcontext():
         rows, weight, bias = inside_forward(model, causal_lm, work)
     return TeacherRows(rows, replace(heads[0], weight=weight, bias=bias), teacher.coefficient)
 
 
-def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
+def _merge_shares(shares: list[TeacherRows]) -> list[TeacherRows]:
     """Merge shares that use the same head: a sum of logits equals the head applied to the sum of rows.
 
     That does not hold with a soft-cap, and in half precision a small share would be lost to rounding in the sum.
@@ -229,7 +229,7 @@ def _mixed(shares: list[TeacherRows]) -> list[TeacherRows]:
     for teacher in shares:
         is_exact = teacher.rows_NH.dtype in (torch.float32, torch.float64)
         is_linear = teacher.head.softcap is None and teacher.head.bias is None
-        # Compare heads by the address of their weights, because every call of `head_of` returns a new object.
+        # Compare heads by the address of their weights, because every call of `get_linear_head` returns a new object.
         key = teacher.head.weight.data_ptr() if is_exact and is_linear else id(teacher)
         if key not in mixed:
             mixed[key] = teacher

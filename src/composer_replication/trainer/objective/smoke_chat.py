@@ -129,7 +129,7 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
         raise InputError(explain("chat template", got="a rendering without the answer", expected="the answer verbatim"))
     # A template may end the generation prompt with text (an empty think block) that it omits from earlier turns.
     start = len(before) if whole.startswith(before) else answer_at
-    ids, ends = _ids_from(tokenizer, whole, start)
+    ids, ends = _encode_from(tokenizer, whole, start)
     special = set(tokenizer.all_special_ids)
     for index, (token, end) in enumerate(zip(ids, ends, strict=True)):
         if token in special and end > answer_at + len(answer):
@@ -139,7 +139,7 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
     )
 
 
-def _ids_from(tokenizer: Any, text: str, start: int) -> tuple[list[int], list[int]]:
+def _encode_from(tokenizer: Any, text: str, start: int) -> tuple[list[int], list[int]]:
     """Return the ids of text[start:], and the end of each token in the text.
 
     If a token begins exactly at `start`, they are cut from the ids of the whole text, because some tokenizers put a

@@ -67,14 +67,19 @@ from composer_replication.trainer.objective.channels import (
     channel_options,
     hint_channel,
 )
-from composer_replication.trainer.objective.distributed import agreed_most
-from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, head_of, in_head_dtype
+from composer_replication.trainer.objective.distributed import max_over_shards
+from composer_replication.trainer.objective.model_head import (
+    cast_to_head_dtype,
+    get_body,
+    get_causal_lm,
+    get_linear_head,
+)
 from composer_replication.trainer.objective.row_weighting import (
     Contrast,
     HintTargets,
     RowWeighting,
     WeightedTeacher,
-    models_of,
+    all_models,
     rows_by_part,
 )
 from composer_replication.trainer.rollouts.hint_gate import HintComparison, HintGate, hint_effects
@@ -311,8 +316,8 @@ def distill(
     def channel_of(hidden_BTH: Tensor) -> Channel | None:
         if rows is None:
             return None
-        head = head_of(model, rows.tree.input_ids[None])
-        student_NH = in_head_dtype(hidden_BTH[rows.sample_N, rows.position_N], head)
+        head = get_linear_head(model, rows.tree.input_ids[None])
+        student_NH = cast_to_head_dtype(hidden_BTH[rows.sample_N, rows.position_N], head)
         weighted = targets
         if importance is not None:
             weighted = targets._replace(importance_N=importance.weights(head, student_NH, rows, hidden_BTH.shape[1]))
@@ -327,7 +332,7 @@ def _run_teachers(
 ) -> tuple[list[Any], HintTargets, Tensor | None]:
     """Return the teachers' hidden states at the turns' rows, what else the loss needs, and the hints' effects."""
     # Processes that share sharded weights must make the same passes, so all run the teachers if any has a turn.
-    (is_needed,) = agreed_most(models_of(model, options.teachers), [int(rows is not None)])
+    (is_needed,) = max_over_shards(all_models(model, options.teachers), [int(rows is not None)])
     if not is_needed:
         return [], HintTargets(), None
     # A process without turns runs them over a tree of two tokens.
@@ -356,7 +361,7 @@ def _run_and_compute(
 
     def hook(_body: nn.Module, _inputs: object, output: Any) -> None:
         nonlocal is_computing
-        if is_computing:  # the first call of `head_of` for a model runs its body too
+        if is_computing:  # the first call of `get_linear_head` for a model runs its body too
             return
         if results:
             fix = "Run the policy on the whole micro-batch at once."
@@ -368,7 +373,7 @@ def _run_and_compute(
         finally:
             is_computing = False
 
-    handle = decoder_of(causal_lm_of(model)).register_forward_hook(hook)
+    handle = get_body(get_causal_lm(model)).register_forward_hook(hook)
     try:
         policy = run_policy()
     finally:

@@ -30,9 +30,9 @@ from composer_replication.batch.windows import plan_packs
 from composer_replication.errors import InputError, StaleArtefactError, explain
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import LoggedPair
-from composer_replication.trainer.objective.fingerprint import precision_of
+from composer_replication.trainer.objective.fingerprint import compute_precision
 from composer_replication.trainer.objective.hint_proof import HintProof
-from composer_replication.trainer.sessions.proof import prove_sites
+from composer_replication.trainer.sessions.proof import run_hint_check
 from composer_replication.trainer.sessions.reference import reference_logprobs_of_batches
 from composer_replication.trainer.sessions.rendering import (
     KeptPair,
@@ -53,7 +53,7 @@ OTHER_CONTEXT = "correction_in_another_context"
 # Sources of pairs whose chosen side comes from the session itself rather than from a teacher.
 _CORRECTION_SOURCES = frozenset({"correction", "user"})
 NO_OTHER_KIND = "no_hint_of_another_kind"
-TURNED = "turned_pairs"
+SWAPPED_PAIRS = "turned_pairs"
 
 
 def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
@@ -118,7 +118,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         """
         opened = run if isinstance(run, RunDir) else RunDir.open(run)
         sessions, chosen = sessions_of_run(opened, budget=budget, **settings)
-        return cls(_rendered(sessions, renderer, chosen, only), renderer, chosen, run=opened, pack=pack)
+        return cls(_render_sessions(sessions, renderer, chosen, only), renderer, chosen, run=opened, pack=pack)
 
     @classmethod
     def from_sessions(
@@ -133,7 +133,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     ) -> LoggedSessions:
         """Return the same data set from sessions in memory."""
         chosen = WindowSettings(budget=budget, **settings)
-        return cls(_rendered(sessions, renderer, chosen, only), renderer, chosen, pack=pack)
+        return cls(_render_sessions(sessions, renderer, chosen, only), renderer, chosen, pack=pack)
 
     def __len__(self) -> int:
         return len(self._items)
@@ -208,7 +208,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         options = {"margin": margin, "placement": settings.placement, "part": settings.part}
         options |= {"max_context": context, "seed": seed}
         good = [call for session in self.rendered for call in session.good_calls]
-        proofs = prove_sites(model, self.renderer, sites, good, options, self.run, with_adapter=with_adapter)
+        proofs = run_hint_check(model, self.renderer, sites, good, options, self.run, with_adapter=with_adapter)
         return self.with_proofs(proofs)
 
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
@@ -249,7 +249,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     def check_references(self, model: nn.Module) -> None:
         """Raise unless references have the precision of the steps. Call this under the autocast of the steps."""
-        reference_precision, used = self.reference_precision, precision_of(model)
+        reference_precision, used = self.reference_precision, compute_precision(model)
         if reference_precision is not None and reference_precision != used:
             # If references are missing, the trainer computes them itself, in its own precision.
             fix = (
@@ -304,7 +304,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return [SessionItem(tuple(self.windows[number] for number in pack)) for pack in packs]
 
 
-def _rendered(
+def _render_sessions(
     sessions: Iterable[LoggedSession],
     renderer: Renderer,
     settings: WindowSettings,
@@ -338,7 +338,7 @@ def cut_sessions(
     for session in sessions:
         cut.counts.update(session.counts)
         cut.drops.update(session.drops)
-        _cut(renderer, session, settings, unproved or {}, wrong, cut)
+        _cut_session(renderer, session, settings, unproved or {}, wrong, cut)
     return cut
 
 
@@ -349,7 +349,7 @@ def _wrong_hints(sessions: Iterable[RenderedSession]) -> dict[str, str | None]:
     return {site_id: text for (site_id, _, _), text in zip(hints, wrong, strict=True)}
 
 
-def _cut(
+def _cut_session(
     renderer: Renderer,
     session: RenderedSession,
     settings: WindowSettings,
@@ -464,16 +464,16 @@ def _shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> 
     sites = [site for session in sessions for site in session.sites]
     wrong = iter(draw_unrelated_hints([site.hint for site in sites], [site.site.kind for site in sites], seed=seed))
     swapped = _pairs_to_swap([pair for session in sessions for pair in session.pairs], seed)
-    return [_shuffled(session, [next(wrong) for _ in session.sites], swapped) for session in sessions]
+    return [_shuffle_session(session, [next(wrong) for _ in session.sites], swapped) for session in sessions]
 
 
-def _shuffled(session: RenderedSession, hints: list[str | None], swapped: set[int]) -> RenderedSession:
+def _shuffle_session(session: RenderedSession, hints: list[str | None], swapped: set[int]) -> RenderedSession:
     sites = [site._replace(hint=hint) for site, hint in zip(session.sites, hints, strict=True) if hint is not None]
     drops = session.drops.copy()
     if len(sites) < len(session.sites):
         drops[f"{_SITES}: {NO_OTHER_KIND}"] += len(session.sites) - len(sites)
     counts = session.counts.copy()
-    counts[TURNED] = sum(id(pair) in swapped for pair in session.pairs)  # even a count of 0 marks a control
+    counts[SWAPPED_PAIRS] = sum(id(pair) in swapped for pair in session.pairs)  # even a count of 0 marks a control
     pairs = [
         pair._replace(chosen=pair.rejected, rejected=pair.chosen) if id(pair) in swapped else pair
         for pair in session.pairs
@@ -515,7 +515,7 @@ class StoredWindow:
         state_ids: Sequence[str],
     ) -> StoredWindow:
         """Store a tree batch in compact form."""
-        tree = replace(batch.tree, rows=tuple(_runs(rows) for rows in batch.tree.rows))
+        tree = replace(batch.tree, rows=tuple(_row_runs(rows) for rows in batch.tree.rows))
         return cls(
             conversation_id=conversation_id,
             sequence=sequence,
@@ -596,7 +596,7 @@ class SessionItem:
         return pack_batches([window.batch(device) for window in self.windows])
 
 
-def _runs(rows: Tensor) -> Tensor:
+def _row_runs(rows: Tensor) -> Tensor:
     """Return the first and one past the last row (R, 2) for each run of consecutive rows."""
     # A run ends where the next row is not its successor.
     breaks = (rows.diff() != 1).nonzero().flatten()

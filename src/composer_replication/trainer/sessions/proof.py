@@ -22,8 +22,8 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.errors import ArtefactCorruptError
 from composer_replication.runs import RunDir
 from composer_replication.runs.journal import Journal, read_journal
-from composer_replication.trainer.objective.distributed import agreed_most
-from composer_replication.trainer.objective.fingerprint import fingerprint_of
+from composer_replication.trainer.objective.distributed import max_over_shards
+from composer_replication.trainer.objective.fingerprint import compute_fingerprint
 from composer_replication.trainer.objective.hint_proof import (
     DecidedCall,
     HintProof,
@@ -50,7 +50,7 @@ _MAX_WITH_OWN_CONTEXT = 2
 _MAX_CANDIDATES = 64
 
 
-def prove_sites(
+def run_hint_check(
     model: nn.Module,
     renderer: Renderer,
     sites: Sequence[KeptSite],
@@ -66,27 +66,27 @@ def prove_sites(
     same file, and every write replaces the whole file. With `with_adapter` the check uses the weights with their
     trained adapter.
     """
-    provable = _provable(renderer, sites, good_calls, settings["max_context"])
+    provable = _checkable_sites(renderer, sites, good_calls, settings["max_context"])
     recorded_settings: dict[str, str] = {}
     if run is not None:
         # As text, like all settings in the metadata of an artifact.
         recorded_settings = {name: str(value) for name, value in settings.items()}
-        recorded_settings |= fingerprint_of(model, renderer, with_adapter=with_adapter)._asdict()
-        recorded_settings["sites"] = _digest(provable)
-        stored_proofs = _stored(run, recorded_settings)
+        recorded_settings |= compute_fingerprint(model, renderer, with_adapter=with_adapter)._asdict()
+        recorded_settings["sites"] = _sites_digest(provable)
+        stored_proofs = _read_stored(run, recorded_settings)
         if stored_proofs is not None and [site.site.id for site in sites] == [proof.site_id for proof in stored_proofs]:
             return stored_proofs
-    with _PartialProofs.open(run, recorded_settings, provable, model) as partial:
+    with _PartialResults.open(run, recorded_settings, provable, model) as partial:
         partial.report_progress()
         options = {**settings, "stored": tuple(partial.proofs), "on_proof": partial.add}
         proofs = prove_hints(model, renderer, provable, **options)
     if run is not None:
-        _store(run, sites, proofs, recorded_settings)
+        _write_results(run, sites, proofs, recorded_settings)
         partial.remove()
     return proofs
 
 
-def _provable(
+def _checkable_sites(
     renderer: Renderer, sites: Sequence[KeptSite], good_calls: Sequence[GoodCall], max_context: int
 ) -> list[ProvableSite]:
     return [
@@ -97,13 +97,13 @@ def _provable(
             hint=site.hint,
             kind=site.site.kind,
             decision=site.decision,
-            good_calls=_controls(renderer, site, good_calls, max_context),
+            good_calls=_choose_good_calls(renderer, site, good_calls, max_context),
         )
         for site in sites
     ]
 
 
-def _controls(
+def _choose_good_calls(
     renderer: Renderer, site: KeptSite, good_calls: Sequence[GoodCall], max_context: int
 ) -> list[DecidedCall]:
     """Return a few good calls to compare with a site, each decided by as many tokens as the site's call.
@@ -139,7 +139,7 @@ def _controls(
     return []
 
 
-def read_proofs(run: RunDir) -> list[HintProof]:
+def read_hint_checks(run: RunDir) -> list[HintProof]:
     """Return the proofs of a run, in site order; none if an earlier version of the check wrote them."""
     if run.meta(_NAME).version < VERSION:
         return []
@@ -158,7 +158,7 @@ def describe_hint_check(proofs: Sequence[HintProof] | None, *, can_warm_up: bool
     yield verdict(proofs).summary(can_warm_up=can_warm_up)
 
 
-class _PartialProofs:
+class _PartialResults:
     """The proofs so far, in the order of the sites. With several processes, only the first one writes them."""
 
     def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
@@ -168,16 +168,16 @@ class _PartialProofs:
     @contextmanager
     def open(
         cls, run: RunDir | None, settings: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
-    ) -> Generator[_PartialProofs]:
+    ) -> Generator[_PartialResults]:
         """Yield the proofs stored by an interrupted call with the same settings and sites, open for appending."""
         if run is None:
             yield cls(None, len(sites), [], None)
             return
         path = run.path(_NAME).with_name(_PARTIAL)
         header = {"settings": settings, "made_of": {name: run.meta(name).sha256 for name in _SOURCES}}
-        stored_proofs = _leading_proofs(sites, _read_partial(path, header))
+        stored_proofs = _results_of_leading_sites(sites, _read_partial(path, header))
         # Use the minimum over all processes that share the weights, because they must make their passes together.
-        least = -agreed_most([model], [-len(stored_proofs)])[0]
+        least = -max_over_shards([model], [-len(stored_proofs)])[0]
         if distributed.is_available() and distributed.is_initialized() and distributed.get_rank():
             yield cls(path, len(sites), stored_proofs[:least], None)
             return
@@ -214,7 +214,7 @@ def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
     return [HintProof(**cast("Any", row)) for row in rows[1:]]
 
 
-def _leading_proofs(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
+def _results_of_leading_sites(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
     """Return the proofs of the leading sites, up to the first site without a proof.
 
     Concurrent runs may have interleaved their lines in the file.
@@ -223,7 +223,7 @@ def _leading_proofs(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) 
     return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
 
 
-def _digest(sites: Sequence[ProvableSite]) -> str:
+def _sites_digest(sites: Sequence[ProvableSite]) -> str:
     """Return a digest of the sites with their hints and decisions; their order determines the unrelated hints."""
     entries = [
         (site.site_id, site.kind, site.hint, site.decision, [good.decision for good in site.good_calls])
@@ -232,13 +232,13 @@ def _digest(sites: Sequence[ProvableSite]) -> str:
     return hashlib.sha256(repr(entries).encode()).hexdigest()
 
 
-def _stored(run: RunDir, recorded_settings: dict[str, str]) -> list[HintProof] | None:
+def _read_stored(run: RunDir, recorded_settings: dict[str, str]) -> list[HintProof] | None:
     if not run.path(_NAME).exists() or run.meta(_NAME).settings != recorded_settings or run.lineage(_NAME).stale:
         return None
-    return read_proofs(run)
+    return read_hint_checks(run)
 
 
-def _store(
+def _write_results(
     run: RunDir, sites: Sequence[KeptSite], proofs: Sequence[HintProof], recorded_settings: dict[str, str]
 ) -> None:
     rows = (

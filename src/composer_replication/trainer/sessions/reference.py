@@ -26,8 +26,8 @@ from composer_replication.batch.tree import SharedPrefixes
 from composer_replication.batch.tree_batch import TreeBatch
 from composer_replication.errors import ArtefactCorruptError, InputError, StaleArtefactError, explain
 from composer_replication.tensor_file import read_tensors
-from composer_replication.trainer.objective.distributed import agreed_most, below_adapter, has_adapter, unwrapped
-from composer_replication.trainer.objective.fingerprint import Fingerprint, fingerprint_of, has_no_weights
+from composer_replication.trainer.objective.distributed import adapter_disabled, has_adapter, max_over_shards, unwrapped
+from composer_replication.trainer.objective.fingerprint import Fingerprint, compute_fingerprint, has_no_weights
 from composer_replication.trainer.objective.reference import pair_logprobs, response_logprobs
 from composer_replication.trainer.sessions.phases import Phase, report_phase
 
@@ -55,7 +55,7 @@ class ReferenceLogprobs:
         return len(self._values)
 
     def __contains__(self, response: ResponseIds) -> bool:
-        return _key(*response) in self._values
+        return _response_key(*response) in self._values
 
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
@@ -65,7 +65,7 @@ class ReferenceLogprobs:
 
     def add(self, response: ResponseIds, value: float) -> None:
         """Store the log-prob of a response."""
-        self._values[_key(*response)] = value
+        self._values[_response_key(*response)] = value
 
     def take_over(self, other: ReferenceLogprobs) -> None:
         """Add the log-probs that are missing here from another store with the same fingerprint."""
@@ -105,7 +105,7 @@ class ReferenceLogprobs:
         return cls(fingerprint, logprobs, of_steps=about.get("passes") == "steps")
 
     def _value(self, ids: Sequence[int], start: int) -> float:
-        value = self._values.get(_key(ids, start))
+        value = self._values.get(_response_key(ids, start))
         if value is None:
             got = f"no value for a response of {len(ids) - start} tokens after {start} context tokens"
             fix = "Run precompute_ref_logprobs on these pairs, with the renderer of the batches."
@@ -136,14 +136,14 @@ def precompute_ref_logprobs(
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
     # Pairs may share responses, each of which is computed only once.
-    by_key = {_key(*response): response for pair in pairs for response in pair}
+    by_key = {_response_key(*response): response for pair in pairs for response in pair}
 
     def groups_of(store: ReferenceLogprobs) -> list[_ReferencePass]:
         missing = [response for response in by_key.values() if response not in store]
-        groups = _groups(missing, max_tree_tokens)
+        groups = _group_by_prefix(missing, max_tree_tokens)
         return [_ReferencePass(group, partial(_tree_logprobs, model, group)) for group in groups]
 
-    return _completed(model, renderer, groups_of, len(by_key), path=path, with_adapter=with_adapter)
+    return _complete_store(model, renderer, groups_of, len(by_key), path=path, with_adapter=with_adapter)
 
 
 def reference_logprobs_of_batches(
@@ -170,7 +170,7 @@ def reference_logprobs_of_batches(
         ]
 
     total = sum(len(responses) for responses, _ in listed)
-    return _completed(model, renderer, batches_of, total, path=path, with_adapter=with_adapter, of_steps=True)
+    return _complete_store(model, renderer, batches_of, total, path=path, with_adapter=with_adapter, of_steps=True)
 
 
 class _ReferencePass(NamedTuple):
@@ -188,7 +188,7 @@ def _batch_logprobs(model: nn.Module, make: Callable[[], TreeBatch | Mapping[str
     return [value for pair in pair_logprobs(model, make()) for value in pair]
 
 
-def _completed(
+def _complete_store(
     model: nn.Module,
     renderer: Renderer,
     passes_of: Callable[[ReferenceLogprobs], list[_ReferencePass]],
@@ -206,7 +206,7 @@ def _completed(
         )
         got = "a model whose weights are all zeros"
         raise InputError(explain("reference log-probs", got=got, expected="loaded initial weights", fix=fix))
-    fingerprint = fingerprint_of(model, renderer, with_adapter=with_adapter)
+    fingerprint = compute_fingerprint(model, renderer, with_adapter=with_adapter)
     store_path = None if path is None else Path(path)
     is_stored = store_path is not None and store_path.exists()
     store = ReferenceLogprobs(fingerprint, of_steps=of_steps)
@@ -222,7 +222,7 @@ def _completed(
     passes = passes_of(store)
     # The initial model is the model without its adapter, if it has one.
     includes_adapter = with_adapter or not has_adapter(unwrapped(model))
-    with nullcontext() if includes_adapter else below_adapter(model):
+    with nullcontext() if includes_adapter else adapter_disabled(model):
         _compute(model, store, passes, total, store_path)
     # Nothing to compute and no file yet: a data set without pairs still gets its artifact.
     if store_path is not None and not passes and not is_stored:
@@ -240,7 +240,7 @@ def _compute(
             Phase(name="reference log-probs", done=total - remaining, total=total, items="responses", stored_in=path)
         )
 
-    (passes,) = agreed_most([model], [len(groups)])
+    (passes,) = max_over_shards([model], [len(groups)])
     num_remaining = sum(len(group.responses) for group in groups)
     for group in groups:
         report_progress(num_remaining)
@@ -265,7 +265,7 @@ def _save_merged(store: ReferenceLogprobs, path: Path) -> None:
         store.save(path)
 
 
-def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
+def _group_by_prefix(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
     """Yield groups of responses that fit into one tree. After sorting, neighbors share the longest prefixes."""
     if not responses:
         return
@@ -284,7 +284,7 @@ def _groups(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list
     yield group
 
 
-def _key(ids: Sequence[int], start: int) -> bytes:
+def _response_key(ids: Sequence[int], start: int) -> bytes:
     # The start is part of the key, because responses of one sequence may begin at different tokens.
     return hashlib.sha256(array("q", [start, *ids]).tobytes()).digest()
 

@@ -38,7 +38,7 @@ NOT_RENDERED = "not_rendered"
 NOT_IN_RENDERING = "turn_not_in_rendering"
 NO_SUCH_TURN = "pair_of_no_such_turn"
 _RESPONSES, _SITES, _PAIRS = CHANNELS
-# Interned ints, one per token id; see `_with_shared_ids`.
+# Interned ints, one per token id; see `_intern_ids`.
 _int_objects: dict[int, int] = {}
 
 
@@ -160,7 +160,7 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
     rendered_session = RenderedSession(conversation_id=conversation.id, models=models, sequences=[])
     rendered_session.counts["conversations"] += 1
     try:
-        rendered_session.sequences = [_with_shared_ids(sequence) for sequence in renderer.render(conversation)]
+        rendered_session.sequences = [_intern_ids(sequence) for sequence in renderer.render(conversation)]
     except AlignmentError:  # the template moves text between turns, so it would fail for every session
         raise
     except InputError:  # no turns, or none that this template can render
@@ -172,11 +172,11 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
         _keep_pairs(rendered_session, session, renderer)
     good = good_turns(session, work_failures=settings.work_failures)
     rendered_session.good_calls = _good_calls(rendered_session, conversation, good.good)
-    rendered_session.responses = _responses(rendered_session, session, settings, good)
+    rendered_session.responses = _response_turn_ids(rendered_session, session, settings, good)
     return rendered_session
 
 
-def _with_shared_ids(sequence: RenderedSequence) -> RenderedSequence:
+def _intern_ids(sequence: RenderedSequence) -> RenderedSequence:
     """Return the sequence with interned ids: its list then takes 8 bytes per token instead of 36."""
     return replace(sequence, ids=[_int_objects.setdefault(token_id, token_id) for token_id in sequence.ids])
 
@@ -216,7 +216,7 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
     ]
 
 
-def _responses(
+def _response_turn_ids(
     into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _SelectedTurns
 ) -> frozenset[str]:
     """Return the turn ids for channel 1, and count the model's other turns by the reason for leaving them out."""
@@ -241,14 +241,16 @@ def _keep_pairs(into: RenderedSession, session: LoggedSession, renderer: Rendere
         outcome: KeptPair | str = NO_SUCH_TURN
         if index is not None:
             location = spans_by_turn.get(turns[index].id)
-            outcome = _pair(renderer, session.conversation, index, pair, *location) if location else NOT_IN_RENDERING
+            outcome = (
+                _render_pair(renderer, session.conversation, index, pair, *location) if location else NOT_IN_RENDERING
+            )
         if isinstance(outcome, KeptPair):
             into.pairs.append(outcome)
         else:
             into.drops[f"{_PAIRS}: {outcome}"] += 1
 
 
-def _pair(
+def _render_pair(
     renderer: Renderer,
     conversation: Conversation,
     index: int,
@@ -293,7 +295,7 @@ REFUSED, BLOCKED, INTERRUPTED = "refused_call", "blocked_call", "interrupted"
 FAILED, FAILED_AS_WORK = "failed_call", "call_failed_as_part_of_the_work"
 REJECTED = "rejected_side_of_a_pair"
 IMAGE, UNSEEN = "image_before_it", "unseen_context_before_it"
-_BY_KIND = {
+_REASON_BY_KIND = {
     "user_rejected": REFUSED,
     "user_corrected": REFUSED,
     "permission_denied": REFUSED,
@@ -301,7 +303,7 @@ _BY_KIND = {
     "user_interrupt": INTERRUPTED,
 }
 # In order of precedence: a turn is counted under the first reason that applies.
-_ORDER = (REFUSED, BLOCKED, INTERRUPTED, FAILED, FAILED_AS_WORK, REJECTED, IMAGE, UNSEEN, TEXT_FOLLOWS_CALL)
+_PRECEDENCE = (REFUSED, BLOCKED, INTERRUPTED, FAILED, FAILED_AS_WORK, REJECTED, IMAGE, UNSEEN, TEXT_FOLLOWS_CALL)
 # Claude Code's message for an interrupted turn, which ends in "]" or in " for tool use]".
 _INTERRUPTION = "[Request interrupted by user"
 
@@ -361,7 +363,7 @@ class _TurnReasons:
                 objections |= {UNSEEN} if turn.extra.get("unseen_context") else set()
                 # A turn with its sampled ids is rendered verbatim, in any order.
                 objections |= {TEXT_FOLLOWS_CALL} if not turn.token_ids and has_text_after_call(turn) else set()
-                yield turn, next((reason for reason in _ORDER if reason in objections), "")
+                yield turn, next((reason for reason in _PRECEDENCE if reason in objections), "")
             # Images are not rendered, so the context of everything after the first image is incomplete.
             has_image = has_image or bool(turn.extra.get("images"))
 
@@ -369,7 +371,7 @@ class _TurnReasons:
         sites = self._sites[turn.id]
         for site in sites:
             if site.blame != "task":
-                yield _BY_KIND.get(site.kind, FAILED)
+                yield _REASON_BY_KIND.get(site.kind, FAILED)
             elif not self._work_failures:
                 yield FAILED_AS_WORK
         # A failed call with a site was judged above; the flag only counts if no site explains the failure.

@@ -36,7 +36,7 @@ ADVANTAGE_SIZE = "advantages/mean_abs"
 SDPO_WEIGHT, REPLAY_WEIGHT = "loss/alpha_sdpo", "loss/beta_replay"
 REPLAY_LOSSES = ("loss/trace_replay_dpo",)
 # "rewards/accuracy/unjudged" -> "accuracy"; not "rewards/accuracy/mean"
-_UNJUDGED = re.compile(r"rewards/(.+)/unjudged")
+_MISSING_REWARD_KEY = re.compile(r"rewards/(.+)/unjudged")
 # For rules about a channel that never ran: the key in `items`, its wording in a message, and the channel's number.
 _ITEMS = {
     "no_taught_sites": ("sites", "error sites with a hint", 2),
@@ -44,7 +44,7 @@ _ITEMS = {
 }
 # Minimum shares for the findings "most" (equal groups, truncated or clipped completions) and "nearly all".
 _MOST = 0.8
-_ALL_BUT_FEW = 0.95
+_NEARLY_ALL = 0.95
 
 
 class _DiagnosisFinding(NamedTuple):
@@ -71,7 +71,8 @@ def _findings(
     """Return the same findings as `diagnose`, with the names of their rules."""
     causes = [_DiagnosisFinding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
     causes = [
-        finding._replace(text=_not_reached(finding.rule, history, items or {}) or finding.text) for finding in causes
+        finding._replace(text=_channel_not_reached(finding.rule, history, items or {}) or finding.text)
+        for finding in causes
     ]
     if max_completion_length is not None:
         # Rules do not know the limit, so it is inserted into their messages.
@@ -114,9 +115,9 @@ def _gradient_zero(history: History) -> str:
     return f"The gradient is 0 in all {len(norms):,} lines of metrics: no weight changed."
 
 
-def _unjudged(history: History) -> str:
+def _missing_rewards(history: History) -> str:
     keys = dict.fromkeys(key for line in history for key in line)
-    shares = {match[1]: _mean_of(history, key) or 0.0 for key in keys if (match := _UNJUDGED.fullmatch(key))}
+    shares = {match[1]: _mean_of(history, key) or 0.0 for key in keys if (match := _MISSING_REWARD_KEY.fullmatch(key))}
     rewarded = [line for line in history if "reward" in line]
     # TRL logs None where no rollout of a batch has a reward.
     if rewarded and not _values_of(rewarded, "reward"):
@@ -129,7 +130,7 @@ def _unjudged(history: History) -> str:
         )
         return sentence if share >= 0.01 else ""
     # A function may leave some rollouts to other functions, but a function that judges almost none is a mistake.
-    idle = [f"{name} ({share:.0%})" for name, share in shares.items() if share >= _ALL_BUT_FEW]
+    idle = [f"{name} ({share:.0%})" for name, share in shares.items() if share >= _NEARLY_ALL]
     return f"Some reward functions returned None or NaN for nearly all rollouts: {', '.join(idle)}." if idle else ""
 
 
@@ -207,7 +208,7 @@ def _no_pairs(history: History) -> str:
     return "No preference pairs were used: channel 3 never ran." if is_silent else ""
 
 
-def _not_reached(rule: str, history: History, items: Mapping[str, int]) -> str:
+def _channel_not_reached(rule: str, history: History, items: Mapping[str, int]) -> str:
     """Return the message for a channel that never ran although it has data; "" if this does not apply."""
     is_of_rollouts = rule == "no_taught_sites" and bool(_values_of(history, ERROR_RATE))
     if rule not in _ITEMS or is_of_rollouts:
@@ -231,7 +232,7 @@ def _no_calls(history: History) -> str:
 
 def _all_calls_fail(history: History) -> str:
     calls, failed = _mean_of(history, "tools/call_frequency"), _mean_of(history, "tools/failure_frequency")
-    if not calls or failed is None or failed < _ALL_BUT_FEW:
+    if not calls or failed is None or failed < _NEARLY_ALL:
         return ""
     return f"{failed:.0%} of tool calls failed. Check the environment first, then the model."
 
@@ -246,7 +247,7 @@ def _clipped_away(history: History) -> str:
     )
 
 
-def _hints_not_heeded(history: History) -> str:
+def _hints_without_effect(history: History) -> str:
     effect = _latest_hint_effect(history)
     if effect is None or effect.is_significant is None:
         return ""
@@ -263,7 +264,7 @@ def _hints_not_heeded(history: History) -> str:
 def _hints_not_compared(history: History) -> str:
     """Report that there were too few comparisons, which is also why channel 2 never ran if the gate is closed."""
     effect = _latest_hint_effect(history)
-    if effect is None or not _values_of(history, SDPO_LOSSES[0]) or _hints_not_heeded(history):
+    if effect is None or not _values_of(history, SDPO_LOSSES[0]) or _hints_without_effect(history):
         return ""
     was_gated = _was_always_gated(history)
     advice = " So channel 2 never ran on rollouts. Set train.grpo.heed_gate = false to train on hints regardless."
@@ -286,12 +287,12 @@ def _errors_rise(history: History) -> str:
     # Only lines in which channel 2 ran, since other rises have other causes.
     ran = [line for line in history if _values_of([line], SDPO_LOSSES[0]) and _last_of([line], _RAN) != 0]
     rates = _values_of(ran, ERROR_RATE)
-    if len(rates) < _FEWEST_RATES or max(rates) - min(rates) < _LEAST_RISE:
+    if len(rates) < _MIN_RATES or max(rates) - min(rates) < _MIN_RISE:
         return ""
     slope, first = statistics.linear_regression(range(len(rates)), rates)
     last = first + slope * (len(rates) - 1)
     z_score = _slope_z_score([rate - first - slope * index for index, rate in enumerate(rates)], slope)
-    if last - first < _LEAST_RISE or z_score < _SURE:
+    if last - first < _MIN_RISE or z_score < _MIN_Z_SCORE:
         return ""
     # A fitted line may end outside 0 to 100, and z explodes for an almost perfect fit, so clamp both.
     return (
@@ -306,7 +307,7 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "learning_rate_zero": _learning_rate_zero,
     "not_a_number": _not_a_number,
     "gradient_zero": _gradient_zero,
-    "unjudged": _unjudged,
+    "unjudged": _missing_rewards,
     "equal_rewards": _equal_rewards,
     "advantages_zero": _advantages_zero,
     "length_limit": _length_limit,
@@ -314,7 +315,7 @@ _RULES: Mapping[str, Callable[[History], str]] = {
     "no_entropy": _no_entropy,
     "no_sites": _no_sites,
     "no_taught_sites": _no_sites_trained_on,
-    "hints_not_heeded": _hints_not_heeded,
+    "hints_not_heeded": _hints_without_effect,
     "hints_not_compared": _hints_not_compared,
     "errors_rise": _errors_rise,
     "no_pairs": _no_pairs,
@@ -380,7 +381,7 @@ _RAN = "ran/sdpo_kl"
 # in their rollouts, this rule reports five of 24 with real weights (all of the 1.5B model's with unrelated hints, and
 # two with the right hints) and none of 56 with the embedded student. It would also report plain GRPO runs that
 # collapsed within 600 steps: a rise does not identify its cause.
-_FEWEST_RATES, _LEAST_RISE, _SURE = 8, 5.0, 3.0
+_MIN_RATES, _MIN_RISE, _MIN_Z_SCORE = 8, 5.0, 3.0
 
 
 def _slope_z_score(residuals: Sequence[float], slope: float) -> float:

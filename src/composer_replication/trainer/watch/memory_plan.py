@@ -63,7 +63,7 @@ def plan_memory(
     limit = free_memory(device) if available is None else available
     if limit < 1:
         raise InputError(explain("available memory", got=limit, expected="a number of bytes"))
-    parts = _parts_of(shape, step)
+    parts = _estimate_parts(shape, step)
     advice = () if _fits(sum(parts.values()), limit) else tuple(_advice(shape, step, limit))
     return MemoryPlan(parts=parts, available=limit, advice=advice)
 
@@ -88,8 +88,8 @@ def _fits(peak: int, available: int) -> bool:
 def _advice(shape: _Shape, step: _StepSettings, available: int) -> Iterator[str]:
     """Yield cumulative changes until the step fits, or, if it never does, the largest budget that would fit."""
     fits = False
-    for sentence, changed in _changes(step):
-        peak = sum(_parts_of(shape, changed).values())
+    for sentence, changed in _possible_changes(step):
+        peak = sum(_estimate_parts(shape, changed).values())
         fits = _fits(peak, available)
         yield f"{sentence}: {peak / GIB:.2f} GiB{', which fits' if fits else ''}."
         step = changed
@@ -97,13 +97,13 @@ def _advice(shape: _Shape, step: _StepSettings, available: int) -> Iterator[str]
             break
     budget = _largest_budget(shape, step, available)
     if not fits and budget is None:
-        smallest = sum(_parts_of(shape, replace(step, longest_tree=_MIN_BUDGET)).values())
+        smallest = sum(_estimate_parts(shape, replace(step, longest_tree=_MIN_BUDGET)).values())
         yield f"Not even a tree of {_MIN_BUDGET} tokens fits ({smallest / GIB:.2f} GiB): use a smaller model."
     elif not fits:
         yield f"With all these changes, trees of at most {budget} tokens fit: set budget={budget}."
 
 
-def _changes(step: _StepSettings) -> Iterator[tuple[str, _StepSettings]]:
+def _possible_changes(step: _StepSettings) -> Iterator[tuple[str, _StepSettings]]:
     """Yield pieces of advice with the changed settings, the cheapest change first."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
@@ -139,7 +139,7 @@ def _largest_budget(shape: _Shape, step: _StepSettings, available: int) -> int |
     while low < high:
         middle = (low + high + 1) // 2
         candidate = replace(step, longest_tree=middle * _MIN_BUDGET)
-        if _fits(sum(_parts_of(shape, candidate).values()), available):
+        if _fits(sum(_estimate_parts(shape, candidate).values()), available):
             low = middle
         else:
             high = middle - 1
@@ -224,14 +224,14 @@ class _StepSettings:
 def shape_of(model: Any) -> _Shape:
     """Return the sizes of a model. For a config, the model is built without weights."""
     if isinstance(model, nn.Module):
-        return _shape(model)
+        return _measure_shape(model)
     from transformers import AutoModelForCausalLM
 
     with catch_load_errors(str(getattr(model, "_name_or_path", "")), "config of the model"), torch.device("meta"):
-        return _shape(AutoModelForCausalLM.from_config(model, trust_remote_code=False))
+        return _measure_shape(AutoModelForCausalLM.from_config(model, trust_remote_code=False))
 
 
-def _shape(model: Any) -> _Shape:
+def _measure_shape(model: Any) -> _Shape:
     model_config: Any = model.config
     config = model_config.get_text_config()
     # The output head is excluded, since neither LoRA nor quantization applies to it.
@@ -251,11 +251,11 @@ def _shape(model: Any) -> _Shape:
     )
 
 
-def _parts_of(shape: _Shape, settings: _StepSettings) -> dict[str, int]:
+def _estimate_parts(shape: _Shape, settings: _StepSettings) -> dict[str, int]:
     """Return the bytes of each part at the step's peak; they add up to the peak memory."""
     fixed = _fixed_parts(shape, settings)
     gradients = _trainable_bytes(shape, settings) / settings.num_shards
-    moments = _moments(shape, settings, gradients)
+    moments = _candidate_peaks(shape, settings, gradients)
     worst = max(moments, key=lambda moment: sum(moment.values()))
     parts = {**fixed, **worst}
     # A dense boolean mask (1 byte per entry), and an fp32 copy that is added to the scores (4 bytes).
@@ -282,7 +282,7 @@ def _fixed_parts(shape: _Shape, settings: _StepSettings) -> dict[str, float]:
     }
 
 
-def _moments(shape: _Shape, settings: _StepSettings, gradients: float) -> list[dict[str, float]]:
+def _candidate_peaks(shape: _Shape, settings: _StepSettings, gradients: float) -> list[dict[str, float]]:
     """Return the memory at moments that may be the peak: head, last and first layer's backward, teacher's pass."""
     tokens = settings.longest_tree
     stream = tokens * shape.hidden * (settings.compute_bytes + max(settings.compute_bytes, settings.weight_bytes)) / 2

@@ -112,8 +112,8 @@ def test_one_changed_value_below_an_adapter_is_said_wherever_it_is():
 
 def test_weights_are_hashed_once_and_again_when_they_change(monkeypatch):
     model, hashed = small_model(), []
-    whole = fingerprint._hashed
-    monkeypatch.setattr(fingerprint, "_hashed", lambda *given: hashed.append(1) or whole(*given))
+    whole = fingerprint._hash_tensors
+    monkeypatch.setattr(fingerprint, "_hash_tensors", lambda *given: hashed.append(1) or whole(*given))
     first = weights_digest(model)
     assert (weights_digest(model), weights_digest(torch.compile(model, backend="eager")), len(hashed)) == (
         first,

@@ -9,7 +9,7 @@ from checkpoint_folders import ABOUT, NEEDED, checkpoint, names
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError
 from composer_replication.trainer.checkpoints import check_manifest, newest_complete
-from composer_replication.trainer.checkpoints.manifest import drop_replaced, make_room, rotate
+from composer_replication.trainer.checkpoints.manifest import clear_path, delete_old_checkpoints, delete_replaced
 from refusals import refusal
 
 
@@ -77,14 +77,14 @@ def test_rotation_counts_complete_checkpoints_and_keeps_the_newest_of_them(tmp_p
         checkpoint(tmp_path, step)
     checkpoint(tmp_path, 3, complete=False)
     checkpoint(tmp_path, 8, complete=False)
-    rotate(tmp_path, 1)
+    delete_old_checkpoints(tmp_path, 1)
     assert names(tmp_path) == ["checkpoint-6", "checkpoint-8"]
 
 
 def test_rotation_keeps_what_it_is_told_to(tmp_path):
     for step in (2, 4, 6):
         checkpoint(tmp_path, step)
-    rotate(tmp_path, 2, keep=[tmp_path / "checkpoint-2"])
+    delete_old_checkpoints(tmp_path, 2, keep=[tmp_path / "checkpoint-2"])
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-6"]
 
 
@@ -92,16 +92,16 @@ def test_rotation_keeps_what_it_is_told_to(tmp_path):
 def test_rotation_without_need_deletes_nothing(tmp_path, limit):
     for step in (2, 4):
         checkpoint(tmp_path, step)
-    rotate(tmp_path, limit)
+    delete_old_checkpoints(tmp_path, limit)
     assert names(tmp_path) == ["checkpoint-2", "checkpoint-4"]
 
 
 def test_a_complete_checkpoint_in_the_way_is_set_aside_and_still_found(tmp_path):
     folder = checkpoint(tmp_path, 4)
-    make_room(folder)
+    clear_path(folder)
     assert not folder.exists()
     assert newest_complete(tmp_path).name == "checkpoint-4.replaced"
-    make_room(checkpoint(tmp_path, 4, complete=False))
+    clear_path(checkpoint(tmp_path, 4, complete=False))
     assert names(tmp_path) == ["checkpoint-4.replaced"]
     checkpoint(tmp_path, 4)
     assert newest_complete(tmp_path) == folder
@@ -110,7 +110,7 @@ def test_a_complete_checkpoint_in_the_way_is_set_aside_and_still_found(tmp_path)
 def test_deleting_takes_the_manifest_first(tmp_path, monkeypatch):
     checkpoint(tmp_path, 2), checkpoint(tmp_path, 4)
     monkeypatch.setattr(shutil, "rmtree", lambda *_args, **_options: None)  # killed right there
-    rotate(tmp_path, 1)
+    delete_old_checkpoints(tmp_path, 1)
     assert names(tmp_path / "checkpoint-2") == sorted(["a.json", "adapter", *NEEDED])
     assert newest_complete(tmp_path).name == "checkpoint-4"
 
@@ -129,7 +129,7 @@ def test_rotation_neither_counts_nor_touches_a_link(tmp_path, step):
     kept, link = linked(tmp_path, step)
     for own in (2, 4):
         checkpoint(tmp_path / "run", own)
-    rotate(tmp_path / "run", 1)
+    delete_old_checkpoints(tmp_path / "run", 1)
     assert names(tmp_path / "run") == sorted([link.name, "checkpoint-4"])
     check_manifest(kept)
     check_manifest(link)
@@ -139,17 +139,17 @@ def test_a_link_to_something_half_written_stays_too(tmp_path):
     kept, link = linked(tmp_path, 1)
     (kept / "manifest.json").unlink()
     checkpoint(tmp_path / "run", 4)
-    rotate(tmp_path / "run", 1)
+    delete_old_checkpoints(tmp_path / "run", 1)
     assert link.is_symlink()
     assert (kept / "model.safetensors").exists()
 
 
 def test_a_link_in_the_place_of_a_new_checkpoint_gives_way_and_what_it_points_to_stays(tmp_path):
     kept, link = linked(tmp_path, 4)
-    make_room(link)
+    clear_path(link)
     assert newest_complete(tmp_path / "run").name == "checkpoint-4.replaced"
     checkpoint(tmp_path / "run", 4)
-    drop_replaced(link)
+    delete_replaced(link)
     assert names(tmp_path / "run") == ["checkpoint-4"]
     check_manifest(kept)
 
@@ -157,6 +157,6 @@ def test_a_link_in_the_place_of_a_new_checkpoint_gives_way_and_what_it_points_to
 def test_a_link_to_nothing_gives_way(tmp_path):
     for name in ("checkpoint-4", "checkpoint-4.replaced"):
         (tmp_path / name).symlink_to(tmp_path / "nothing")
-    make_room(tmp_path / "checkpoint-4")
-    drop_replaced(tmp_path / "checkpoint-4")
+    clear_path(tmp_path / "checkpoint-4")
+    delete_replaced(tmp_path / "checkpoint-4")
     assert names(tmp_path) == []

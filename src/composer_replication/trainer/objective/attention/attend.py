@@ -54,7 +54,7 @@ _TRUNK_STEP = 1024
 _SUMS = torch.float32
 
 
-class OwnMask(BlockMask):
+class SelfAttendingMask(BlockMask):
     """A mask that computes the attention itself. It subclasses BlockMask only so that models pass it on unchanged."""
 
     @classmethod
@@ -69,7 +69,7 @@ class OwnMask(BlockMask):
         """Return the attention (B, L, heads, D) of queries, keys and values (B, heads, L, D)."""
 
 
-class _TreeMask(OwnMask):
+class _TreeMask(SelfAttendingMask):
     """The mask of a tree, together with the tree and the inputs that the selected kind of attention needs."""
 
     tree: TokenTree
@@ -88,25 +88,25 @@ def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
         )
     mask = _TreeMask.of_length(len(tree), tree.enter.device)
     mask.tree = tree
-    mask.blocks = _blocks(tree) if kind == "flex" else None
+    mask.blocks = _block_mask(tree) if kind == "flex" else None
     mask.plan = _plan_branches(tree) if kind == "flash" else None
     return mask
 
 
 def use_tree_attention(body: Any) -> None:
-    """Make a Hugging Face model accept `OwnMask` masks too; with any other mask it behaves as before."""
+    """Make a Hugging Face model accept `SelfAttendingMask` masks too; with any other mask it behaves as before."""
     before = body.config._attn_implementation
     # Already wrapped: the rest of the name is the wrapped attention.
     if before.startswith(_PREFIX):
         return
     name = _PREFIX + before
-    _register(name, before)
+    _register_attention(name, before)
     body.set_attn_implementation(name)
 
 
 @contextmanager
-def own_masks_taken(body: Any) -> Iterator[None]:
-    """Make a Hugging Face model accept `OwnMask` masks inside the block."""
+def accept_self_attending_masks(body: Any) -> Iterator[None]:
+    """Make a Hugging Face model accept `SelfAttendingMask` masks inside the block."""
     before = body.config._attn_implementation
     use_tree_attention(body)
     try:
@@ -121,7 +121,7 @@ def usual_attention(body: Any) -> str:
     return body.config._attn_implementation.removeprefix(_PREFIX)
 
 
-def _register(name: str, before: str) -> None:
+def _register_attention(name: str, before: str) -> None:
     from transformers import AttentionInterface, AttentionMaskInterface
     from transformers.masking_utils import ALL_MASK_ATTENTION_FUNCTIONS
     from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
@@ -131,7 +131,7 @@ def _register(name: str, before: str) -> None:
     def attend(
         module: nn.Module, query: Tensor, key: Tensor, value: Tensor, attention_mask: Any, **options: Any
     ) -> tuple[Tensor, Tensor | None]:
-        if not isinstance(attention_mask, OwnMask):
+        if not isinstance(attention_mask, SelfAttendingMask):
             return usual(module, query, key, value, attention_mask, **options)
         # None: attention weights, which are not computed.
         return attention_mask.attend(module, query, key, value, **options), None
@@ -143,11 +143,11 @@ def _register(name: str, before: str) -> None:
 
 def _attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, **options: Any) -> Tensor:
     """Return the attention (1, L, heads, D) over a tree for inputs (1, heads, L, D); raise for unsupported options."""
-    query, key, value = as_computed(query, key, value)
+    query, key, value = cast_for_attention(query, key, value)
     softcap, scale = options.get("softcap"), options.get("scaling")
-    check_options("attention on a tree", options)
+    check_attention_options("attention on a tree", options)
     if mask.blocks is not None:
-        return _flex(query, key, value, mask.blocks, scale, softcap).transpose(1, 2).contiguous()
+        return _flex_attention(query, key, value, mask.blocks, scale, softcap).transpose(1, 2).contiguous()
     if softcap is not None:
         raise InputError(explain("attention without FlexAttention", got=f"soft-cap {softcap}", expected="no soft-cap"))
     if mask.plan is not None:
@@ -155,7 +155,7 @@ def _attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, 
     return _path_tree_attention(query, key, value, mask.tree, scale).transpose(1, 2).contiguous()
 
 
-def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
+def cast_for_attention(*states: Tensor) -> tuple[Tensor, ...]:
     """Cast the tensors to autocast's dtype if it is on: it casts the inputs of torch's attention, but not of ours."""
     device = states[0].device.type
     if not torch.is_autocast_enabled(device):
@@ -163,7 +163,7 @@ def as_computed(*states: Tensor) -> tuple[Tensor, ...]:
     return tuple(tensor.to(torch.get_autocast_dtype(device)) for tensor in states)
 
 
-def check_options(what: str, options: Mapping[str, Any]) -> None:
+def check_attention_options(what: str, options: Mapping[str, Any]) -> None:
     """Raise InputError if a layer passes an option that our attention does not support."""
     # s_aux: attention sinks (gpt-oss); position_bias: T5 and its relatives
     got = sorted(name for name in ("s_aux", "position_bias") if options.get(name) is not None)
@@ -172,14 +172,14 @@ def check_options(what: str, options: Mapping[str, Any]) -> None:
         raise InputError(explain(what, got=f"unsupported options {got}", expected="no such options"))
 
 
-def _flex(
+def _flex_attention(
     query: Tensor, key: Tensor, value: Tensor, blocks: BlockMask, scale: float | None, softcap: float | None
 ) -> Tensor:
     # With grouped queries the kernel would run on the few key heads only, which leaves too little parallel work.
     groups = query.shape[1] // key.shape[1]
     key, value = (states.repeat_interleave(groups, dim=1) for states in (key, value))
     with torch._dynamo.config.patch(recompile_limit=_MAX_LENGTHS, accumulated_recompile_limit=_MAX_LENGTHS):
-        return _compiled_flex()(query, key, value, _soft_cap(softcap), blocks, scale)
+        return _compiled_flex()(query, key, value, _softcap_function(softcap), blocks, scale)
 
 
 @cache
@@ -189,7 +189,7 @@ def _compiled_flex() -> Any:
 
 
 @cache
-def _soft_cap(cap: float | None) -> Any:
+def _softcap_function(cap: float | None) -> Any:
     """Return the score function for a soft-cap, cached so that all layers and steps share one compiled kernel."""
     if cap is None:
         return None
@@ -200,7 +200,7 @@ def _soft_cap(cap: float | None) -> Any:
     return capped
 
 
-def _blocks(tree: TokenTree) -> BlockMask:
+def _block_mask(tree: TokenTree) -> BlockMask:
     """Return which blocks are visible in full or in part, from the bounds of `enter` and `leave` in each block.
 
     This needs no (L, L) tensor. Row q sees row kv if kv comes before q and q lies in kv's subtree [enter, leave).
@@ -217,12 +217,12 @@ def _blocks(tree: TokenTree) -> BlockMask:
     # In empty blocks no pair of rows can satisfy `sees`, in full blocks every pair does; it is evaluated in all others.
     is_empty = (column > row) | (max_enter[:, None] < min_enter[None]) | (min_enter[:, None] >= max_leave[None])
     is_full = (column < row) & (max_enter[None] <= min_enter[:, None]) & (max_enter[:, None] < min_leave[None])
-    partial, full = _listed(~is_empty & ~is_full), _listed(is_full)
+    partial, full = _marked_blocks_first(~is_empty & ~is_full), _marked_blocks_first(is_full)
     size = len(tree)
     return BlockMask.from_kv_blocks(*partial, *full, BLOCK_SIZE=_BLOCK, mask_mod=sees, seq_lengths=(size, size))
 
 
-def _listed(blocks: Tensor) -> tuple[Tensor, Tensor]:
+def _marked_blocks_first(blocks: Tensor) -> tuple[Tensor, Tensor]:
     """Return how many blocks are marked in each row, and the numbers of all blocks with the marked ones first."""
     numbers = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).to(torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()
@@ -268,7 +268,7 @@ def _plan_branches(tree: TokenTree) -> _BranchPlan:
     trunks: list[Run] = []
     groups: list[list[Stretch]] = []
     prefixes: list[Run] = []
-    for trunk, branches in _trees(tree.stretches):
+    for trunk, branches in _trunks_with_branches(tree.stretches):
         trunks.append(trunk)
         for group in _group_by_branch_point(branches, trunk):
             groups.append(group)
@@ -276,18 +276,18 @@ def _plan_branches(tree: TokenTree) -> _BranchPlan:
     if not groups:
         return _BranchPlan(tuple(trunks), None, len(tree))
     sizes = [sum(branch.end - branch.start for branch in group) for group in groups]
-    trunk_part = _packed(sizes, [[prefix] for prefix in prefixes], device)
+    trunk_part = _pack_branches(sizes, [[prefix] for prefix in prefixes], device)
     all_branches = [(branch, prefix) for group, prefix in zip(groups, prefixes, strict=True) for branch in group]
     own_keys = [_row_ranges_after_prefix(branch, prefix) for branch, prefix in all_branches]
-    own_part = _packed([branch.end - branch.start for branch, _ in all_branches], own_keys, device)
-    runs = _joined((branch.start, branch.end) for branch, _ in all_branches)
+    own_part = _pack_branches([branch.end - branch.start for branch, _ in all_branches], own_keys, device)
+    runs = _merge_adjacent((branch.start, branch.end) for branch, _ in all_branches)
     return _BranchPlan(tuple(trunks), _Branches(tuple(runs), trunk_part, own_part), len(tree))
 
 
 def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _BranchPlan, scale: float | None) -> Tensor:
     """Return the attention (1, L, heads, D) for inputs (1, heads, L, D) in half precision on a CUDA device."""
     factor = query.shape[-1] ** -0.5 if scale is None else scale
-    pieces = {start: _trunk(query, key, value, (start, end), factor) for start, end in plan.trunks}
+    pieces = {start: _trunk_attention(query, key, value, (start, end), factor) for start, end in plan.trunks}
     covered = max(end for _, end in plan.trunks)
     if plan.branches is not None:
         runs = plan.branches.runs
@@ -303,7 +303,7 @@ def _flash_tree_attention(query: Tensor, key: Tensor, value: Tensor, plan: _Bran
     return torch.cat([pieces[start] for start in sorted(pieces)], dim=1)
 
 
-def _trunk(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) -> Tensor:
+def _trunk_attention(query: Tensor, key: Tensor, value: Tensor, run: Run, scale: float) -> Tensor:
     """Return the causal attention of a trunk, padded at the end for the kernel; the padding's output is dropped.
 
     The padding is zeros rather than the branches that follow in memory: their masked values may be infinite, and
@@ -326,9 +326,9 @@ class _BranchAttention(torch.autograd.Function):
     def forward(ctx: Any, query: Tensor, key: Tensor, value: Tensor, plan: _Branches, scale: float) -> Tensor:
         (own_out, own_lse), (trunk_out, trunk_lse) = (
             _flash_forward(query, key[part.key_rows], value[part.key_rows], part.lengths, is_causal, scale)
-            for part, is_causal in _parts(plan)
+            for part, is_causal in _attention_parts(plan)
         )
-        out, lse = _merged(own_out, own_lse, trunk_out, trunk_lse)
+        out, lse = _merge_softmaxes(own_out, own_lse, trunk_out, trunk_lse)
         ctx.save_for_backward(query, key, value, out, lse)
         ctx.plan, ctx.scale = plan, scale
         return out
@@ -338,7 +338,7 @@ class _BranchAttention(torch.autograd.Function):
         query, key, value, out, lse = ctx.saved_tensors
         grad = grads[0].contiguous()
         dq, dk, dv = (torch.zeros_like(states, dtype=_SUMS) for states in (query, key, value))
-        for part, is_causal in _parts(ctx.plan):
+        for part, is_causal in _attention_parts(ctx.plan):
             rows = part.key_rows
             inputs = (grad, query, key[rows], value[rows], out, lse)
             dq_part, dk_part, dv_part = _flash_backward(*inputs, part.lengths, is_causal, ctx.scale)
@@ -348,7 +348,7 @@ class _BranchAttention(torch.autograd.Function):
         return dq.to(query.dtype), dk.to(key.dtype), dv.to(value.dtype), None, None
 
 
-def _parts(plan: _Branches) -> tuple[tuple[_PackedBranches, bool], tuple[_PackedBranches, bool]]:
+def _attention_parts(plan: _Branches) -> tuple[tuple[_PackedBranches, bool], tuple[_PackedBranches, bool]]:
     """Return the two parts of the plan, each with whether its attention is causal."""
     return (plan.own_part, True), (plan.trunk_part, False)
 
@@ -383,14 +383,14 @@ def _flash_backward(
     )
 
 
-def _merged(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
+def _merge_softmaxes(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Tensor) -> tuple[Tensor, Tensor]:
     """Merge two softmaxes over different keys into one over all of them; out is (Q, heads, D), lse is (heads, Q)."""
     merged_lse = torch.logaddexp(lse, other_lse)
     weight, other_weight = ((part_lse - merged_lse).exp().T[..., None] for part_lse in (lse, other_lse))
     return (out * weight + other_out * other_weight).to(out.dtype), merged_lse
 
 
-def _trees(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
+def _trunks_with_branches(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
     """Return each trunk with its branches; a stretch without a context is the trunk of a new tree."""
     trees: list[tuple[Run, list[Stretch]]] = []
     for stretch in stretches:
@@ -420,7 +420,7 @@ def _group_by_branch_point(branches: list[Stretch], trunk: Run) -> list[list[Str
     return groups
 
 
-def _packed(num_queries: list[int], key_runs: list[list[Run]], device: torch.device) -> _PackedBranches:
+def _pack_branches(num_queries: list[int], key_runs: list[list[Run]], device: torch.device) -> _PackedBranches:
     rows = torch.cat([torch.arange(*run) for runs in key_runs for run in runs])
     num_keys = [sum(end - start for start, end in runs) for runs in key_runs]
     query_ends, key_ends = (torch.tensor([0, *counts]).cumsum(0).int().to(device) for counts in (num_queries, num_keys))
@@ -433,7 +433,7 @@ def _row_ranges_after_prefix(branch: Stretch, prefix: Run) -> list[Run]:
     return [run for run in runs if run[0] < run[1]]
 
 
-def _joined(runs: Iterable[Run]) -> list[Run]:
+def _merge_adjacent(runs: Iterable[Run]) -> list[Run]:
     """Merge adjacent runs."""
     joined: list[Run] = []
     for start, end in runs:
@@ -446,12 +446,14 @@ def _joined(runs: Iterable[Run]) -> list[Run]:
 
 def _path_tree_attention(query: Tensor, key: Tensor, value: Tensor, tree: TokenTree, scale: float | None) -> Tensor:
     """Return the attention (1, heads, L, D), computed stretch by stretch from its queries and the keys on its path."""
-    pieces = [_stretch(query, key, value, start, end, context, scale) for start, end, context in tree.stretches]
+    pieces = [
+        _stretch_attention(query, key, value, start, end, context, scale) for start, end, context in tree.stretches
+    ]
     covered = tree.stretches[-1].end
     return torch.cat([*pieces, _padding_attention(value[:, :, covered:], query.shape[1])], dim=2)
 
 
-def _stretch(
+def _stretch_attention(
     query: Tensor,
     key: Tensor,
     value: Tensor,

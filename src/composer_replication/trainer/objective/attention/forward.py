@@ -2,7 +2,7 @@
 
 A tree may run in one pass if every layer attends to the whole path, or to a window of it that no path exceeds, and if
 nothing in the model depends on a token's slot (its index in the tree's layout). The config is checked first
-(`why_never`). Then an experiment on the tree itself decides (`_try_tree`). It runs once per model and setting, and
+(`why_no_tree`). Then an experiment on the tree itself decides (`_try_tree`). It runs once per model and setting, and
 again for every tree that is longer, or has a longer path, than all trees before. All other trees run as flat sequences,
 with the same hidden states, and the result gives the reason (`flat_because`).
 
@@ -16,7 +16,7 @@ changes them only slightly. It tests what they depend on, in four checks, of whi
                 equal their positions (the trunk, and the end of the trunk run as a branch): that is rounding
 
 Bitwise comparison is valid in any precision: the shapes, the mask and all other rows are the same, so each product
-adds up the same numbers in the same order. Mixtures of experts are the exception (`same_rows_for_experts`).
+adds up the same numbers in the same order. Mixtures of experts are the exception (`equal_inputs_for_experts`).
 """
 
 from __future__ import annotations
@@ -38,18 +38,18 @@ from composer_replication.batch.windows import padded_length
 from composer_replication.errors import UnsupportedModelError, explain
 from composer_replication.trainer.objective.attention.attend import Kind, tree_mask, use_tree_attention, usual_attention
 from composer_replication.trainer.objective.attention.model_checks import (
+    bitwise_equal_rows,
     check_causal,
     compute_dtype,
-    longest_alike,
-    other_tokens,
-    same_bits,
-    same_rows_for_experts,
+    equal_inputs_for_experts,
+    max_invariant_length,
+    replace_tokens,
     shortest_window,
     text_config,
-    why_never,
+    why_no_tree,
 )
-from composer_replication.trainer.objective.distributed import agreed_most, evaluating, inside_forward
-from composer_replication.trainer.objective.model_head import causal_lm_of, decoder_of, hidden_states
+from composer_replication.trainer.objective.distributed import eval_mode, inside_forward, max_over_shards
+from composer_replication.trainer.objective.model_head import get_body, get_causal_lm, hidden_states
 
 _REPLACEABLE = ("sdpa", "flash", "flex")
 # A failure on shorter paths is not final, since a few tokens prove little.
@@ -84,7 +84,7 @@ class _Trial(NamedTuple):
 _trials: WeakKeyDictionary[nn.Module, dict[str, _Trial]] = WeakKeyDictionary()
 
 
-def hidden_rows(model: nn.Module, tokens: Tokens) -> _HiddenStates:
+def token_hidden_states(model: nn.Module, tokens: Tokens) -> _HiddenStates:
     """Return the hidden states of a tree's tokens, or of padded sequences, one sequence after the other."""
     if isinstance(tokens, TokenTree):
         return tree_hidden_states(model, tokens)
@@ -93,11 +93,11 @@ def hidden_rows(model: nn.Module, tokens: Tokens) -> _HiddenStates:
 
 def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenStates:
     """Return the hidden states of all tokens, equal to those of the flat sequences up to rounding."""
-    body = causal_lm_of(model)
+    body = get_causal_lm(model)
 
     def work() -> _HiddenStates:
         kind, why, _ = _choose_attention(model, tree)
-        hidden = _run_sequences(model, tree) if kind is None else _run_tree(body, _masked(body, tree, kind))
+        hidden = _run_sequences(model, tree) if kind is None else _run_tree(body, _mask_tree(body, tree, kind))
         return _HiddenStates(hidden, kind, why)
 
     return inside_forward(model, body, work)
@@ -105,12 +105,12 @@ def tree_hidden_states(model: nn.Module, tree: TokenTree) -> _HiddenStates:
 
 def _why_flat(model: nn.Module, tree: TokenTree) -> str | None:
     """Return the reason why this tree cannot run through this model in one pass, or None if it can."""
-    return inside_forward(model, causal_lm_of(model), lambda: _choose_attention(model, tree)).flat_because
+    return inside_forward(model, get_causal_lm(model), lambda: _choose_attention(model, tree)).flat_because
 
 
 def _run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
     """Return the hidden states (L, H) from one padded batch, taking shared rows from the longest sequence."""
-    if agreed_most([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
+    if max_over_shards([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
     is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     sequences: list[Tensor] = []
@@ -133,17 +133,17 @@ def _run_tree(
     """Return the hidden states (L, H) from one pass. Experiments override the tokens or positions of the tree."""
     ids = masked_tree.tree.input_ids if input_ids is None else input_ids
     positions = masked_tree.tree.position_ids if position_ids is None else position_ids
-    output = decoder_of(body)(
+    output = get_body(body)(
         input_ids=ids[None], position_ids=positions[None], attention_mask=masked_tree.mask, use_cache=False
     )
     return output.last_hidden_state[0, : masked_tree.length]
 
 
-def _masked(body: Any, tree: TokenTree, kind: Kind) -> _MaskedTree:
+def _mask_tree(body: Any, tree: TokenTree, kind: Kind) -> _MaskedTree:
     """Return the tree with its mask for this kind of attention, and prepare the model for it."""
     length = len(tree)
     if kind == "dense":
-        return _MaskedTree(tree, _dense(body, tree), length)
+        return _MaskedTree(tree, _dense_mask(body, tree), length)
     # FlexAttention is compiled for each length; padding leaves only a few different lengths.
     padded = tree.padded(padded_length(length)) if kind == "flex" else tree
     use_tree_attention(body)
@@ -158,7 +158,7 @@ class _MaskedTree(NamedTuple):
     length: int
 
 
-def _dense(body: Any, tree: TokenTree) -> Tensor:
+def _dense_mask(body: Any, tree: TokenTree) -> Tensor:
     """Return the (1, 1, L, L) mask: boolean, or additive for eager attention."""
     sees = tree.dense_mask()[None, None]
     if not body.config._attn_implementation.endswith("eager"):
@@ -168,23 +168,27 @@ def _dense(body: Any, tree: TokenTree) -> Tensor:
 
 
 def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
-    body = causal_lm_of(model)
+    body = get_causal_lm(model)
     _check_positions(body.config, tree.longest_path)
-    never = why_never(body.config)
+    never = why_no_tree(body.config)
     if never is not None:
         return _AttentionChoice(None, never)
-    if dropout_on(body) and not body.config._attn_implementation.endswith("eager") and tree.input_ids.is_cuda:
+    if (
+        has_attention_dropout(body)
+        and not body.config._attn_implementation.endswith("eager")
+        and tree.input_ids.is_cuda
+    ):
         return _AttentionChoice(None, "attention dropout is on, which no attention over trees has on this device")
     # Processes that share weights must make the same choice; otherwise they wait for each other forever.
     branches = len(tree.stretches) - 1
-    length, path, branches = agreed_most([model], [len(tree) if branches else 0, tree.longest_path, branches])
+    length, path, branches = max_over_shards([model], [len(tree) if branches else 0, tree.longest_path, branches])
     if not branches:
         return _AttentionChoice(None, "one sequence, without branches")
-    too_long = _too_long(tree, path, shortest_window(body.config))
+    too_long = _why_too_long(tree, path, shortest_window(body.config))
     if too_long is not None:
         return _AttentionChoice(None, too_long)
-    choice = _cached_trial(model, body, tree, length, path)
-    too_long = _too_long(tree, path, choice.window)
+    choice = _choice_from_trial(model, body, tree, length, path)
+    too_long = _why_too_long(tree, path, choice.window)
     return choice if too_long is None else _AttentionChoice(None, too_long)
 
 
@@ -193,7 +197,7 @@ def _check_positions(config: Any, longest: int) -> None:
 
     A tree contains several lengths, so no single set of frequencies would be right for it.
     """
-    limit, why = longest_alike(config)
+    limit, why = max_invariant_length(config)
     if limit is not None and longest > limit:
         fix = "Cut sessions into windows of that length, or use the flat collator."
         got = f"a path of {longest} tokens, {why}"
@@ -202,7 +206,7 @@ def _check_positions(config: Any, longest: int) -> None:
         )
 
 
-def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
+def _why_too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
     if window is None or path <= window:
         return None
     if tree.longest_path <= window:
@@ -210,7 +214,7 @@ def _too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
     return f"a path of {tree.longest_path} tokens is longer than the sliding window of {window}"
 
 
-def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> _AttentionChoice:
+def _choice_from_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> _AttentionChoice:
     """Return the choice for trees of this size, from the cache or by a new trial; a failed model is not tried again."""
     trials = _trials.setdefault(body, {})
     device = tree.input_ids.device
@@ -218,16 +222,16 @@ def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, pat
     before = trials.get(setting)
     if before is not None:
         fits = length <= before.length and path <= before.path
-        too_long = _too_long(tree, path, before.choice.window)
+        too_long = _why_too_long(tree, path, before.choice.window)
         # The earlier tree had too few branch rows for the slots check, but this one has enough: run it again.
         if fits and before.choice.kind is not None and not before.has_checked_slots:
             fits = not _can_check_slots(model, tree)
         if fits or too_long is not None or before.choice.kind is None:
             return before.choice
         length, path = max(length, before.length), max(path, before.path)
-    choice = _try_tree(model, tree, _kinds(body, device), path)
+    choice = _try_tree(model, tree, _candidate_kinds(body, device), path)
     # Another tree may fit into the window, and in half precision rounding over a few tokens can fail a good model.
-    is_final = path >= _MIN_PATH_TO_FAIL and _too_long(tree, path, choice.window) is None
+    is_final = path >= _MIN_PATH_TO_FAIL and _why_too_long(tree, path, choice.window) is None
     if choice.kind is not None or is_final:
         trials[setting] = _Trial(choice, length, path, _can_check_slots(model, tree))
     return choice
@@ -235,15 +239,15 @@ def _cached_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, pat
 
 def _can_check_slots(model: nn.Module, tree: TokenTree) -> bool:
     """Return whether any process has enough branch rows in its lone sequences to tell slots from rounding."""
-    return agreed_most([model], [_num_branch_rows(tree)])[0] >= ENOUGH_ROWS
+    return max_over_shards([model], [_num_branch_rows(tree)])[0] >= ENOUGH_ROWS
 
 
-def dropout_on(body: nn.Module) -> bool:
+def has_attention_dropout(body: nn.Module) -> bool:
     """Return whether attention dropout is active in any module."""
     return any(module.training and getattr(module, "attention_dropout", 0.0) for module in body.modules())
 
 
-def _kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
+def _candidate_kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
     """Return the kinds of attention to try, best first; only known attention functions can be replaced by ours."""
     if not any(name in usual_attention(body) for name in _REPLACEABLE):
         return ("dense",)
@@ -296,9 +300,9 @@ def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest:
     mention. If that window is shorter than the longest path on any process, the choice has the window but neither a
     kind nor a reason, because shorter trees may still fit.
     """
-    body = causal_lm_of(model)
+    body = get_causal_lm(model)
     usual, reasons = body.config._attn_implementation, list[str]()
-    with torch.no_grad(), evaluating(model):
+    with torch.no_grad(), eval_mode(model):
         try:  # before the model is changed in any way: every kind of attention has to reproduce these rows
             alone = [
                 _StandaloneSequence(sequence, hidden_states(model, tree.input_ids[sequence][None], None)[0].float())
@@ -310,7 +314,7 @@ def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest:
             return _AttentionChoice(None, f"even a plain sequence fails: {type(error).__name__}: {error}"[:200])
         for kind in kinds:
             try:
-                masked_tree = _masked(body, tree, kind)
+                masked_tree = _mask_tree(body, tree, kind)
                 with _watched_attention(body, masked_tree.mask) as trace:
                     rows = _run_tree(body, masked_tree)
             except torch.OutOfMemoryError:
@@ -321,7 +325,7 @@ def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest:
             window = min(trace.windows, default=None)
             if window is not None and longest > window:
                 return _AttentionChoice(None, None, window)
-            reason = _first_objection(model, body, _Pass(kind, masked_tree, rows, trace, alone))
+            reason = _first_failed_check(model, body, _Pass(kind, masked_tree, rows, trace, alone))
             if reason is None:
                 return _AttentionChoice(kind, None, window)
             reasons.append(f"{kind}: {reason}")
@@ -330,23 +334,23 @@ def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest:
     return _AttentionChoice(None, "the model does not accept a tree's mask; " + "; ".join(reasons))
 
 
-def _first_objection(model: nn.Module, body: Any, ran: _Pass) -> str | None:
+def _first_failed_check(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     """Return the reason from the first failing check, or None; processes that share weights stop at the same check."""
     checks: tuple[Callable[[], str | None], ...] = (
-        lambda: _other_masks(body, ran.trace),
-        lambda: _leaks(model, body, ran.masked_tree, ran.rows),
-        lambda: _ignores_positions(body, ran.masked_tree, ran.rows),
-        lambda: _counts_slots(model, body, ran),
+        lambda: _find_changed_masks(body, ran.trace),
+        lambda: _find_leak(model, body, ran.masked_tree, ran.rows),
+        lambda: _find_ignored_positions(body, ran.masked_tree, ran.rows),
+        lambda: _find_slot_dependence(model, body, ran),
     )
     for check in checks:
         reason = check()
-        (anywhere,) = agreed_most([model], [int(reason is not None)])
+        (anywhere,) = max_over_shards([model], [int(reason is not None)])
         if anywhere:
             return reason or "the check failed on another process"
     return None
 
 
-def _other_masks(body: Any, record: _LayerTrace) -> str | None:
+def _find_changed_masks(body: Any, record: _LayerTrace) -> str | None:
     """Run the "masks" check."""
     layers = getattr(text_config(body.config), "num_hidden_layers", 1)
     if record.changed_masks:
@@ -358,26 +362,26 @@ def _other_masks(body: Any, record: _LayerTrace) -> str | None:
     return None
 
 
-def _leaks(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
+def _find_leak(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
     """Run the "branches" check: change the tokens outside every second branch's path, and compare the path's rows."""
     is_kept = _every_second_path(masked_tree.tree)
-    ids = torch.where(is_kept, masked_tree.tree.input_ids, other_tokens(masked_tree.tree.input_ids, body))
-    with same_rows_for_experts(body, is_kept) as has_experts:
+    ids = torch.where(is_kept, masked_tree.tree.input_ids, replace_tokens(masked_tree.tree.input_ids, body))
+    with equal_inputs_for_experts(body, is_kept) as has_experts:
         before = _run_tree(body, masked_tree) if has_experts else rows
         after = _run_tree(body, masked_tree, input_ids=ids)
         is_kept = is_kept[: masked_tree.length]
-        changed = ~same_bits(before[is_kept], after[is_kept])
-        (anywhere,) = agreed_most([model], [int(changed.any())])
+        changed = ~bitwise_equal_rows(before[is_kept], after[is_kept])
+        (anywhere,) = max_over_shards([model], [int(changed.any())])
         again = _run_tree(body, masked_tree) if anywhere else before
     if not bool(changed.any()):
         return None
-    if not bool(same_bits(before, again).all()):
+    if not bool(bitwise_equal_rows(before, again).all()):
         return "two identical passes differ, so the branches cannot be checked"
     gap = float((before[is_kept].float() - after[is_kept].float()).abs().max())
     return f"changing tokens in a branch changes {int(changed.sum())} of {len(changed)} other rows, by up to {gap:.1e}"
 
 
-def _ignores_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
+def _find_ignored_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
     """Run the "positions" check by counting positions backwards, which keeps them in the model's range."""
     tree = masked_tree.tree
     changed = _run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
@@ -388,11 +392,11 @@ def _ignores_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str
     return "the model ignores positions" if has_order else None
 
 
-def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
+def _find_slot_dependence(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     """Run the "slots" check."""
     (trunk, *branches), rows = ran.alone, ran.rows
     noise = _median_gap(trunk, rows, 0)
-    gaps = [_median_gap(branch, rows, _shared(trunk.sequence, branch.sequence)) for branch in branches]
+    gaps = [_median_gap(branch, rows, _num_shared_rows(trunk.sequence, branch.sequence)) for branch in branches]
     half = compute_dtype(body) in (torch.float16, torch.bfloat16)
     if half and _num_branch_rows(ran.masked_tree.tree) < ENOUGH_ROWS:
         return None
@@ -403,8 +407,8 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
     floor = torch.finfo(compute_dtype(body)).eps / 2 if half else 16 * torch.finfo(torch.float32).eps
     worst = max(gaps)
     # The trunk may use the same kernel as a lone sequence and show no difference, while branches use another kernel.
-    (unclear,) = agreed_most([model], [int(worst > _MAX_TRUNK_ROUNDINGS * max(noise, floor))])
-    noise = max(noise, _noise_of_branches(body, ran, trunk)) if unclear else noise
+    (unclear,) = max_over_shards([model], [int(worst > _MAX_TRUNK_ROUNDINGS * max(noise, floor))])
+    noise = max(noise, _branch_rounding_noise(body, ran, trunk)) if unclear else noise
     if worst <= _MAX_TRUNK_ROUNDINGS * max(noise, floor):
         return None
     return (
@@ -416,10 +420,10 @@ def _counts_slots(model: nn.Module, body: Any, ran: _Pass) -> str | None:
 def _num_branch_rows(tree: TokenTree) -> int:
     """Return the number of rows, over the branches that run alone, that are not shared with the trunk."""
     trunk, *branches = _trunk_and_branches(tree)
-    return sum(branch.numel() - _shared(trunk, branch) for branch in branches)
+    return sum(branch.numel() - _num_shared_rows(trunk, branch) for branch in branches)
 
 
-def _noise_of_branches(body: Any, ran: _Pass, trunk: _StandaloneSequence) -> float:
+def _branch_rounding_noise(body: Any, ran: _Pass, trunk: _StandaloneSequence) -> float:
     """Return the gap for the end of the trunk, run as a branch in its own slots: the rounding of the kernels."""
     length = trunk.sequence.numel()
     cut = length - max(1, length // 8)
@@ -428,7 +432,7 @@ def _noise_of_branches(body: Any, ran: _Pass, trunk: _StandaloneSequence) -> flo
     stretches = (Stretch(0, cut, ()), Stretch(cut, length, ((0, cut),)))
     ids = ran.masked_tree.tree.input_ids[trunk.sequence]
     chain = TokenTree(ids, index, is_end, torch.full_like(is_end, 2), (index,), stretches)
-    rows = _run_tree(body, _masked(body, chain, ran.kind))
+    rows = _run_tree(body, _mask_tree(body, chain, ran.kind))
     return _median_gap(_StandaloneSequence(index, trunk.rows), rows, cut)
 
 
@@ -439,7 +443,7 @@ def _median_gap(alone: _StandaloneSequence, rows: Tensor, skip: int) -> float:
     return float(gaps[skip:].median()) if skip < gaps.numel() else 0.0
 
 
-def _shared(trunk: Tensor, sequence: Tensor) -> int:
+def _num_shared_rows(trunk: Tensor, sequence: Tensor) -> int:
     """Return how many leading rows a sequence shares with the trunk."""
     count = min(trunk.numel(), sequence.numel())
     return int((trunk[:count] == sequence[:count]).sum())
@@ -496,7 +500,7 @@ class _LayerTrace:
 
     def note(self, module: nn.Module, mask: Any, options: dict[str, Any]) -> None:
         self.layers.add(id(module))
-        if not _same_mask(mask, self.mask):
+        if not _is_same_mask(mask, self.mask):
             self.changed_masks.add(type(module).__name__)
         self.extras |= {name for name, value in options.items() if isinstance(value, Tensor) and name not in _HARMLESS}
         window = options.get("sliding_window")
@@ -519,16 +523,16 @@ def _watched_attention(body: nn.Module, mask: Any) -> Iterator[_LayerTrace]:
         return attend
 
     with ExitStack() as after:
-        for name in _implementations(body):
+        for name in _attention_names(body):
             _watch_registered(name, watching, after)
-        for names in _namespaces(body):
+        for names in _eager_namespaces(body):
             usual = names[_EAGER]
             names[_EAGER] = watching(usual)
             after.callback(names.__setitem__, _EAGER, usual)
         yield record
 
 
-def _implementations(body: nn.Module) -> set[str]:
+def _attention_names(body: nn.Module) -> set[str]:
     configs: list[Any] = [getattr(module, "config", None) for module in body.modules()]
     names = {getattr(config, "_attn_implementation", None) for config in configs}
     return {name for name in names if isinstance(name, str)}
@@ -545,14 +549,14 @@ def _watch_registered(name: str, watching: Callable[..., Any], after: ExitStack)
     after.callback(AttentionInterface.register, name, usual)
 
 
-def _namespaces(body: nn.Module) -> list[dict[str, Any]]:
+def _eager_namespaces(body: nn.Module) -> list[dict[str, Any]]:
     """Return the globals of each file that defines one of these modules and an eager attention function."""
     files = {type(module).__module__ for module in body.modules()}
     loaded = [vars(sys.modules[file]) for file in sorted(files) if file in sys.modules]
     return [namespace for namespace in loaded if callable(namespace.get(_EAGER))]
 
 
-def _same_mask(actual_mask: Any, expected_mask: Any) -> bool:
+def _is_same_mask(actual_mask: Any, expected_mask: Any) -> bool:
     if actual_mask is expected_mask:
         return True
     if (

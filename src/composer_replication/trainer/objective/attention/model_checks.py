@@ -1,8 +1,8 @@
 """Check what a model's attention allows: whether the model is causal, and what its config rules out.
 
-Shared prefixes and padding require a causal model (`check_causal`). A config can only rule trees out (`why_never`,
-`shortest_window`, `longest_alike`). What it does not mention (a convolution inside a layer, a selection by blocks) is
-found by the experiment in `attention.forward`.
+Shared prefixes and padding require a causal model (`check_causal`). A config can only rule trees out (`why_no_tree`,
+`shortest_window`, `max_invariant_length`). What it does not mention (a convolution inside a layer, a selection by
+blocks) is found by the experiment in `attention.forward`.
 """
 
 from __future__ import annotations
@@ -17,18 +17,18 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.errors import UnsupportedModelError, explain
-from composer_replication.trainer.objective.distributed import agreed_most, evaluating
-from composer_replication.trainer.objective.model_head import causal_lm_of, hidden_states
+from composer_replication.trainer.objective.distributed import eval_mode, max_over_shards
+from composer_replication.trainer.objective.model_head import get_causal_lm, hidden_states
 
 # The longest sequence that passed `check_causal`, by model and dtype. Weak references, so that a model can be freed.
-_longest: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
+_longest_causal: WeakKeyDictionary[nn.Module, dict[torch.dtype, int]] = WeakKeyDictionary()
 # The layer types in transformers for attention to the whole path, or to its last tokens.
-_BY_MASK = {"full_attention", "attention", "sliding_attention"}
+_MASKABLE_LAYERS = {"full_attention", "attention", "sliding_attention"}
 # Config keys for the list of layer types, and for the width of a sliding window.
-_KINDS = ("layer_types", "layers_block_type", "block_types")
-_WINDOWS = ("sliding_window", "attention_window_size", "local_attention", "window_size")
+_LAYER_TYPE_KEYS = ("layer_types", "layers_block_type", "block_types")
+_WINDOW_KEYS = ("sliding_window", "attention_window_size", "local_attention", "window_size")
 # Kinds of rotary embedding whose frequencies depend on the longest sequence in a call.
-_BY_LENGTH = {"dynamic", "longrope"}
+_LENGTH_DEPENDENT_ROPE = {"dynamic", "longrope"}
 
 
 def compute_dtype(body: nn.Module) -> torch.dtype:
@@ -46,15 +46,15 @@ def check_causal(model: nn.Module, ids_T: Tensor) -> None:
     comparison is bitwise. It runs once per model and dtype, and again for every sequence that is longer than all
     before.
     """
-    body = causal_lm_of(model)
-    longest = _longest.setdefault(body, {})
+    body = get_causal_lm(model)
+    longest = _longest_causal.setdefault(body, {})
     dtype = next(body.parameters()).dtype
-    (length,) = agreed_most([model], [ids_T.numel()])
+    (length,) = max_over_shards([model], [ids_T.numel()])
     if length <= longest.get(dtype, 1):
         return
     half = max(1, ids_T.numel() // 2)
-    num_changed = _rows_that_change(model, ids_T, half)
-    if agreed_most([model], [num_changed]) != [0]:
+    num_changed = _count_changed_rows(model, ids_T, half)
+    if max_over_shards([model], [num_changed]) != [0]:
         got = f"{num_changed} of {half} hidden states that change with later tokens, at length {ids_T.numel()}"
         fix = "Sequences of this model cannot share prefixes or be padded; use shorter ones or another model."
         raise UnsupportedModelError(
@@ -63,12 +63,12 @@ def check_causal(model: nn.Module, ids_T: Tensor) -> None:
     longest[dtype] = length
 
 
-def _rows_that_change(model: nn.Module, ids_T: Tensor, half: int) -> int:
-    body = causal_lm_of(model)
+def _count_changed_rows(model: nn.Module, ids_T: Tensor, half: int) -> int:
+    body = get_causal_lm(model)
     is_kept = torch.arange(ids_T.numel(), device=ids_T.device) < half
-    changed = torch.where(is_kept, ids_T, other_tokens(ids_T, body))
+    changed = torch.where(is_kept, ids_T, replace_tokens(ids_T, body))
     try:
-        with torch.no_grad(), evaluating(model), same_rows_for_experts(body, is_kept):
+        with torch.no_grad(), eval_mode(model), equal_inputs_for_experts(body, is_kept):
             before, after = (hidden_states(model, ids[None], None)[0, :half] for ids in (ids_T, changed))
     except torch.OutOfMemoryError:  # a RuntimeError, but no evidence against the model
         raise
@@ -76,11 +76,11 @@ def _rows_that_change(model: nn.Module, ids_T: Tensor, half: int) -> int:
         what = f"{type(body).__name__} in {next(body.parameters()).dtype} on a plain sequence of {ids_T.numel()} tokens"
         fix = "Check that model(input_ids=ids, use_cache=False) runs; try another dtype."
         raise UnsupportedModelError(explain(what, got=str(error)[:200], expected="hidden states", fix=fix)) from error
-    return int((~same_bits(before, after)).sum())
+    return int((~bitwise_equal_rows(before, after)).sum())
 
 
 @contextmanager
-def same_rows_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
+def equal_inputs_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
     """Replace rows that are not kept by the first kept row in mixture-of-experts blocks; yield whether there are any.
 
     When some tokens differ between two passes, they are routed to other experts, and matrix products of another size
@@ -112,7 +112,7 @@ def same_rows_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
         yield bool(blocks)
 
 
-def other_tokens(ids: Tensor, body: Any) -> Tensor:
+def replace_tokens(ids: Tensor, body: Any) -> Tensor:
     """Replace each token by a different one, chosen from the same ids so that the model can embed all of them."""
     unique_ids, inverse = ids.unique(return_inverse=True)
     if unique_ids.numel() == 1:
@@ -120,7 +120,7 @@ def other_tokens(ids: Tensor, body: Any) -> Tensor:
     return unique_ids.roll(-1)[inverse]
 
 
-def same_bits(before: Tensor, after: Tensor) -> Tensor:
+def bitwise_equal_rows(before: Tensor, after: Tensor) -> Tensor:
     """Return for each row (..., H) whether both tensors are bitwise equal, with NaN equal to NaN."""
     return ((before == after) | (before.isnan() & after.isnan())).all(dim=-1)
 
@@ -130,12 +130,12 @@ def text_config(config: Any) -> Any:
     return config.get_text_config() if hasattr(config, "get_text_config") else config
 
 
-def why_never(config: Any) -> str | None:
+def why_no_tree(config: Any) -> str | None:
     """Return why no tree can run through this model in one pass, or None if the config does not rule it out."""
     text = text_config(config)
-    for name in _KINDS:
+    for name in _LAYER_TYPE_KEYS:
         kinds = list(getattr(text, name, None) or ())
-        other_kinds = Counter(kind for kind in kinds if isinstance(kind, str) and kind not in _BY_MASK)
+        other_kinds = Counter(kind for kind in kinds if isinstance(kind, str) and kind not in _MASKABLE_LAYERS)
         if other_kinds:
             listed = ", ".join(f"{count} {kind}" for kind, count in sorted(other_kinds.items()))
             return f"layers that no mask can describe: {listed} of {len(kinds)}"
@@ -156,11 +156,11 @@ def shortest_window(config: Any) -> int | None:
     kinds = getattr(text, "layer_types", None)
     if kinds is not None and not any("sliding" in kind for kind in kinds):
         return None
-    sizes = [getattr(text, name, None) for name in _WINDOWS]
+    sizes = [getattr(text, name, None) for name in _WINDOW_KEYS]
     return min((size for size in sizes if isinstance(size, int)), default=None)
 
 
-def longest_alike(config: Any) -> tuple[int | None, str]:
+def max_invariant_length(config: Any) -> tuple[int | None, str]:
     """Return the maximum length with results independent of the call's length (None: any), and the reason for it."""
     text = text_config(config)
     limit, why = _rotary_limit(text)
@@ -177,7 +177,7 @@ def _rotary_limit(text: Any) -> tuple[int | None, str]:
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     settings = [rope, *(setting for setting in rope.values() if isinstance(setting, dict))]
     kinds = {setting.get("rope_type") or setting.get("type") for setting in settings}
-    if not kinds & _BY_LENGTH:
+    if not kinds & _LENGTH_DEPENDENT_ROPE:
         return None, ""
     limits = [setting.get("original_max_position_embeddings") for setting in settings]
     limits.append(getattr(text, "original_max_position_embeddings", None))

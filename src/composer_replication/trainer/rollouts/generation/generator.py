@@ -25,8 +25,8 @@ import torch
 from torch import Tensor
 
 from composer_replication.errors import InputError, explain
-from composer_replication.trainer.objective.attention.attend import own_masks_taken
-from composer_replication.trainer.objective.distributed import evaluating, rows_in_place
+from composer_replication.trainer.objective.attention.attend import accept_self_attending_masks
+from composer_replication.trainer.objective.distributed import eval_mode, merged_token_rows
 from composer_replication.trainer.rollouts.generation.row_cache import (
     KeyValueRows,
     NextTokens,
@@ -100,7 +100,7 @@ class RolloutGenerator:
 
     def generate(self, model: Any, *args: Any, **inputs: Any) -> Tensor:
         """Return the result of `model.generate` for the same arguments."""
-        with rows_in_place(model):
+        with merged_token_rows(model):
             return self._generate(model.generate, args, inputs)
 
     @contextmanager
@@ -109,7 +109,7 @@ class RolloutGenerator:
         usual, own_generate = model.generate, model.__dict__.get("generate")
 
         def generate(*args: Any, **inputs: Any) -> Tensor:
-            with rows_in_place(model):
+            with merged_token_rows(model):
                 return self._generate(usual, args, inputs)
 
         model.__dict__["generate"] = generate
@@ -178,7 +178,7 @@ class RolloutGenerator:
             raise _Unsupported(reason)
         size = self.batch or len(rows)
         starts = range(0, len(rows), size)
-        with evaluating(model), own_masks_taken(model), keep_casts(model):
+        with eval_mode(model), accept_self_attending_masks(model), keep_casts(model):
             parts = [self._sample_rows(model, input_ids[at : at + size], rows[at : at + size], choice) for at in starts]
         width = max(part.shape[1] for part in parts)
         return torch.cat(

@@ -29,21 +29,21 @@ from torch import Tensor, nn
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from composer_replication.trainer.objective.attention.attend import (
-    OwnMask,
-    as_computed,
-    check_options,
-    own_masks_taken,
+    SelfAttendingMask,
+    accept_self_attending_masks,
+    cast_for_attention,
+    check_attention_options,
     usual_attention,
 )
-from composer_replication.trainer.objective.attention.forward import dropout_on
+from composer_replication.trainer.objective.attention.forward import has_attention_dropout
 from composer_replication.trainer.objective.attention.model_checks import (
     compute_dtype,
-    longest_alike,
+    max_invariant_length,
     shortest_window,
     text_config,
-    why_never,
+    why_no_tree,
 )
-from composer_replication.trainer.objective.distributed import evaluating, is_sharded
+from composer_replication.trainer.objective.distributed import eval_mode, is_sharded
 
 Tokens = list[int]
 logger = logging.getLogger(__name__)
@@ -121,7 +121,7 @@ class KeyValueRows:
         return torch.tensor(rows, device=next((pair[0].device for pair in self._layers.values()), None))
 
 
-class _RowMask(OwnMask):
+class _RowMask(SelfAttendingMask):
     """The mask of one pass: new tokens of some rows attend to their own row, up to and including themselves."""
 
     cache: KeyValueRows
@@ -152,8 +152,8 @@ class _RowMask(OwnMask):
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
         """Store the new tokens' keys and values, and return the attention of their queries to the cache."""
-        query, key, value = as_computed(query, key, value)
-        check_options("attention while generating", options)
+        query, key, value = cast_for_attention(query, key, value)
+        check_attention_options("attention while generating", options)
         if options.get("softcap") is not None:
             raise ValueError("attention with a soft-cap is not supported for cached rows")
         scale = options.get("scaling")
@@ -412,7 +412,7 @@ def why_not_kept(model: Any, longest: int) -> str | None:
     reasons = _trials.setdefault(model, {})
     setting = f"{model.device} {compute_dtype(model)} {usual_attention(model)}"
     if setting not in reasons:
-        with evaluating(model):
+        with eval_mode(model):
             reasons[setting] = _try_rows(model)
     return reasons[setting]
 
@@ -425,20 +425,20 @@ def _why_never(model: Any) -> str | None:
         return "the weights are on several devices"
     if getattr(model.config, "is_encoder_decoder", False):
         return "the model has an encoder"
-    if dropout_on(model) or any(
+    if has_attention_dropout(model) or any(
         isinstance(module, nn.Dropout) and module.training and module.p for module in model.modules()
     ):
         return "dropout is on while generating"
     if usual_attention(model) == "eager":
         return "the attention is eager; load the model with attn_implementation='sdpa' if it supports that"
-    return why_never(model.config)
+    return why_no_tree(model.config)
 
 
 def _why_too_long(config: Any, longest: int) -> str | None:
     window = shortest_window(config)
     if window is not None and longest > window:
         return f"rows of up to {longest} tokens are longer than the sliding window of {window}"
-    limit, why = longest_alike(config)
+    limit, why = max_invariant_length(config)
     return None if limit is None or longest <= limit else f"rows of up to {longest} tokens, {why}"
 
 
@@ -457,7 +457,7 @@ def _first_objection(model: Any) -> str | None:
     rows = [[(7919 * (31 * row + slot + 1)) % vocabulary for slot in range(size)] for row, size in enumerate(_LENGTHS)]
     whole = [_plain_logits(model, row) for row in rows]
     cache = KeyValueRows(len(rows), max(_LENGTHS))
-    with own_masks_taken(model):
+    with accept_self_attending_masks(model):
         for ends in zip(*_PIECES, strict=True):
             read_tokens(model, cache, [row[:end] for row, end in zip(rows, ends, strict=True)])
         layers = getattr(text_config(model.config), "num_hidden_layers", 1)

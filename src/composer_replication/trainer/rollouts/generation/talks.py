@@ -17,8 +17,8 @@ import torch
 from torch import Tensor, nn
 
 from composer_replication.errors import InputError, explain
-from composer_replication.trainer.objective.attention.attend import own_masks_taken
-from composer_replication.trainer.objective.distributed import evaluating
+from composer_replication.trainer.objective.attention.attend import accept_self_attending_masks
+from composer_replication.trainer.objective.distributed import eval_mode
 from composer_replication.trainer.rollouts.generation.row_cache import (
     KeyValueRows,
     NextTokens,
@@ -253,7 +253,7 @@ class RecordedTalking:
     def _run(self, talks: Iterable[Talk]) -> None:
         coming = deque(_CacheRow(talk, room=self._room, most_new=self._most_new) for talk in talks)
         self._check([len(row.tokens) for row in coming])
-        with evaluating(self._model), own_masks_taken(self._model), keep_casts(self._model):
+        with eval_mode(self._model), accept_self_attending_masks(self._model), keep_casts(self._model):
             cache = self._with_shared_prefix([row.tokens for row in coming])
             step = NextTokens(self._model, cache, record=self._is_on_gpu)
             rows: list[_CacheRow | None] = [None] * cache.num_rows
