@@ -23,9 +23,9 @@ import orjson
 
 from composer_replication.ingestion import registry
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.runs import RunDir
 from session_logs import write_log
 
@@ -154,7 +154,7 @@ def peak_of(kind: str, path: Path) -> tuple[int, int]:
 def child(kind: str, path: Path) -> None:
     """Run one measurement of `peak_of`. One session is kept in memory; of many, each is freed before the next."""
     for name in registry.FORMATS if kind == "sessions" else ():
-        registry.ingester(name)
+        registry._format_module(name)
     start = _peak_bytes()
     if kind == "session":
         kept = read_session(path)

@@ -14,7 +14,12 @@ from pathlib import Path
 from composer_replication.action_text import action_text
 from composer_replication.ingestion import IngestReport, ingest
 from composer_replication.ingestion.states import states
-from composer_replication.pairs.normalise import DJNormalizer, DocumentDeduplicator, pair_text, special_ratio
+from composer_replication.pairs.normalise import (
+    DJNormalizer,
+    _DocumentDeduplicator,
+    _pair_text,
+    _special_character_ratio,
+)
 from composer_replication.types import DPOPair, Message
 
 SHARED = Path(__file__).resolve().parents[1].parent / "shared"
@@ -81,7 +86,7 @@ def print_limits(sets: dict[str, list[DPOPair]]) -> None:
     print("| texts | number | median | most | " + " | ".join(f"> {limit}" for limit in LIMITS) + " |")
     print("|---" * (4 + len(LIMITS)) + "|")
     for name, pairs in sets.items():
-        ratios = sorted(special_ratio(pair["chosen"]) for pair in pairs)
+        ratios = sorted(_special_character_ratio(pair["chosen"]) for pair in pairs)
         cells = [share(sum(ratio > limit for ratio in ratios), len(ratios)) for limit in LIMITS]
         middle = ratios[len(ratios) // 2]
         print(f"| {name} | {len(ratios)} | {middle:.2f} | {ratios[-2]:.2f}, {ratios[-1]:.2f} | {' | '.join(cells)} |")
@@ -97,12 +102,12 @@ def print_duplicates(sets: dict[str, list[DPOPair]]) -> None:
     print("|---" * (2 + len(settings)) + "|")
     for name, pairs in sets.items():
         for key in ("chosen", "state_chosen_rejected"):
-            texts = [pair_text(pair, key) for pair in pairs]
+            texts = [_pair_text(pair, key) for pair in pairs]
             print(f"| {name} | {key} | {' | '.join(duplicates(texts, *setting) for setting in settings)} |")
 
 
 def duplicates(texts: Sequence[str], lower: bool, ignore: bool) -> str:
-    operator = DocumentDeduplicator(lowercase=lower, ignore_non_character=ignore)
+    operator = _DocumentDeduplicator(lowercase=lower, ignore_non_character=ignore)
     return share(len(texts) - len({operator.key(text) for text in texts}), len(texts))
 
 

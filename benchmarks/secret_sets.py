@@ -24,7 +24,7 @@ from typing import Any
 
 import orjson
 
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.privacy.outgoing import LastGate
 from composer_replication.runs import RunDir

@@ -17,7 +17,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from textwrap import fill
 
-from composer_replication.privacy.names import stem
+from composer_replication.privacy.secret_names import _stem
 
 TARGET = Path(__file__).resolve().parents[1] / "src/composer_replication/privacy/harmless_words.txt"
 FEWEST_PACKAGES = 6
@@ -83,7 +83,7 @@ def main() -> None:
     told: set[str] = set()
     for all_words, speaking in words_of_catalogs(args.catalogs):
         told |= kept(all_words, FEWEST_CATALOGS) | kept(speaking, FEWEST_SPEAKING)
-    stems = sorted(set(map(stem, code | told)))
+    stems = sorted(set(map(_stem, code | told)))
     head = (
         f"# {len(stems)} stems of {len(code)} words of code and {len(told)} of catalogs, by scripts/harmless_words.py"
     )

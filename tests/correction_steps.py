@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
-from composer_replication.pairs.corrections import correction_of, own_pairs
+from composer_replication.pairs.corrections import find_correction, find_session_pairs
 from composer_replication.sites import find_error_sites
 from session_pieces import Session
 
@@ -55,7 +55,7 @@ def decided(*steps):
     conversation = session(*steps)
     sites = [site for site in find_error_sites(conversation) if site.is_kept]
     assert len(sites) == 1, [(site.kind, site.reason) for site in find_error_sites(conversation)]
-    found = correction_of(conversation, sites[0])
+    found = find_correction(conversation, sites[0])
     return found and (found.how, found.chosen.name, dict(found.chosen.arguments))
 
 
@@ -72,7 +72,7 @@ def turns(*batches):
 
 
 def chosen_of(conversation):
-    found = own_pairs(conversation, find_error_sites(conversation))
+    found = find_session_pairs(conversation, find_error_sites(conversation))
     return [dict(each.chosen.arguments) for each in found if each.source == "correction"]
 
 

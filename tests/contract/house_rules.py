@@ -27,8 +27,8 @@ TOLERATED = frozenset(
     {
         *("batch.render.dialect own", "batch.render.dialect others", "hint_generator.context places"),
         *("cli.doctor found", "cli.replicas.launches place"),
-        *("cli.replicas.launches begun", "ingestion.source other", "privacy.scrubber seen"),
-        *("sites.judge.checkout shown", "sites.judge.walk said", "trainer.objective.fingerprint other"),
+        *("cli.replicas.launches begun", "ingestion.source_files other", "privacy.scrubber seen"),
+        *("sites.judge.project_files shown", "sites.judge.judged_calls said", "trainer.objective.fingerprint other"),
         *("trainer.rollouts.generation.talks said", "trainer.rollouts.generation.talks places"),
         "trainer.sessions.reference other",
     }

@@ -23,7 +23,7 @@ from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.config.presets import load_with_preset
 from composer_replication.errors import AlignmentError
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs import files as rows
 from composer_replication.runs import files as site_rows

@@ -13,13 +13,13 @@ from composer_replication.errors import InputError
 from composer_replication.pairs.normalise import (
     TEXT_KEYS,
     DJNormalizer,
-    DocumentDeduplicator,
-    OperatorStep,
-    data_juicer_judge,
-    native_judge,
-    native_operator,
-    pair_text,
-    special_ratio,
+    _data_juicer_judge,
+    _DocumentDeduplicator,
+    _native_judge,
+    _native_operator,
+    _OperatorStep,
+    _pair_text,
+    _special_character_ratio,
 )
 from refusals import refusal
 
@@ -62,13 +62,13 @@ EACH = [(name, parameters) for name, cases in CASES.items() for parameters in ca
 CHARACTERS = [chr(code) for code in range(sys.maxunicode + 1) if not 0xD800 <= code < 0xE000]
 
 
-def step(name: str, text_key: str = "chosen", **parameters: object) -> OperatorStep:
-    return OperatorStep(operator=name, text_key=text_key, parameters=parameters, reason=name, where="test")
+def step(name: str, text_key: str = "chosen", **parameters: object) -> _OperatorStep:
+    return _OperatorStep(operator=name, text_key=text_key, parameters=parameters, reason=name, where="test")
 
 
 @cache
 def texts(text_key: str) -> dict[str, str]:
-    return {pair["state_id"]: pair_text(pair, text_key) for pair in pairs()}
+    return {pair["state_id"]: _pair_text(pair, text_key) for pair in pairs()}
 
 
 def kept_ids(judge, text_key: str) -> list[str]:
@@ -79,15 +79,15 @@ def kept_ids(judge, text_key: str) -> list[str]:
 @pytest.mark.parametrize(("name", "parameters"), EACH, ids=lambda value: str(value))
 def test_the_same_pairs_in_the_same_order(name, parameters, text_key, note):
     asked = step(name, text_key, **parameters)
-    ours = kept_ids(native_judge(asked), text_key)
-    assert ours == kept_ids(data_juicer_judge(asked), text_key)
+    ours = kept_ids(_native_judge(asked), text_key)
+    assert ours == kept_ids(_data_juicer_judge(asked), text_key)
     if text_key == "chosen":
         note(f"{name} {parameters}: {len(ours)} of {NUM_PAIRS} kept by both")
 
 
 def test_the_cases_drop_some_pairs_and_keep_some():
     for name, parameters in EACH:
-        assert 0 < len(kept_ids(native_judge(step(name, **parameters)), "chosen")) < NUM_PAIRS, (name, parameters)
+        assert 0 < len(kept_ids(_native_judge(step(name, **parameters)), "chosen")) < NUM_PAIRS, (name, parameters)
 
 
 def test_every_character_is_special_for_both_or_for_neither():
@@ -97,7 +97,7 @@ def test_every_character_is_special_for_both_or_for_neither():
     batch = {"chosen": CHARACTERS, Fields.stats: [{} for _ in CHARACTERS]}
     stats = SpecialCharactersFilter(text_key="chosen").compute_stats_batched(batch)[Fields.stats]
     theirs = [each["special_char_ratio"] for each in stats]
-    assert [special_ratio(each) for each in CHARACTERS] == theirs
+    assert [_special_character_ratio(each) for each in CHARACTERS] == theirs
     assert sum(theirs) == 1618
 
 
@@ -105,7 +105,7 @@ def test_every_character_is_ignored_by_both_keys_or_by_neither():
     from data_juicer.ops.deduplicator.document_deduplicator import DocumentDeduplicator as Theirs
     from data_juicer.utils.constant import HashKeys
 
-    ours, theirs = DocumentDeduplicator(ignore_non_character=True), Theirs(text_key="t", ignore_non_character=True)
+    ours, theirs = _DocumentDeduplicator(ignore_non_character=True), Theirs(text_key="t", ignore_non_character=True)
     nothing = (ours.key("ab"), theirs.compute_hash({"t": "ab"})[HashKeys.hash])
     for character in CHARACTERS:
         text = f"a{character}b"
@@ -117,7 +117,7 @@ def test_the_defaults_are_data_juicers(note):
     from data_juicer.ops import OPERATORS
 
     for name in CASES:
-        ours, theirs = native_operator(step(name)), OPERATORS.modules[name](text_key="chosen")
+        ours, theirs = _native_operator(step(name)), OPERATORS.modules[name](text_key="chosen")
         for field, value in vars(ours).items():
             if hasattr(theirs, field):
                 assert getattr(theirs, field) == value, (name, field)
@@ -168,7 +168,7 @@ def test_what_data_juicer_would_ignore_or_download_is_refused(line, wanted, tmp_
 
 
 def test_a_lone_surrogate_is_an_input_error_there(tmp_path):
-    judge = data_juicer_judge(step("document_deduplicator"))
+    judge = _data_juicer_judge(step("document_deduplicator"))
     with pytest.raises(InputError, match="surrogate"):
         judge("a\ud800")
 
@@ -182,7 +182,7 @@ def test_why_each_call_has_its_own_statistics():
     for key in ("chosen", "rejected"):
         operator = TextLengthFilter(min_len=8, text_key=key)
         assert list(operator.process_batched(operator.compute_stats_batched(batch))) == [True]
-    assert not data_juicer_judge(step("text_length_filter", "rejected", min_len=8))("no")
+    assert not _data_juicer_judge(step("text_length_filter", "rejected", min_len=8))("no")
 
 
 def test_nothing_is_written_by_running_the_operators(tmp_path, monkeypatch):

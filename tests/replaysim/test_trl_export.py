@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from composer_replication.pairs.export import export_preferences, preference_row
+from composer_replication.pairs.export import build_preference_row, export_preferences
 
 datasets = pytest.importorskip("datasets")
 trl = pytest.importorskip("trl")
@@ -68,7 +68,7 @@ def test_datasets_reads_what_was_written_whatever_the_arguments_are(form, tmp_pa
     export_preferences(PAIRS, tmp_path / "p.jsonl", tools=[BASH], arguments=form)
     loaded = load(tmp_path / "p.jsonl", tmp_path)
     for given, row in zip(PAIRS, loaded, strict=True):
-        wanted = preference_row(given, tools=[BASH], arguments=form)
+        wanted = build_preference_row(given, tools=[BASH], arguments=form)
         assert json.loads(row["tools"]) == [BASH]
         for column in ("prompt", "chosen", "rejected"):
             assert json.dumps(unmarked(row[column])) == json.dumps(wanted[column])  # the order of keys, too

@@ -31,8 +31,8 @@ from composer_replication.ingestion.formats.atif_write import to_atif
 from composer_replication.ingestion.session_sources import read_accounts
 from composer_replication.ingestion.states import states
 from composer_replication.messages import call_entry
-from composer_replication.pairs.export import prompt_messages
-from composer_replication.privacy.outgoing import Find, LastGate, gate_of, refusal
+from composer_replication.pairs.export import build_prompt_messages
+from composer_replication.privacy.outgoing import Find, LastGate, outgoing_gate, refusal
 from composer_replication.runs import RunDir
 from composer_replication.runs import files as rows
 from composer_replication.runs.directory import record_outside_copy, require_empty_folder
@@ -192,7 +192,7 @@ def _export_data_set(
     run: RunDir, folder: Path, shape: Shape, *, no_scrub: bool = False, allowed: Iterable[str] = ()
 ) -> _DataSet:
     """Write the rows and a card to `folder`. The caller has checked that the folder is new."""
-    gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    gate = outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     if not run.path("sites").exists():
         fix = f"Run `crf sites {run.root}` first: it finds the turns that erred."
         raise InputError(explain(f"sites of {run.root}", got="none", expected="sites.jsonl", fix=fix))
@@ -242,11 +242,11 @@ def _sft_rows(session: LoggedSession, tools: ToolTable) -> Iterator[Row]:
     for number, (before, turn) in enumerate(states(conversation)):
         if turn.id in good and (turn.text.strip() or turn.calls):
             where = f"{conversation.id}::{number:04d}"
-            prompt = prompt_messages(before, "object", where)
+            prompt = build_prompt_messages(before, "object", where)
             yield {
                 "id": where,
                 "prompt": prompt,
-                "completion": prompt_messages([_message(turn)], "object", where),
+                "completion": build_prompt_messages([_message(turn)], "object", where),
                 "tools": schemas,
             }
 
@@ -327,7 +327,7 @@ def export_atif(
     """
     require_empty_folder(folder)
     if gate is None:
-        gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+        gate = outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     _refuse_secrets(run, gate)
     folder.mkdir(parents=True, exist_ok=True)
     # Noted before the first file exists: `crf forget` must know of every copy, even if this process is killed.

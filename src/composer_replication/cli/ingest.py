@@ -22,7 +22,7 @@ from composer_replication.cli.console import (
     table,
 )
 from composer_replication.config import IngestConfig
-from composer_replication.ingestion.into_run import IngestSummary, ingest_into
+from composer_replication.ingestion.ingest_run import IngestSummary, ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.ingestion.states import load_tool_schemas
 from composer_replication.privacy import secret_looking_environment

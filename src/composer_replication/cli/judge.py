@@ -14,7 +14,7 @@ from composer_replication.cli.console import log, print_json, show, table
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
 from composer_replication.sites.judge import JudgedCall, Repository, Score, judged_calls
-from composer_replication.sites.judge.walk import earlier_sessions
+from composer_replication.sites.judge.judged_calls import earlier_sessions
 from composer_replication.types import Conversation, ErrorSite
 
 if TYPE_CHECKING:

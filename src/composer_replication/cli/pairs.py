@@ -37,11 +37,11 @@ from composer_replication.cli.replay import RunStates, StateOfTurn, read_calls
 from composer_replication.config import PairsConfig, ReplayConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.states import states
-from composer_replication.pairs.corrections import ACTED, Correction, own_pairs
+from composer_replication.pairs.corrections import ACTED, Correction, find_session_pairs
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import Extraction, PairRecord, PairReport, extract_pairs
 from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair
-from composer_replication.privacy.outgoing import gate_of
+from composer_replication.privacy.outgoing import outgoing_gate
 from composer_replication.runs import RunDir
 from composer_replication.runs.directory import record_outside_copy
 from composer_replication.runs.files import PAIRS_SCHEMA, PAIRS_VERSION, read_conversations, read_sites, read_tools
@@ -212,7 +212,7 @@ def write_pairs(
     set here as well. Without a replay, all pairs come from the sessions.
     """
     # Built before any work is done: it raises for a run that must not be exported.
-    gate = None if export is None else gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    gate = None if export is None else outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     normalizer = _make_normalizer(section)
     session_pairs = _SessionPairs(run) if section.corrections else None
     replay_pairs = None
@@ -514,7 +514,7 @@ class _SessionPairs:
         """Add the pairs of a conversation, and set a few counterparts aside for other sessions."""
         sites = find_error_sites(conversation) if self._sites is None else self._sites[conversation.id]
         self.num_failures += sum(site.is_kept for site in sites)
-        candidates = list(own_pairs(conversation, sites))
+        candidates = list(find_session_pairs(conversation, sites))
         corrections = [correction for correction in candidates if correction.source != ACTED]
         balance = self._balances[conversation.id in self._held_out]
         balance.needed.update(

@@ -34,7 +34,7 @@ from composer_replication.cli.console import (
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import StaleArtefactError, explain
 from composer_replication.ingestion.states import states, trace_state
-from composer_replication.privacy.outgoing import Find, gate_of, refusal
+from composer_replication.privacy.outgoing import Find, outgoing_gate, refusal
 from composer_replication.runs import RunDir, Source
 from composer_replication.runs.files import read_conversations, read_sites, read_tools
 from composer_replication.runs.split import NAME as SPLIT
@@ -243,7 +243,7 @@ def plan_replay(
     teachers = teachers or teachers_of(read_specs(section.teachers, "replay.teachers"), None, options)
     if options.gate is not None:
         check_threshold(len(teachers), options.agreement_threshold)
-    gate = gate_of(run, resolve_environment(options), no_scrub=no_scrub, allowed=allowed, gate=options.last_gate)
+    gate = outgoing_gate(run, resolve_environment(options), no_scrub=no_scrub, allowed=allowed, gate=options.last_gate)
     states = RunStates(section, run)
     sources = [run.source(name) for name in (*states.sources, *(["tools"] if section.send_tools else []))]
     with TeacherStore(options.cache) as store:

@@ -30,10 +30,10 @@ from composer_replication.cli.console import (
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import StateCursor, find_call
-from composer_replication.hint_generator.write import hint_from_user_words, user_words, write_hint
-from composer_replication.hint_generator.writer import WrittenHints, write_hints
+from composer_replication.hint_generator.hint_sources import hint_from_user_words, user_correction_text, write_hint
+from composer_replication.hint_generator.teacher_hints import WrittenHints, write_hints
 from composer_replication.privacy import Scrubber
-from composer_replication.privacy.outgoing import gate_of
+from composer_replication.privacy.outgoing import outgoing_gate
 from composer_replication.runs import RunDir
 from composer_replication.runs.conventions import NAME as CONVENTIONS
 from composer_replication.runs.conventions import Convention, ConventionsFile, StatedRule, project_of
@@ -53,9 +53,9 @@ from composer_replication.runs.files import (
 from composer_replication.runs.split import NAME as SPLIT
 from composer_replication.runs.split import read_test_ids
 from composer_replication.sites import BLAMES, KINDS, find_error_sites
-from composer_replication.sites import course as gates
+from composer_replication.sites import verdict_revision as gates
 from composer_replication.sites.find import NO_FAILURE
-from composer_replication.sites.user_words import CORRECTED, REFUSED, call_kind, convention_in
+from composer_replication.sites.user_corrections import CORRECTED, REFUSED, find_user_rule, kind_of_call
 from composer_replication.teacher_replay.replay import ReplayOptions
 from composer_replication.teacher_replay.teachers import hint_writer_name, read_specs
 from composer_replication.types import Conversation, ErrorSite, Hint
@@ -294,7 +294,11 @@ def write_sites(
             "min_confidence": section.min_confidence,
             "struck": sorted(struck),
             "writer": hint_writer_name(section.writer),
-            **({} if written is None else {"writer_calls": sum(written.counts.values()), "writer_usd": written.paid}),
+            **(
+                {}
+                if written is None
+                else {"writer_calls": sum(written.counts.values()), "writer_usd": written.cost_usd}
+            ),
         },
     )
     return _SitesResult([site for site, _ in rows], {} if written is None else written.counts, conventions.rules)
@@ -332,7 +336,7 @@ class _UserRules:
         if site.kind != REFUSED or not self._by_call or _is_copied(site, conversation):
             return site, None
         call = find_call(site, conversation)
-        words = None if call is None else self._by_call.get((project_of(conversation), call_kind(call)))
+        words = None if call is None else self._by_call.get((project_of(conversation), kind_of_call(call)))
         hint = None if words is None else hint_from_user_words(words, template="convention", scrubber=self._scrubber)
         if hint is None:
             return site, None
@@ -343,11 +347,11 @@ class _UserRules:
         """Remember the rule that a user's correction states, if it states one."""
         if site.kind != CORRECTED or not site.is_kept or conversation.id in self.held_out:
             return
-        rule, call = convention_in(user_words(site, conversation)), find_call(site, conversation)
+        rule, call = find_user_rule(user_correction_text(site, conversation)), find_call(site, conversation)
         if rule and call is not None:
             rule = rule if self._scrubber is None else self._scrubber.scope().text(rule)
             self.stated.append(
-                StatedRule(project_of(conversation), rule, call_kind(call), site.id, site.conversation_id)
+                StatedRule(project_of(conversation), rule, kind_of_call(call), site.id, site.conversation_id)
             )
 
 
@@ -400,7 +404,7 @@ def _find_sites(
 def _write_hints_by_model(section: SitesConfig, run: RunDir, no_scrub: bool, allowed: Iterable[str]) -> WrittenHints:
     """Let a model write the hints. Answers are cached and count towards the spending cap, as in `crf replay`."""
     writer, *_ = read_specs(section.writer, "sites.writer") or [{}]
-    outgoing_check = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    outgoing_check = outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     sites = (
         (site, conversation)
         for conversation in read_conversations(run)

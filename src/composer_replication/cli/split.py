@@ -24,7 +24,7 @@ from composer_replication.config import SplitConfig
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
 from composer_replication.runs.split import NAME, SCHEMA, VERSION, SplitRow, split_into_rows
-from composer_replication.sites.actions.equality import State, StateIndex, states_of
+from composer_replication.sites.actions.equality import State, StateIndex, conversation_states
 from composer_replication.types import Conversation
 
 _WHAT_FOR = {
@@ -100,7 +100,7 @@ def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
 
     def conversations() -> Iterator[Conversation]:
         for conversation in read_conversations(run):
-            states[conversation.id] = list(states_of(conversation))
+            states[conversation.id] = list(conversation_states(conversation))
             yield conversation
 
     sources = [run.source("conversations")]

@@ -303,12 +303,12 @@ def _render(
 
 def _corrections_in(logged: LoggedSession) -> dict[str, ToolCall]:
     """Return by site id the call with which the session itself corrected the error."""
-    from composer_replication.pairs.corrections import ACTED, own_pairs
+    from composer_replication.pairs.corrections import ACTED, find_session_pairs
 
     # Pairs that prefer acting at once (ACTED) do not correct a failed call.
     kept_ids = {site.id for site, _ in logged.sites if site.is_kept}
     failures = [site for site, _ in logged.sites]
-    pairs = own_pairs(logged.conversation, failures, only=kept_ids) if kept_ids else ()
+    pairs = find_session_pairs(logged.conversation, failures, only=kept_ids) if kept_ids else ()
     return {pair.site_id: pair.chosen for pair in pairs if pair.source != ACTED}
 
 

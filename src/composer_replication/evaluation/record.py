@@ -40,7 +40,7 @@ from composer_replication.runs.files import (
 )
 from composer_replication.runs.lineage import read_training
 from composer_replication.runs.split import SplitRow
-from composer_replication.sites.judge.walk import earlier_sessions
+from composer_replication.sites.judge.judged_calls import earlier_sessions
 from composer_replication.trainer.sessions.dataset import NO_OTHER_KIND, SWAPPED_PAIRS
 from composer_replication.version import __version__
 

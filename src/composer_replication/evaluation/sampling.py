@@ -25,10 +25,10 @@ from composer_replication.evaluation.decisions import ScoredDecision, ScoreJourn
 from composer_replication.evaluation.figures import Value
 from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.runs.files import ToolTable
-from composer_replication.sites.actions.equality import ActionContext, action_kind, only_looks_at, same_action
-from composer_replication.sites.judge.checkout import EarlierSessions
+from composer_replication.sites.actions.equality import ActionContext, action_kind, is_read_only_call, same_action
 from composer_replication.sites.judge.judge import Judge, Judgement
-from composer_replication.sites.judge.walk import judged_calls
+from composer_replication.sites.judge.judged_calls import judged_calls
+from composer_replication.sites.judge.project_files import EarlierSessions
 from composer_replication.trainer.rollouts.generation.generator import RolloutGenerator
 from composer_replication.trainer.sessions.phases import Phase, report_phase
 from composer_replication.types import Action, Turn
@@ -313,7 +313,7 @@ class _StateComparison:
             cwd=conversation.cwd,
             tools=self._schemas,
             files=judge.state.files,
-            shell_moved=judge.state.shell_moved,
+            may_have_left_cwd=judge.state.may_have_left_cwd,
         )
         # At good states the logged action is the right one.
         right_call = session.logged.corrections.get(state.site_id) if state.sort == "erring" else None
@@ -341,7 +341,7 @@ class _StateComparison:
             "tool": action_kind(action) if calls and action is not None else None,
             "parsed": action is not None,
             "known_tool": is_known,
-            "only_looks": bool(calls) and all(map(only_looks_at, calls)),
+            "only_looks": bool(calls) and all(map(is_read_only_call, calls)),
             "verdict": judgement.says,
             "rule": judgement.rule,
             "kind": judgement.kind or None,

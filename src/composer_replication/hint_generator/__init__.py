@@ -1,14 +1,15 @@
 """Write short, rule-like hints about the model's errors, using facts that the session itself shows.
 
-context      the facts that a hint may state, extracted from a failing call, its error and the session before it
-shell_facts  the shell's working folder, and advice chosen by the wording of the error message
-facts        the facts about one error site, by kind of failure
-templates    the text of the hints, one template per kind of failure
-write        write the hint for a site, and check that it does not quote the failing call
-writer       hints written by a model
+context        the facts that a hint may state, extracted from a failing call, its error and the session before it
+shell_facts    the shell's working folder, and advice chosen by the wording of the error message
+facts          the facts about one error site, by kind of failure
+templates      the text of the hints, one template per kind of failure
+hint_sources   write the hint for a site, and check that it does not quote the failing call
+teacher_hints  hints written by a model
 """
 
 from composer_replication.hint_generator.context import HintContext, count_sentences
+from composer_replication.hint_generator.hint_sources import write_hint
 from composer_replication.hint_generator.templates import (
     HINT_TEMPLATES,
     dispatch,
@@ -30,7 +31,6 @@ from composer_replication.hint_generator.templates import (
     hint_type_error,
     register,
 )
-from composer_replication.hint_generator.write import write_hint
 
 __all__ = [
     "HINT_TEMPLATES",

@@ -10,22 +10,22 @@ from __future__ import annotations
 import difflib
 import posixpath
 import re
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from difflib import SequenceMatcher
 from typing import Any, Literal, NamedTuple, TypedDict
 
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.tools import (
-    NEW_TEXT,
-    OLD_TEXT,
-    channel_of,
+    NEW_TEXT_KEYS,
+    OLD_TEXT_KEYS,
     command_text,
-    first_text,
+    first_string_argument,
     is_edit,
     path_argument,
+    tool_channel,
     word_set,
 )
-from composer_replication.sites.view import CleanedText
+from composer_replication.sites.cleaned_text import CleanedText
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult
 
 MAX_SENTENCES = 2
@@ -61,7 +61,7 @@ EditProblem = Literal[
 class HintContext(TypedDict, total=False):
     """Facts about one failure. A template uses the facts that are present; without any, it states the general rule.
 
-    Facts about what failed (`path`, `error_message`) are never quoted in a hint; facts listed in `RIGHT` may be. The
+    Facts about what failed (`path`, `error_message`) are never quoted in a hint; those in `CORRECT_FACTS` may be. The
     keys are stored with every hint, so they are part of the file format.
     """
 
@@ -103,7 +103,7 @@ class HintContext(TypedDict, total=False):
     is_unknown_option: bool
 
 
-RIGHT = (
+CORRECT_FACTS = (
     *(
         "available_tools",
         "tool_schema",
@@ -120,9 +120,9 @@ RIGHT = (
 """The facts that name something correct. A hint may quote them even if the failing call contains the same words."""
 
 
-def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
+def correct_texts(facts: Mapping[str, Any]) -> Iterator[str]:
     """Yield every string, key and value in the facts that name something correct."""
-    pending: list[Any] = [facts.get(key) for key in RIGHT]
+    pending: list[Any] = [facts.get(key) for key in CORRECT_FACTS]
     while pending:
         value = pending.pop()
         if isinstance(value, str):
@@ -133,32 +133,13 @@ def right_texts(facts: Mapping[str, Any]) -> Iterator[str]:
             pending += value
 
 
-def quoted(text: object) -> str:
+def quote_text(text: object) -> str:
     """Format session text for quotation in a hint: on one line, shortened, in backticks that the text cannot close."""
     line = " ".join(str(text).split())
     printable = "".join(char for char in line if char.isprintable()).replace("`", "'")
     if len(printable) > _MAX_QUOTED:
         printable = printable[: _MAX_QUOTED - 1] + "…"
     return f"`{printable}`" if printable else ""
-
-
-def listed(names: Iterable[object]) -> str:
-    """Return the names quoted and separated by commas. A long list is cut, and the number of omitted names is added."""
-    quoted_names = [name for raw_name in names if (name := quoted(raw_name))]
-    more = f" and {len(quoted_names) - _MAX_LISTED} more" if len(quoted_names) > _MAX_LISTED else ""
-    return ", ".join(quoted_names[:_MAX_LISTED]) + more
-
-
-def get_fact(context: HintContext | None, key: str) -> Any:
-    """Return a fact, or None if it is missing or empty."""
-    value: Any = (context or {}).get(key)
-    return value or None
-
-
-def text_fact(context: HintContext | None, key: str) -> str:
-    """Return a fact as quoted text, or "" if it is missing or empty."""
-    value = get_fact(context, key)
-    return "" if value is None else quoted(value)
 
 
 def first_sentences(text: str, number: int = MAX_SENTENCES) -> str:
@@ -178,7 +159,7 @@ def count_sentences(text: str) -> int:
 # ---- Missing paths: which file was meant, and what its folder contains -----------------------------------------------
 
 # File names that occur in many folders, so a file of the same name elsewhere is unlikely to be the one meant.
-_COMMON = word_set(
+_COMMON_FILE_NAMES = word_set(
     "index main mod lib init __init__ types type util utils common helper helpers test tests config constants errors"
     " readme makefile setup package agent client server model models app base core doc"
 )
@@ -202,28 +183,28 @@ def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintC
     paths = state.paths
     full_path = paths.absolute(path, paths.root)
     folder, _, name = full_path.rpartition("/")
-    names = [choice.rpartition("/")[2] for choice in choices_in(error_text)]
-    meant = meant_name(error_text) or nearest(name, names)
+    names = [choice.rpartition("/")[2] for choice in listed_choices(error_text)]
+    meant = suggested_name(error_text) or nearest_name(name, names)
     if meant is not None:
         return {"meant": meant, "is_from_error": True}
     if names:
         return {"names_there": names[:_MAX_NAMES], "is_from_error": True}
-    entries = names_in(folder, state)
-    close = [entry for entry in entries if _is_spelled_alike(name, entry)]
-    if len(close) == 1:
-        return {"meant": short_path(f"{folder}/{close[0]}", paths.root)}
+    entries = folder_entries(folder, state)
+    misspelled = [entry for entry in entries if _is_spelled_alike(name, entry)]
+    if len(misspelled) == 1:
+        return {"meant": short_path(f"{folder}/{misspelled[0]}", paths.root)}
     # If the folder exists, a file of the same name in another folder is probably not meant.
     is_folder = bool(entries) or folder in paths.folders
-    namesake = None if is_folder else _same_name(full_path, paths.files)
+    namesake = None if is_folder else _find_namesake(full_path, paths.files)
     if namesake is not None:
         return {"meant": short_path(namesake, paths.root)}
     ending = _OTHER_ENDING.get(posixpath.splitext(name)[1])
     if ending:
         return {"other_ending": ending}
     # If the name has an extension, folders are not suggested.
-    alike = [entry for entry in entries if ("." in entry) >= ("." in name)]
-    alike.sort(key=lambda entry: -SequenceMatcher(None, name, entry).ratio())
-    return {"names_there": alike[:_MAX_NAMES]} if alike else {}
+    similar = [entry for entry in entries if ("." in entry) >= ("." in name)]
+    similar.sort(key=lambda entry: -SequenceMatcher(None, name, entry).ratio())
+    return {"names_there": similar[:_MAX_NAMES]} if similar else {}
 
 
 def _is_spelled_alike(name: str, other_name: str) -> bool:
@@ -236,17 +217,17 @@ def _is_spelled_alike(name: str, other_name: str) -> bool:
     return ending == other_ending and num_words == num_other and is_near
 
 
-def _same_name(requested_path: str, files: set[str]) -> str | None:
+def _find_namesake(requested_path: str, files: set[str]) -> str | None:
     """Return the file with the same name, or the best match by folders if there are several; None for a tie."""
     *folders, name = requested_path.split("/")
     namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != requested_path)
     related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
     if len(related) > 1:
-        ranked = sorted((_num_same_end(folders, path.split("/")[:-1]), path) for path in related)
+        ranked = sorted((_num_common_last_folders(folders, path.split("/")[:-1]), path) for path in related)
         return ranked[-1][1] if ranked[-1][0] > ranked[-2][0] else None
     if related:
         return related[0]
-    is_common = name.partition(".")[0].lower() in _COMMON
+    is_common = name.partition(".")[0].lower() in _COMMON_FILE_NAMES
     return namesakes[0] if len(namesakes) == 1 and not is_common else None
 
 
@@ -257,7 +238,7 @@ def _are_related(folders_a: Sequence[str], folders_b: Sequence[str]) -> bool:
     return all(part in rest for part in short)
 
 
-def _num_same_end(folders_a: Sequence[str], folders_b: Sequence[str]) -> int:
+def _num_common_last_folders(folders_a: Sequence[str], folders_b: Sequence[str]) -> int:
     """Return the number of folders that two paths have in common at their ends."""
     pairs = zip(reversed(folders_a), reversed(folders_b), strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(folders_a), len(folders_b)))
@@ -270,14 +251,14 @@ def short_path(path: str, root: str | None) -> str:
     return path[len(root) + 1 :] if root and path.startswith(f"{root}/") else path
 
 
-def names_in(folder: str, state: SessionState) -> list[str]:
+def folder_entries(folder: str, state: SessionState) -> list[str]:
     """Return the names of the entries that the session has shown in a folder."""
     start = state.paths.absolute(folder, state.paths.root).rstrip("/") + "/"
     inside = {path[len(start) :].partition("/")[0] for path in state.paths.files if path.startswith(start)}
     return sorted(name for name in inside if _PLAIN_NAME.fullmatch(name))
 
 
-def typed_path(message: str, command: str) -> str | None:
+def _find_typed_path(message: str, command: str) -> str | None:
     """Return the path that a shell's error message is about, as typed in the command; None if it was not typed."""
     for match in _MESSAGE_SUBJECT.finditer(message):
         subject = next(group for group in match.groups() if group)
@@ -300,13 +281,13 @@ def find_call(site: ErrorSite, conversation: Conversation) -> ToolCall | None:
     return next((call for call in calls if call.id == site.call_id), None)
 
 
-def result_text_of(site: ErrorSite, conversation: Conversation) -> str:
+def failing_result_text(site: ErrorSite, conversation: Conversation) -> str:
     """Return the full result of the failing call."""
     results = (result for turn in conversation.turns if turn.id == site.result_turn_id for result in turn.results)
     return next((result.text for result in results if result.call_id == site.call_id), site.evidence_text)
 
 
-class Case(NamedTuple):
+class FailingCall(NamedTuple):
     """A failing call with its result and what the session had shown before it."""
 
     site: ErrorSite
@@ -314,7 +295,7 @@ class Case(NamedTuple):
     error_text: str
     state: SessionState
     edits: Callable[[str], list[tuple[str, str]]]
-    """The (old, new) texts of the earlier edits of a file; see `StateCursor.edits_of`."""
+    """The (old, new) texts of the earlier edits of a file; see `StateCursor.edits_of_file`."""
 
     @property
     def command(self) -> str:
@@ -323,9 +304,9 @@ class Case(NamedTuple):
     @property
     def path(self) -> str | None:
         """The path that the call failed on; for a shell command, the path in the error message."""
-        if channel_of(self.call.name) != "shell":
+        if tool_channel(self.call.name) != "shell":
             return path_argument(self.call.arguments)
-        return typed_path(self.site.evidence_text, self.command)
+        return _find_typed_path(self.site.evidence_text, self.command)
 
 
 def _has_failed(result: ToolResult) -> bool:
@@ -347,29 +328,29 @@ class StateCursor:
         if end < self._next:
             self._restart()
         for turn in self._conversation.turns[self._next : end]:
-            self._made |= {call.id: call for call in turn.calls}
+            self._calls_by_id |= {call.id: call for call in turn.calls}
             for result in turn.results:
-                call = self._made.get(result.call_id)
+                call = self._calls_by_id.get(result.call_id)
                 if call is not None:
-                    self._take(call, result.text, failed=_has_failed(result))
+                    self._add_call(call, result.text, failed=_has_failed(result))
             if turn.role != "assistant":
                 self._state.add_message(turn.text)
         self._next = max(self._next, end)
         return self._state
 
-    def edits_of(self, path: str) -> list[tuple[str, str]]:
+    def edits_of_file(self, path: str) -> list[tuple[str, str]]:
         """Return the (old, new) texts of the successful edits of a file so far, in order."""
         return self._edits.get(path, [])
 
-    def _take(self, call: ToolCall, text: str, *, failed: bool) -> None:
+    def _add_call(self, call: ToolCall, text: str, *, failed: bool) -> None:
         self._state.add(call, text, failed=failed)
         path = path_argument(call.arguments)
         if path and not failed and is_edit(call.name):
-            old, new = (first_text(call.arguments, keys) or "" for keys in (OLD_TEXT, NEW_TEXT))
+            old, new = (first_string_argument(call.arguments, keys) or "" for keys in (OLD_TEXT_KEYS, NEW_TEXT_KEYS))
             self._edits.setdefault(path, []).append((old, new))
 
     def _restart(self) -> None:
-        self._state, self._made, self._next = SessionState(self._conversation.cwd), dict[str, ToolCall](), 0
+        self._state, self._calls_by_id, self._next = SessionState(self._conversation.cwd), dict[str, ToolCall](), 0
         self._edits: dict[str, list[tuple[str, str]]] = {}
 
 
@@ -401,199 +382,54 @@ _CHOICE = re.compile(r"[A-Za-z@./][\w.:@/+-]{0,200}")
 # Ends a list of names: "a, b but got c"; "a, b. See the manual"; not "a, b.c"
 _END_OF_LIST = re.compile(r"</|\bat line\b|\bbut\b|\bgot\b|\. ")
 # Words between the names in a list that are not names themselves.
-_NO_CHOICE = frozenset(["or", "and", "the", "of", "but", "got", "received", "was", "found", "instead", "see", "for"])
-# "Usage: tool [options]"; not "see usage: below"
-_USAGE = re.compile(r"^\s*usage:", re.IGNORECASE | re.MULTILINE)
-# A line of an option list: "  -v, --verbose   print more" -> "--verbose"; "  --depth=N\n" -> "--depth"
-_FLAGS = re.compile(r"^[ \t]+(?:-\w, )?(--?[A-Za-z][\w-]{1,40})(?=[ =,\[\n])", re.MULTILINE)
-# "unknown option '--colour'" -> "--colour"; "flag provided but not defined: -x" -> "-x"
-_UNKNOWN_OPTION = re.compile(
-    r"(?:unknown|unrecogni[sz]ed|invalid|illegal|unexpected|no such|unsupported|bad)"
-    r"(?: \w+)? (?:flag|option|argument|switch|parameter)s?(?: provided)?:?\s*(?:-- )?['\"`]?"
-    r"(?P<named>-{0,2}[A-Za-z][\w-]{0,60})|flag provided but not defined:? (?P<go>-[\w-]{1,60})",
-    re.IGNORECASE,
-)
-# "Please run `make fmt` first" -> "make fmt"; "run npm install" -> "npm install"
-_RUN = re.compile(
-    r"(?:\b[Rr]un|\b[Uu]se|\b[Tt]ry|\b[Ee]xecute)(?: the following| this)?:?\s+"
-    r"(?:['\"`](?P<quoted>[^'\"`\n]{3,80})['\"`]|(?P<bare>(?:mise|make|npm|pnpm|yarn|npx|cargo|go|gofmt|just|task|uv|ruff|black"
-    r"|pre-commit|git|bundle|mvn|gradle)\b(?: [\w./:@=-]+){1,5}))"
-    r"|\buse\s*\n\s+(?P<shown>git [^\n]{4,120})"
-)
-# Minimum similarity (`SequenceMatcher.ratio`) to the correct name, for a name and for an option.
+_NOT_CHOICES = frozenset(["or", "and", "the", "of", "but", "got", "received", "was", "found", "instead", "see", "for"])
+# Minimum similarity (`SequenceMatcher.ratio`) to the name that was meant.
 _MIN_NAME_RATIO = 0.72
-_MIN_OPTION_RATIO = 0.8
 
 
-def meant_name(error_text: str) -> str | None:
+def suggested_name(error_text: str) -> str | None:
     """Return the name that the error suggests, as in "did you mean …?", or None if it suggests none."""
     match = _SUGGESTED.search(error_text[:_MAX_ERROR]) or _MOST_SIMILAR.search(error_text[:_MAX_ERROR])
     return next(group for group in match.groups() if group).rstrip(".") if match else None
 
 
-def choices_in(error_text: str) -> list[str]:
+def listed_choices(error_text: str) -> list[str]:
     """Return the valid names that an error lists. A list with a single name is ignored as a likely misreading."""
     match = _CHOICES.search(error_text[:_MAX_ERROR])
     if match is None:
         return []
     text = next(group for group in match.groups() if group)
     text = _END_OF_LIST.split(text, maxsplit=1)[0]
-    names = [choice.rstrip(".:") for choice in _CHOICE.findall(text) if choice.lower() not in _NO_CHOICE]
+    names = [choice.rstrip(".:") for choice in _CHOICE.findall(text) if choice.lower() not in _NOT_CHOICES]
     choices = [name for name in dict.fromkeys(names) if name][:_MAX_CHOICES]
     return choices if len(choices) > 1 else []
 
 
-def unknown_option(error_text: str) -> str | None:
-    """Return the option that a program rejects as unknown, or None if the error is about something else."""
-    match = _UNKNOWN_OPTION.search(error_text[:_MAX_ERROR])
-    return None if match is None else match["named"] or match["go"]
-
-
-def near_option(wrong: str, options: Sequence[str]) -> str | None:
-    """Return the only option that differs from the wrong one by a typo, or None."""
-    names = [option.strip("-") for option in options]
-    near = [name for ratio, name in _ranked(wrong.strip("-"), names) if ratio >= _MIN_OPTION_RATIO]
-    return next(option for option in options if option.strip("-") == near[0]) if len(near) == 1 else None
-
-
-def options_in(error_text: str) -> list[str]:
-    """Return the options listed in the usage text that a program printed."""
-    if _USAGE.search(error_text[:_MAX_ERROR]) is None:
-        return []
-    return list(dict.fromkeys(_FLAGS.findall(error_text[:_MAX_ERROR])))[:_MAX_CHOICES]
-
-
-def command_to_run(error_text: str) -> str | None:
-    """Return the command that a check or a hook asks the model to run, or None."""
-    match = _RUN.search(error_text[:_MAX_ERROR])
-    return None if match is None else next(group for group in match.groups() if group).strip()
-
-
-def nearest(wrong: str, names: Sequence[str]) -> str | None:
+def nearest_name(wrong: str, names: Sequence[str]) -> str | None:
     """Return the name that was probably meant, or None if that is unclear.
 
     A name qualifies if it is equal except for case, punctuation or a prefix, or much more similar than all others.
     """
-    for is_same in (_is_same, _is_inside):
-        matches = [name for name in names if is_same(wrong.casefold(), name.casefold())]
+    for is_match in (_is_equal_without_punctuation, _is_name_component):
+        matches = [name for name in names if is_match(wrong.casefold(), name.casefold())]
         if len(matches) == 1:
             return matches[0]
     # The best name needs a clear lead: if two names are about equally similar, either may be meant.
-    ranked = sorted(_ranked(wrong, names), reverse=True)
+    ranked = sorted(_similarities(wrong, names), reverse=True)
     if not ranked or ranked[0][0] < _MIN_NAME_RATIO or (len(ranked) > 1 and ranked[1][0] > ranked[0][0] - 0.1):
         return None
     return ranked[0][1]
 
 
-def _ranked(wrong: str, names: Sequence[str]) -> Iterator[tuple[float, str]]:
+def _similarities(wrong: str, names: Sequence[str]) -> Iterator[tuple[float, str]]:
     """Yield each name with its similarity to the wrong one. Comparing is slow, so only 200 names are compared."""
     for name in names[: _MAX_CHOICES * 5]:
         yield difflib.SequenceMatcher(None, wrong.casefold(), name.casefold()).ratio(), name
 
 
-def _is_same(wrong: str, name: str) -> bool:
+def _is_equal_without_punctuation(wrong: str, name: str) -> bool:
     return re.sub(r"[\W_]", "", wrong) == re.sub(r"[\W_]", "", name)
 
 
-def _is_inside(wrong: str, name: str) -> bool:
+def _is_name_component(wrong: str, name: str) -> bool:
     return len(wrong) > 3 and wrong in re.split(r"[:/.]", name)
-
-
-# ---- Errors in the arguments, according to the error message and the tool's schema ----------------------------------
-
-# Building blocks for the patterns: a quoted name, an unquoted name, and the words for a parameter.
-_NAME = r"[`'\"]([A-Za-z_]\w{0,60})[`'\"]"
-_BARE = r"([A-Za-z_]\w{0,60})(?=[.,;)]|\s*$)"
-_KIND = r"(?:parameter|property|argument|field|positional argument)s?"
-# "missing required parameter 'path'" -> "path"; "parameter 'path' is required" -> "path"
-_MISSING = re.compile(
-    rf"(?:required|missing) (?:required )?{_KIND}:? {_NAME}|must have required property {_NAME}|missing field {_NAME}"
-    rf"|{_KIND} {_NAME} is (?:required|missing)|missing (?:value for )?(?:a )?required {_KIND}: {_BARE}"
-    rf"|missing \d+ required \w+ arguments?: {_NAME}|(?<=and ){_NAME}\s*$",
-    re.IGNORECASE | re.MULTILINE,
-)
-# "unexpected keyword argument 'file'" -> "file"; "unknown parameter `file`" -> "file"
-_UNEXPECTED = re.compile(
-    rf"unexpected (?:keyword )?{_KIND}:? {_NAME}|unknown {_KIND}:? {_NAME}|additional {_KIND}:? {_NAME}", re.IGNORECASE
-)
-# Claude Code: "The parameter `limit` type is expected as `number` but provided as `string`" -> "limit"
-_TYPE = re.compile(rf"parameter {_NAME} type is expected as {_NAME}", re.IGNORECASE)
-# zod: `{"code": "invalid_type", "expected": "string", "received": "number", "path": ["query"]}` -> "query"
-_EXPECTED = re.compile(r"\"expected\":\s*\"(\w{1,20})\"[^\[]{0,120}\"path\":\s*\[\s*\"(\w{1,60})\"")
-# pydantic: "limit\n  Input should be a valid integer" -> "limit"
-_SHOULD_BE = re.compile(r"^(\w{1,60})\n\s+Input should be an? (?:valid )?(\w{1,20})", re.MULTILINE)
-# "failed to parse function arguments: EOF"; "Unexpected token } in JSON"; not "missing field `path`"
-_JSON = re.compile(
-    r"parse function arguments|not valid JSON|JSONDecodeError|Unexpected (?:token|end of JSON)"
-    r"|Expecting (?:value|property|',')|(?:invalid|malformed) JSON|parse JSON",
-    re.IGNORECASE,
-)
-# JSON schema types and their Python types. `bool` is an `int` in Python, hence the check in `_wrong_kind`.
-_KINDS: dict[str, tuple[type, ...]] = {
-    "string": (str,),
-    "integer": (int,),
-    "number": (int, float),
-    "boolean": (bool,),
-    "array": (list, tuple),
-    "object": (dict,),
-}
-
-
-def is_json_error(call: ToolCall | None, message: str) -> bool:
-    """Return whether the arguments were not a JSON object at all, as opposed to violating the schema."""
-    if call is not None and call.raw_arguments is not None:
-        return True
-    names = _captured_names(_MISSING, message) or _captured_names(_UNEXPECTED, message)
-    return _JSON.search(message) is not None and not names
-
-
-def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
-    """Return missing, unexpected and wrongly typed parameters, taken from the message or else from the schema."""
-    facts: HintContext = {}
-    missing, unexpected = _captured_names(_MISSING, message), _captured_names(_UNEXPECTED, message)
-    wrong = _expected_types(message)
-    properties = schema.get("properties") if schema is not None else None
-    if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
-        required = schema.get("required") if schema is not None else None
-        missing = missing or [name for name in required or () if name not in call.arguments]
-        is_closed = schema is not None and schema.get("additionalProperties") is False
-        unexpected = unexpected or [name for name in call.arguments if is_closed and name not in properties]
-        wrong = wrong or [
-            f"{name}: {kind}"
-            for name, value in call.arguments.items()
-            if (kind := _wrong_kind(value, properties.get(name))) is not None
-        ]
-    if missing:
-        facts["missing_parameters"] = missing
-    if unexpected:
-        facts["unexpected_parameters"] = unexpected
-    if wrong:
-        facts["wrong_types"] = wrong
-    return facts
-
-
-def _captured_names(pattern: re.Pattern[str], message: str) -> list[str]:
-    """Return the distinct names that a pattern captures in a message."""
-    names = (next(group for group in match.groups() if group) for match in pattern.finditer(message[:4000]))
-    return list(dict.fromkeys(names))
-
-
-def _expected_types(message: str) -> list[str]:
-    """Return "name: type" for each parameter whose type the message complains about."""
-    text = message[:4000]
-    typed_names = [
-        *_TYPE.findall(text),
-        *_SHOULD_BE.findall(text),
-        *((name, kind) for kind, name in _EXPECTED.findall(text)),
-    ]
-    return [f"{name}: {kind}" for name, kind in typed_names]
-
-
-def _wrong_kind(value: Any, schema: Any) -> str | None:
-    """Return the type that a value should have, or None if the value fits the schema or the type is unknown."""
-    kind = schema.get("type") if isinstance(schema, Mapping) else None
-    allowed = _KINDS.get(kind) if isinstance(kind, str) else None
-    if allowed is None or value is None:
-        return None
-    fits = isinstance(value, allowed) and (kind == "boolean" or not isinstance(value, bool))
-    return None if fits else kind

@@ -1,7 +1,8 @@
 """Collect the facts that a hint may state: what the session showed before the erring turn, and the failing result.
 
 Later turns are not used: a hint has hindsight about a single result. `collect_facts` looks up the function for the kind
-of failure (`_BY_KIND`). The second half compares the old text of a failed edit with the file as it was last shown.
+of failure (`_FACTS_BY_KIND`). The second half compares the old text of a failed edit with the file as it was last
+shown.
 """
 
 from __future__ import annotations
@@ -13,22 +14,17 @@ from difflib import SequenceMatcher
 from typing import Any
 
 from composer_replication.hint_generator.context import (
-    Case,
+    FailingCall,
     HintContext,
     StateCursor,
-    choices_in,
-    command_to_run,
+    failing_result_text,
     find_call,
-    meant_name,
+    folder_entries,
+    listed_choices,
     missing_path_facts,
-    names_in,
-    near_option,
-    nearest,
-    options_in,
-    parameter_facts,
-    result_text_of,
+    nearest_name,
     short_path,
-    unknown_option,
+    suggested_name,
 )
 from composer_replication.hint_generator.shell_facts import (
     advice_facts,
@@ -36,14 +32,14 @@ from composer_replication.hint_generator.shell_facts import (
     nonempty_facts,
     shell_folder_facts,
 )
-from composer_replication.hint_generator.templates import SEARCHERS
+from composer_replication.hint_generator.templates import TEXT_SEARCH_TOOLS
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.tools import (
-    EVERYWHERE,
-    NEW_TEXT,
-    OLD_TEXT,
-    PATH,
-    first_text,
+    NEW_TEXT_KEYS,
+    OLD_TEXT_KEYS,
+    PATH_KEYS,
+    REPLACE_ALL_KEYS,
+    first_string_argument,
     plain_name,
     word_set,
 )
@@ -59,13 +55,13 @@ _PROGRAM = (
     re.compile(r"(?:^|[:\s])([\w.+-]+): (?:\S+ )?(?:not found|nicht gefunden|introuvable|no encontrada|non trovato)"),
 )
 # Commands that many machines lack, and their substitutes.
-_INSTEAD = {"python": "python3", "pip": "python3 -m pip", "pytest": "python3 -m pytest"}
+_SUBSTITUTES = {"python": "python3", "pip": "python3 -m pip", "pytest": "python3 -m pytest"}
 _MAX_NAMES = 8
 # Arguments with more characters are free text rather than names.
 _MAX_VALUE = 80
 # An error about an offset beyond the end of a file.
 # "The number of lines in the file: `120`" -> "120"; "must be within the lines of the file: [1, 80]" -> "80"
-_NUM_LINES = re.compile(r"number of lines in the file: `?(\d{1,7})|lines of the file: \[1, (\d{1,7})\]")
+_FILE_LENGTH = re.compile(r"number of lines in the file: `?(\d{1,7})|lines of the file: \[1, (\d{1,7})\]")
 # The same tool has different names in different agents.
 _READERS = ("read", "read_file", "view_file", "open_file", "view")
 _LISTERS = ("glob", "ls", "list_directory", "find_file", "list_dir", "list_files", "file_search", "search_files")
@@ -74,7 +70,7 @@ _NOT_A_FILE_OF_GIT = re.compile(r"pathspec|known to git|ambiguous argument|not i
 # "git mv a.py b.py"; not "git rm a.py"
 _RENAMES = re.compile(r"\bmv\b|\brename\b")
 
-_Schemas = Mapping[str, Mapping[str, Any]]
+_SchemaByTool = Mapping[str, Mapping[str, Any]]
 
 
 def collect_facts(
@@ -103,18 +99,18 @@ def collect_facts(
         facts["error_message"] = site.evidence_text
     facts |= _tool_facts(site, state, schemas, inferred_tools or {})
     if call is not None:
-        case = Case(site, call, result_text_of(site, conversation), state, cursor.edits_of)
+        case = FailingCall(site, call, failing_result_text(site, conversation), state, cursor.edits_of_file)
         if case.path:
             facts["path"] = case.path
         if site.kind == "input_validation":
             facts |= parameter_facts(call, case.error_text, schemas.get(site.tool))
-            facts |= _renamed_parameter(call, facts, inferred_tools or {})
-        if site.kind in _BY_KIND:
-            facts |= _BY_KIND[site.kind](case)
+            facts |= _renamed_parameter_facts(call, facts, inferred_tools or {})
+        if site.kind in _FACTS_BY_KIND:
+            facts |= _FACTS_BY_KIND[site.kind](case)
     return facts
 
 
-def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferred: _Schemas) -> HintContext:
+def _tool_facts(site: ErrorSite, state: SessionState, schemas: _SchemaByTool, inferred: _SchemaByTool) -> HintContext:
     """Return the facts about the session's tools, and how often the call had failed before."""
     facts: HintContext = {}
     # This session may not have called every tool; other sessions of the same agent supply the rest.
@@ -127,7 +123,7 @@ def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferre
         facts["seen_parameters"] = sorted(state.tools[site.tool])
     if site.repeats:
         facts["num_repeats"] = site.repeats
-    for key, names in (("reader_tool", _READERS), ("finder_tool", _LISTERS), ("search_tool", SEARCHERS)):
+    for key, names in (("reader_tool", _READERS), ("finder_tool", _LISTERS), ("search_tool", TEXT_SEARCH_TOOLS)):
         tool = next((tool for tool in tools if plain_name(tool) in names), None)
         if tool is not None:
             facts[key] = tool
@@ -137,17 +133,17 @@ def _tool_facts(site: ErrorSite, state: SessionState, schemas: _Schemas, inferre
 # ---- The facts for each kind of failure ------------------------------------------------------------------------------
 
 
-def _unknown_tool(case: Case) -> HintContext:
-    choices = choices_in(case.error_text)
-    meant = meant_name(case.error_text) or nearest(case.call.name, [*choices, *sorted(case.state.tools)])
+def _unknown_tool_facts(case: FailingCall) -> HintContext:
+    choices = listed_choices(case.error_text)
+    meant = suggested_name(case.error_text) or nearest_name(case.call.name, [*choices, *sorted(case.state.tools)])
     return nonempty_facts(available_tools=choices, meant=meant)
 
 
-def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -> HintContext:
+def _renamed_parameter_facts(call: ToolCall, facts: HintContext, inferred: _SchemaByTool) -> HintContext:
     """Return this tool's name for a parameter, if the call used the name that other tools have for it."""
     parameters = {*facts.get("seen_parameters", ()), *(inferred.get(call.name, {}).get("properties") or ())}
     for wrong in facts.get("unexpected_parameters", ()):
-        for names in (PATH, OLD_TEXT, NEW_TEXT):
+        for names in (PATH_KEYS, OLD_TEXT_KEYS, NEW_TEXT_KEYS):
             if wrong not in names:
                 continue
             synonyms = [name for name in names if name in parameters and name not in call.arguments]
@@ -156,78 +152,78 @@ def _renamed_parameter(call: ToolCall, facts: HintContext, inferred: _Schemas) -
     return {}
 
 
-def _wrong_value(case: Case) -> HintContext:
+def _wrong_value_facts(case: FailingCall) -> HintContext:
     """Return the valid values, if the error lists them, and the intended one, if that is clear."""
-    choices = choices_in(case.error_text)
+    choices = listed_choices(case.error_text)
     values = [value for value in case.call.arguments.values() if isinstance(value, str) and 0 < len(value) < _MAX_VALUE]
     wrong = max((value for value in values if value in case.error_text), key=len, default=None)
-    meant = meant_name(case.error_text) or (nearest(wrong, choices) if wrong and choices else None)
-    num_lines = _NUM_LINES.search(case.error_text)
+    meant = suggested_name(case.error_text) or (nearest_name(wrong, choices) if wrong and choices else None)
+    num_lines = _FILE_LENGTH.search(case.error_text)
     advice = f"The file has {num_lines[1] or num_lines[2]} lines: ask for none after its last." if num_lines else None
     return advice_facts(case) | nonempty_facts(choices=choices, meant=meant, advice=advice)
 
 
-def _missing_file(case: Case) -> HintContext:
+def _missing_file_facts(case: FailingCall) -> HintContext:
     return missing_path_facts(case.path, case.error_text, case.state) if case.path else {}
 
 
-def _unread_file(case: Case) -> HintContext:
+def _unread_file_facts(case: FailingCall) -> HintContext:
     """Return whether a command had shown the file, and whether an earlier read has become invalid."""
     if not case.path:
         return {}
     name = case.path.rpartition("/")[2]
     is_renamed = any(_RENAMES.search(command) and name in command for command in case.state.commands)
     counts_no_more = case.state.texts.starts_with_summary or case.state.has_touched(case.path) or is_renamed
-    return {"was_read": case.state.was_in_a_command(case.path), "counts_no_more": counts_no_more}
+    return {"was_read": case.state.appeared_in_command(case.path), "counts_no_more": counts_no_more}
 
 
-def _no_match(case: Case) -> HintContext:
+def _unmatched_edit_facts(case: FailingCall) -> HintContext:
     # Advice that matches the message, for example about notebooks, is more specific than a comparison with the file.
-    old_text, facts = _old_text(case.call.arguments), advice_facts(case)
+    old_text, facts = _text_to_replace(case.call.arguments), advice_facts(case)
     if not case.path or not old_text or facts:
         return facts
-    return _no_match_facts(case.path, old_text, case.state, case.edits(case.path))
+    return _compare_with_file(case.path, old_text, case.state, case.edits(case.path))
 
 
-def _ambiguous(case: Case) -> HintContext:
+def _ambiguous_edit_facts(case: FailingCall) -> HintContext:
     # A parameter that the call already passes is not named: quoting it would make the same call more likely.
-    has_parameter = any(key in case.call.arguments for key in EVERYWHERE)
-    everywhere = None if has_parameter else next((key for key in EVERYWHERE if key in case.error_text), None)
+    has_parameter = any(key in case.call.arguments for key in REPLACE_ALL_KEYS)
+    everywhere = None if has_parameter else next((key for key in REPLACE_ALL_KEYS if key in case.error_text), None)
     facts = nonempty_facts(meant_parameter=everywhere, can_replace_all=has_parameter)
     if not case.path:
         return facts
-    return facts | _ambiguous_facts(case.path, _old_text(case.call.arguments), case.error_text, case.state)
+    return facts | _find_occurrences(case.path, _text_to_replace(case.call.arguments), case.error_text, case.state)
 
 
-def _directory(case: Case) -> HintContext:
-    return nonempty_facts(names_there=names_in(case.path, case.state)[:_MAX_NAMES] if case.path else None)
+def _directory_facts(case: FailingCall) -> HintContext:
+    return nonempty_facts(names_there=folder_entries(case.path, case.state)[:_MAX_NAMES] if case.path else None)
 
 
-def _unknown_program(case: Case) -> HintContext:
+def _unknown_program_facts(case: FailingCall) -> HintContext:
     matches = (pattern.search(case.site.evidence_text) for pattern in _PROGRAM)
     match = next(filter(None, matches), None)
     program = match[1] if match else ""
-    working_programs, instead = sorted(case.state.programs - {program}), _INSTEAD.get(program, "")
-    meant = nearest(program, working_programs) if program else None
-    if instead.partition(" ")[0] in working_programs:
-        meant = instead
-    return advice_facts(case) | nonempty_facts(meant=meant_name(case.error_text) or meant)
+    working_programs, substitute = sorted(case.state.programs - {program}), _SUBSTITUTES.get(program, "")
+    meant = nearest_name(program, working_programs) if program else None
+    if substitute.partition(" ")[0] in working_programs:
+        meant = substitute
+    return advice_facts(case) | nonempty_facts(meant=suggested_name(case.error_text) or meant)
 
 
-def _wrong_use(case: Case) -> HintContext:
-    wrong, facts = unknown_option(case.error_text), advice_facts(case)
+def _wrong_use_facts(case: FailingCall) -> HintContext:
+    wrong, facts = _unknown_option(case.error_text), advice_facts(case)
     if wrong is not None:
-        meant = meant_name(case.error_text) or near_option(wrong, options_in(case.error_text))
+        meant = suggested_name(case.error_text) or _find_mistyped_option(wrong, _listed_options(case.error_text))
         return facts | nonempty_facts(meant=meant, is_unknown_option=True)
     # The names listed in the error are more specific than general advice.
-    choices = choices_in(case.error_text)
+    choices = listed_choices(case.error_text)
     if choices or not facts:
         facts = nonempty_facts(choices=choices)
-    return facts | nonempty_facts(meant=meant_name(case.error_text))
+    return facts | nonempty_facts(meant=suggested_name(case.error_text))
 
 
-def _git_command(case: Case) -> HintContext:
-    command = command_to_run(case.error_text) or ""
+def _git_facts(case: FailingCall) -> HintContext:
+    command = _requested_command(case.error_text) or ""
     # Git resolves paths from the shell's folder, which may not be the project's.
     if _NOT_A_FILE_OF_GIT.search(case.error_text) and case.path:
         shell_facts = shell_folder_facts(case)
@@ -238,39 +234,39 @@ def _git_command(case: Case) -> HintContext:
     return advice_facts(case) | nonempty_facts(meant=command if command.startswith("git ") else None)
 
 
-def _hook(case: Case) -> HintContext:
-    return nonempty_facts(meant=command_to_run(case.error_text))
+def _hook_facts(case: FailingCall) -> HintContext:
+    return nonempty_facts(meant=_requested_command(case.error_text))
 
 
-_BY_KIND: dict[str, Callable[[Case], HintContext]] = {
-    "tool_not_found": _unknown_tool,
-    "input_validation": _wrong_value,
-    "file_not_found": _missing_file,
+_FACTS_BY_KIND: dict[str, Callable[[FailingCall], HintContext]] = {
+    "tool_not_found": _unknown_tool_facts,
+    "input_validation": _wrong_value_facts,
+    "file_not_found": _missing_file_facts,
     "shell_path_missing": missing_shell_path_facts,
     "wrong_folder": shell_folder_facts,
-    "edit_not_read": _unread_file,
-    "edit_no_match": _no_match,
-    "edit_ambiguous": _ambiguous,
-    "is_directory": _directory,
+    "edit_not_read": _unread_file_facts,
+    "edit_no_match": _unmatched_edit_facts,
+    "edit_ambiguous": _ambiguous_edit_facts,
+    "is_directory": _directory_facts,
     "output_too_large": advice_facts,
-    "cmd_not_found": _unknown_program,
-    "usage_error": _wrong_use,
+    "cmd_not_found": _unknown_program_facts,
+    "usage_error": _wrong_use_facts,
     "shell_syntax": advice_facts,
     "other": advice_facts,
     "api_misuse": advice_facts,
-    "git_state": _git_command,
-    "hook_blocked": _hook,
+    "git_state": _git_facts,
+    "hook_blocked": _hook_facts,
 }
 
 
-def _old_text(arguments: Mapping[str, Any]) -> str:
+def _text_to_replace(arguments: Mapping[str, Any]) -> str:
     """Return the text that an edit was to replace; for a list of edits, the text of the first."""
-    text = first_text(arguments, OLD_TEXT)
+    text = first_string_argument(arguments, OLD_TEXT_KEYS)
     if text is not None:
         return text
     edits = arguments.get("edits")
     if isinstance(edits, list) and edits and isinstance(edits[0], dict):
-        return _old_text(edits[0])
+        return _text_to_replace(edits[0])
     return ""
 
 
@@ -279,9 +275,9 @@ def _old_text(arguments: Mapping[str, Any]) -> str:
 # Line numbers in a view: "    12\tdef f():"; "12→def f():"; not "12 items"
 _NUMBERED = re.compile(r"^ *\d{1,6}(?:\t|→)", re.MULTILINE)
 # Marks a line of the file that was never shown, in `SessionState.texts`.
-_UNSEEN = "\0"
+_UNSEEN_LINE = "\0"
 # Maximum number of positions that a hint lists.
-_MAX_HEADS = 4
+_MAX_HEADERS = 4
 # Maximum number of file lines that are compared.
 _MAX_LINES = 20_000
 # Minimum similarity (`SequenceMatcher.ratio`) of two lines with about the same content.
@@ -307,31 +303,31 @@ _KEYWORDS = word_set(
 )
 
 
-def _no_match_facts(path: str, old_text: str, state: SessionState, edits: Sequence[tuple[str, str]]) -> HintContext:
+def _compare_with_file(path: str, old_text: str, state: SessionState, edits: Sequence[tuple[str, str]]) -> HintContext:
     """Return how a text differs from the file as it was last shown, given the earlier edits of the file in order."""
     file = state.texts.get(path)
     if len(_NUMBERED.findall(old_text)) >= max(1, old_text.count("\n")):
         return {"edit_problem": "line_numbers"}
     if _is_escaped(old_text, "" if file is None else file.text):
         return {"edit_problem": "escapes"}
-    if file is None or not file.text.strip(_UNSEEN + "\n"):
+    if file is None or not file.text.strip(_UNSEEN_LINE + "\n"):
         return {"edit_problem": "unread"}
     lines, old_lines = file.text.split("\n")[:_MAX_LINES], old_text.split("\n")
-    other_path = _other_file(old_lines, lines, state, path)
+    other_path = _find_other_file(old_lines, lines, state, path)
     if other_path is not None:
         return {"edit_problem": "other_file", "meant": other_path}
     offset = _find_offset(old_lines, lines)
     if offset is None:
         facts = _nearest_line_facts(old_lines, lines, is_whole=file.is_whole)
     else:
-        facts = _facts_at(offset, old_lines, lines)
+        facts = _compare_at_offset(offset, old_lines, lines)
     # Reliable even if the file may have changed slightly (`doubt` 1).
     if facts.get("edit_problem") == "whitespace" and file.doubt < 2:
         return facts
     # The file may have changed since it was shown, so comparing with it would mislead.
     if file.doubt:
         return {"edit_problem": "changed" if file.doubt == 2 or file.may_be_reworked else "differs"}
-    if _was_changed(old_lines, lines, edits):
+    if _was_changed_by_edit(old_lines, lines, edits):
         facts["edit_problem"] = "own_edit"
     return facts
 
@@ -359,25 +355,25 @@ def _find_offset(old_lines: Sequence[str], lines: Sequence[str]) -> int | None:
     return max(votes, key=lambda offset: (votes[offset], -abs(offset))) if votes else None
 
 
-def _facts_at(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> HintContext:
+def _compare_at_offset(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> HintContext:
     """Return the facts about the first line that differs when the text is aligned with the file at an offset."""
     only_whitespace: str | None = None
     last = len(old_lines) - 1
     for number, line in enumerate(old_lines):
         position = offset + number
-        right = lines[position] if 0 <= position < len(lines) else None
-        if right == _UNSEEN or (right is None and position >= len(lines)):
+        file_line = lines[position] if 0 <= position < len(lines) else None
+        if file_line == _UNSEEN_LINE or (file_line is None and position >= len(lines)):
             return {"edit_problem": "unshown"}
         # The first and the last line of the text may be only parts of file lines.
-        if right is None or right == line or (number == last and right.startswith(line)):
+        if file_line is None or file_line == line or (number == last and file_line.startswith(line)):
             continue
-        if number == 0 and right.endswith(line):
+        if number == 0 and file_line.endswith(line):
             continue
-        if right.split() == line.split():
-            only_whitespace = only_whitespace or right
+        if file_line.split() == line.split():
+            only_whitespace = only_whitespace or file_line
             continue
-        if right.strip() and _is_same_place(number, offset, old_lines, lines):
-            return _line_facts(line.strip(), right.strip())
+        if file_line.strip() and _is_same_place(number, offset, old_lines, lines):
+            return _line_facts(line.strip(), file_line.strip())
         return {"edit_problem": "differs"}
     if only_whitespace is not None:
         return {"edit_problem": "whitespace", "closest_line": only_whitespace}
@@ -386,11 +382,11 @@ def _facts_at(offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> Hi
 
 def _line_facts(wrong: str, right: str) -> HintContext:
     """Return what the right line contains and the wrong one lacks; empty if the wrong one only has additions."""
-    differing = _what_differs(wrong, right)
+    differing = _describe_difference(wrong, right)
     return {"edit_problem": "line", "closest_line": differing} if differing else {"edit_problem": "longer"}
 
 
-def _what_differs(wrong: str, right: str) -> str:
+def _describe_difference(wrong: str, right: str) -> str:
     """Return the parts of a line that the wrong one lacks, each with one word or symbol of context on both sides.
 
     The result is "" if nothing is missing. The whole line is not quoted: it is almost the wrong one, and quoting it
@@ -412,18 +408,18 @@ def _what_differs(wrong: str, right: str) -> str:
 
 def _is_same_place(number: int, offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> bool:
     """Whether a differing line is the intended one: its neighbors are identical, or its content is similar."""
-    line, right = old_lines[number], lines[offset + number]
+    line, shown_line = old_lines[number], lines[offset + number]
     neighbors = [
         (old_lines[near].strip(), lines[offset + near].strip() if 0 <= offset + near < len(lines) else None)
-        for near in (_neighbor(number, old_lines, -1), _neighbor(number, old_lines, 1))
+        for near in (_nearest_nonblank_line(number, old_lines, -1), _nearest_nonblank_line(number, old_lines, 1))
         if near is not None
     ]
     matching = [old_neighbor for old_neighbor, file_neighbor in neighbors if old_neighbor == file_neighbor]
     is_unique = any(sum(file_line.strip() == neighbor for file_line in lines) == 1 for neighbor in matching)
-    return (is_unique and len(matching) == 2) or _is_about_the_same(line, right, is_anchored=is_unique)
+    return (is_unique and len(matching) == 2) or _is_about_the_same(line, shown_line, is_anchored=is_unique)
 
 
-def _neighbor(number: int, old_lines: Sequence[str], step: int) -> int | None:
+def _nearest_nonblank_line(number: int, old_lines: Sequence[str], step: int) -> int | None:
     """Return the number of the nearest nonblank line in the direction of `step`, or None if none exists."""
     indices = range(number + step, len(old_lines) if step > 0 else -1, step)
     return next((index for index in indices if old_lines[index].strip()), None)
@@ -441,12 +437,12 @@ def _is_about_the_same(line: str, right: str, *, is_anchored: bool = False) -> b
     declared, right_declared = _DECLARED.search(line), _DECLARED.search(right)
     if (declared and declared[1]) != (right_declared and right_declared[1]):
         return False
-    names, right_names = _names(line), _names(right)
+    names, right_names = _identifiers(line), _identifiers(right)
     shared = names & right_names
     return bool(shared) and ((is_anchored and not is_comment) or 2 * len(shared) > len(names | right_names))
 
 
-def _names(line: str) -> set[str]:
+def _identifiers(line: str) -> set[str]:
     return {name for name in re.findall(r"\w{3,}", line) if name.lower() not in _KEYWORDS}
 
 
@@ -464,20 +460,20 @@ def _nearest_line_facts(old_lines: Sequence[str], lines: Sequence[str], *, is_wh
     return {"edit_problem": "elsewhere" if is_whole else "unshown"}
 
 
-def _other_file(old_lines: Sequence[str], lines: Sequence[str], state: SessionState, path: str) -> str | None:
+def _find_other_file(old_lines: Sequence[str], lines: Sequence[str], state: SessionState, path: str) -> str | None:
     """Return the only other file shown with all distinctive lines of the text; None if `lines` already contain one."""
     distinctive = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_DISTINCTIVE}
     if not distinctive or distinctive & {line.strip() for line in lines}:
         return None
-    holders = [
+    candidates = [
         other_path
         for other_path, text in state.read.items()
         if other_path != path and all(line in text for line in distinctive)
     ]
-    return short_path(holders[0], state.paths.root) if len(holders) == 1 else None
+    return short_path(candidates[0], state.paths.root) if len(candidates) == 1 else None
 
 
-def _was_changed(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence[tuple[str, str]]) -> bool:
+def _was_changed_by_edit(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence[tuple[str, str]]) -> bool:
     """Whether an edit in this session removed a line of the text from the file."""
     current_lines = {line.strip() for line in lines}
     missing = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_ANCHOR} - current_lines
@@ -485,7 +481,7 @@ def _was_changed(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence
     return bool(missing) and bool(missing & removed_lines)
 
 
-def _ambiguous_facts(path: str, old_text: str, error_text: str, state: SessionState) -> HintContext:
+def _find_occurrences(path: str, old_text: str, error_text: str, state: SessionState) -> HintContext:
     """Return how often the text occurs in the file, and the header above each occurrence if these headers differ."""
     facts: HintContext = {}
     # "Found 3 matches of the string" -> "3"; "found 12" -> "12"
@@ -506,17 +502,170 @@ def _ambiguous_facts(path: str, old_text: str, error_text: str, state: SessionSt
     offsets = [match.start() for match in re.finditer(re.escape(old_text), text)] if old_text else []
     if len(offsets) < 2 or len(offsets) != facts.get("num_matches", len(offsets)):
         return facts
-    heads = [_head_above(text[:offset].split("\n")) for offset in offsets[:_MAX_HEADS]]
-    if None not in heads and len(set(heads)) == len(heads):
-        facts["places"] = [head for head in heads if head is not None]
+    headers = [_header_above(text[:offset].split("\n")) for offset in offsets[:_MAX_HEADERS]]
+    if None not in headers and len(set(headers)) == len(headers):
+        facts["places"] = [header for header in headers if header is not None]
     return facts
 
 
-def _head_above(lines: Sequence[str]) -> str | None:
+def _header_above(lines: Sequence[str]) -> str | None:
     """Return the header above a position: the nearest line that is neither indented nor a bracket."""
     for line in reversed(lines[:-1]):
-        if line == _UNSEEN:
+        if line == _UNSEEN_LINE:
             return None
         if line[:1].isalpha() or line[:1] in "_@#<":
             return line.strip()[:80]
     return None
+
+
+# ---- Options and commands that the error message names ---------------------------------------------------------------
+
+_MAX_ERROR, _MAX_OPTIONS = 6000, 40  # characters of a message that are searched, and options that are read from it
+# "Usage: tool [options]"; not "see usage: below"
+_USAGE = re.compile(r"^\s*usage:", re.IGNORECASE | re.MULTILINE)
+# A line of an option list: "  -v, --verbose   print more" -> "--verbose"; "  --depth=N\n" -> "--depth"
+_LISTED_OPTION = re.compile(r"^[ \t]+(?:-\w, )?(--?[A-Za-z][\w-]{1,40})(?=[ =,\[\n])", re.MULTILINE)
+# "unknown option '--colour'" -> "--colour"; "flag provided but not defined: -x" -> "-x"
+_UNKNOWN_OPTION = re.compile(
+    r"(?:unknown|unrecogni[sz]ed|invalid|illegal|unexpected|no such|unsupported|bad)"
+    r"(?: \w+)? (?:flag|option|argument|switch|parameter)s?(?: provided)?:?\s*(?:-- )?['\"`]?"
+    r"(?P<named>-{0,2}[A-Za-z][\w-]{0,60})|flag provided but not defined:? (?P<go>-[\w-]{1,60})",
+    re.IGNORECASE,
+)
+# "Please run `make fmt` first" -> "make fmt"; "run npm install" -> "npm install"
+_REQUESTED_COMMAND = re.compile(
+    r"(?:\b[Rr]un|\b[Uu]se|\b[Tt]ry|\b[Ee]xecute)(?: the following| this)?:?\s+"
+    r"(?:['\"`](?P<quoted>[^'\"`\n]{3,80})['\"`]|(?P<bare>(?:mise|make|npm|pnpm|yarn|npx|cargo|go|gofmt|just|task|uv|ruff|black"
+    r"|pre-commit|git|bundle|mvn|gradle)\b(?: [\w./:@=-]+){1,5}))"
+    r"|\buse\s*\n\s+(?P<shown>git [^\n]{4,120})"
+)
+# Minimum similarity (`SequenceMatcher.ratio`) of a mistyped option to the right one.
+_MIN_OPTION_RATIO = 0.8
+
+
+def _unknown_option(error_text: str) -> str | None:
+    """Return the option that a program rejects as unknown, or None if the error is about something else."""
+    match = _UNKNOWN_OPTION.search(error_text[:_MAX_ERROR])
+    return None if match is None else match["named"] or match["go"]
+
+
+def _find_mistyped_option(wrong: str, options: Sequence[str]) -> str | None:
+    """Return the only option that differs from the wrong one by a typo, or None."""
+    names = [option.strip("-") for option in options]
+    typed = wrong.strip("-").casefold()
+    near = [name for name in names if SequenceMatcher(None, typed, name.casefold()).ratio() >= _MIN_OPTION_RATIO]
+    return next(option for option in options if option.strip("-") == near[0]) if len(near) == 1 else None
+
+
+def _listed_options(error_text: str) -> list[str]:
+    """Return the options listed in the usage text that a program printed."""
+    if _USAGE.search(error_text[:_MAX_ERROR]) is None:
+        return []
+    return list(dict.fromkeys(_LISTED_OPTION.findall(error_text[:_MAX_ERROR])))[:_MAX_OPTIONS]
+
+
+def _requested_command(error_text: str) -> str | None:
+    """Return the command that a check or a hook asks the model to run, or None."""
+    match = _REQUESTED_COMMAND.search(error_text[:_MAX_ERROR])
+    return None if match is None else next(group for group in match.groups() if group).strip()
+
+
+# ---- Errors in the arguments, according to the error message and the tool's schema ----------------------------------
+
+# Building blocks for the patterns: a quoted name, an unquoted name, and the words for a parameter.
+_NAME = r"[`'\"]([A-Za-z_]\w{0,60})[`'\"]"
+_BARE_NAME = r"([A-Za-z_]\w{0,60})(?=[.,;)]|\s*$)"
+_NOUN = r"(?:parameter|property|argument|field|positional argument)s?"
+# "missing required parameter 'path'" -> "path"; "parameter 'path' is required" -> "path"
+_MISSING = re.compile(
+    rf"(?:required|missing) (?:required )?{_NOUN}:? {_NAME}|must have required property {_NAME}"
+    rf"|missing field {_NAME}"
+    rf"|{_NOUN} {_NAME} is (?:required|missing)|missing (?:value for )?(?:a )?required {_NOUN}: {_BARE_NAME}"
+    rf"|missing \d+ required \w+ arguments?: {_NAME}|(?<=and ){_NAME}\s*$",
+    re.IGNORECASE | re.MULTILINE,
+)
+# "unexpected keyword argument 'file'" -> "file"; "unknown parameter `file`" -> "file"
+_UNEXPECTED = re.compile(
+    rf"unexpected (?:keyword )?{_NOUN}:? {_NAME}|unknown {_NOUN}:? {_NAME}|additional {_NOUN}:? {_NAME}", re.IGNORECASE
+)
+# Claude Code: "The parameter `limit` type is expected as `number` but provided as `string`" -> "limit"
+_CLAUDE_TYPE_ERROR = re.compile(rf"parameter {_NAME} type is expected as {_NAME}", re.IGNORECASE)
+# zod: `{"code": "invalid_type", "expected": "string", "received": "number", "path": ["query"]}` -> "query"
+_ZOD_TYPE_ERROR = re.compile(r"\"expected\":\s*\"(\w{1,20})\"[^\[]{0,120}\"path\":\s*\[\s*\"(\w{1,60})\"")
+# pydantic: "limit\n  Input should be a valid integer" -> "limit"
+_PYDANTIC_TYPE_ERROR = re.compile(r"^(\w{1,60})\n\s+Input should be an? (?:valid )?(\w{1,20})", re.MULTILINE)
+# "failed to parse function arguments: EOF"; "Unexpected token } in JSON"; not "missing field `path`"
+_JSON_ERROR = re.compile(
+    r"parse function arguments|not valid JSON|JSONDecodeError|Unexpected (?:token|end of JSON)"
+    r"|Expecting (?:value|property|',')|(?:invalid|malformed) JSON|parse JSON",
+    re.IGNORECASE,
+)
+# JSON schema types and their Python types. `bool` is an `int` in Python, hence the check in `_expected_type`.
+_PYTHON_TYPES: dict[str, tuple[type, ...]] = {
+    "string": (str,),
+    "integer": (int,),
+    "number": (int, float),
+    "boolean": (bool,),
+    "array": (list, tuple),
+    "object": (dict,),
+}
+
+
+def is_json_error(call: ToolCall | None, message: str) -> bool:
+    """Return whether the arguments were not a JSON object at all, as opposed to violating the schema."""
+    if call is not None and call.raw_arguments is not None:
+        return True
+    names = _captured_names(_MISSING, message) or _captured_names(_UNEXPECTED, message)
+    return _JSON_ERROR.search(message) is not None and not names
+
+
+def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
+    """Return missing, unexpected and wrongly typed parameters, taken from the message or else from the schema."""
+    facts: HintContext = {}
+    missing, unexpected = _captured_names(_MISSING, message), _captured_names(_UNEXPECTED, message)
+    wrong = _expected_types(message)
+    properties = schema.get("properties") if schema is not None else None
+    if call is not None and call.raw_arguments is None and isinstance(properties, Mapping):
+        required = schema.get("required") if schema is not None else None
+        missing = missing or [name for name in required or () if name not in call.arguments]
+        is_closed = schema is not None and schema.get("additionalProperties") is False
+        unexpected = unexpected or [name for name in call.arguments if is_closed and name not in properties]
+        wrong = wrong or [
+            f"{name}: {kind}"
+            for name, value in call.arguments.items()
+            if (kind := _expected_type(value, properties.get(name))) is not None
+        ]
+    if missing:
+        facts["missing_parameters"] = missing
+    if unexpected:
+        facts["unexpected_parameters"] = unexpected
+    if wrong:
+        facts["wrong_types"] = wrong
+    return facts
+
+
+def _captured_names(pattern: re.Pattern[str], message: str) -> list[str]:
+    """Return the distinct names that a pattern captures in a message."""
+    names = (next(group for group in match.groups() if group) for match in pattern.finditer(message[:4000]))
+    return list(dict.fromkeys(names))
+
+
+def _expected_types(message: str) -> list[str]:
+    """Return "name: type" for each parameter whose type the message complains about."""
+    text = message[:4000]
+    typed_names = [
+        *_CLAUDE_TYPE_ERROR.findall(text),
+        *_PYDANTIC_TYPE_ERROR.findall(text),
+        *((name, kind) for kind, name in _ZOD_TYPE_ERROR.findall(text)),
+    ]
+    return [f"{name}: {kind}" for name, kind in typed_names]
+
+
+def _expected_type(value: Any, schema: Any) -> str | None:
+    """Return the type that a value should have, or None if the value fits the schema or the type is unknown."""
+    kind = schema.get("type") if isinstance(schema, Mapping) else None
+    allowed = _PYTHON_TYPES.get(kind) if isinstance(kind, str) else None
+    if allowed is None or value is None:
+        return None
+    fits = isinstance(value, allowed) and (kind == "boolean" or not isinstance(value, bool))
+    return None if fits else kind

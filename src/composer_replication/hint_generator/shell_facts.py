@@ -1,7 +1,7 @@
 """Collect the facts about failed shell commands: the shell's working folder, and advice that matches the message.
 
 A path often fails because an earlier `cd` has moved the shell. `shell_folder_facts` then returns the path relative to
-the current folder. `advice_for` chooses advice by the wording of the message.
+the current folder. `_advice_for` chooses advice by the wording of the message.
 """
 
 from __future__ import annotations
@@ -12,10 +12,10 @@ from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any, NamedTuple, cast
 
 from composer_replication.hint_generator.context import HintContext, missing_path_facts, short_path
-from composer_replication.sites.actions.tools import channel_of
+from composer_replication.sites.actions.tools import tool_channel
 
 if TYPE_CHECKING:
-    from composer_replication.hint_generator.context import Case
+    from composer_replication.hint_generator.context import FailingCall
 
 
 # "cd src && make" -> "src"; "cd 'src'; make" -> "src"; not "make && cd src"
@@ -27,58 +27,58 @@ def nonempty_facts(**facts: Any) -> HintContext:
     return cast("HintContext", {name: value for name, value in facts.items() if value})
 
 
-def advice_facts(case: Case) -> HintContext:
+def advice_facts(case: FailingCall) -> HintContext:
     """Return the advice that matches the message of a failing call, if any."""
-    return nonempty_facts(advice=advice_for(case.site.kind, case.error_text, case.command))
+    return nonempty_facts(advice=_advice_for(case.site.kind, case.error_text, case.command))
 
 
-def missing_shell_path_facts(case: Case) -> HintContext:
+def missing_shell_path_facts(case: FailingCall) -> HintContext:
     """Return the missing path relative to the shell's folder, or else the path that was probably meant."""
     facts = shell_folder_facts(case)
     if re.search(r"\bgit\b", case.command):
-        facts |= nonempty_facts(advice=advice_for("git_state", case.error_text, case.command))
+        facts |= nonempty_facts(advice=_advice_for("git_state", case.error_text, case.command))
     if "path_from_shell" not in facts and "meant" not in facts and case.path:
-        folder = _lookup_folder(case)
+        folder = _resolution_folder(case)
         path = case.path if folder is None else posixpath.join(folder, case.path)
         facts |= missing_path_facts(path, case.error_text, case.state)
     return facts
 
 
-def shell_folder_facts(case: Case) -> HintContext:
+def shell_folder_facts(case: FailingCall) -> HintContext:
     """Return the shell's folder, unless it is the project's, and the typed path relative to that folder."""
     paths, facts, typed = case.state.paths, advice_facts(case), case.path or ""
-    here, root, own_cd = _lookup_folder(case), paths.root, _leading_cd(case)
+    current_folder, root, own_cd = _resolution_folder(case), paths.root, _leading_cd(case)
     cd_role = own_cd and ("to" if own_cd == typed else "before")
     facts |= nonempty_facts(own_cd=cd_role, is_absolute=typed.startswith("/"))
-    if here is None or root is None:
+    if current_folder is None or root is None:
         return facts
-    if here != root:
-        facts |= {"shell_folder": short_path(here, root), "project_folder": root}
+    if current_folder != root:
+        facts |= {"shell_folder": short_path(current_folder, root), "project_folder": root}
     # A relative path may have been meant relative to a parent of the current folder.
-    for base in _with_parents(here, root) if typed and not typed.startswith(("/", "~")) else ():
+    for base in _with_parents(current_folder, root) if typed and not typed.startswith(("/", "~")) else ():
         meant = posixpath.normpath(posixpath.join(base, typed))
-        if meant == here or (base != here and (meant in paths.files or meant in paths.folders)):
-            facts["path_from_shell"] = posixpath.relpath(meant, here)
+        if meant == current_folder or (base != current_folder and (meant in paths.files or meant in paths.folders)):
+            facts["path_from_shell"] = posixpath.relpath(meant, current_folder)
             return facts
-    if typed and (here == root or typed.startswith("/")):
+    if typed and (current_folder == root or typed.startswith("/")):
         facts |= missing_path_facts(posixpath.join(root, typed), case.error_text, case.state)
     return facts
 
 
-def _leading_cd(case: Case) -> str | None:
+def _leading_cd(case: FailingCall) -> str | None:
     """Return the target of a `cd` at the start of the command, or None."""
-    match = _LEADING_CD.match(case.command) if channel_of(case.call.name) == "shell" else None
+    match = _LEADING_CD.match(case.command) if tool_channel(case.call.name) == "shell" else None
     return match[2] if match else None
 
 
-def _lookup_folder(case: Case) -> str | None:
+def _resolution_folder(case: FailingCall) -> str | None:
     """Return the folder relative to which the failing path was resolved, or None if it is unknown."""
-    here, own_cd = case.state.paths.shell.path, _leading_cd(case)
+    current_folder, own_cd = case.state.paths.shell.path, _leading_cd(case)
     if own_cd is None or own_cd == case.path:
-        return here
-    if own_cd.startswith(("~", "$", "-")) or (here is None and not own_cd.startswith("/")):
+        return current_folder
+    if own_cd.startswith(("~", "$", "-")) or (current_folder is None and not own_cd.startswith("/")):
         return None
-    return posixpath.normpath(posixpath.join(here or "/", own_cd))
+    return posixpath.normpath(posixpath.join(current_folder or "/", own_cd))
 
 
 def _with_parents(folder: str, root: str) -> Iterator[str]:
@@ -262,11 +262,11 @@ _ADVICE = (
 )  # fmt: skip
 
 
-def advice_for(kind: str, error_text: str, command: str) -> str | None:
+def _advice_for(kind: str, error_text: str, command: str) -> str | None:
     """Return general advice for an error message, or None if no row of the table matches."""
-    rows = (row for row in _ADVICE if row.kind == kind and _has(row.message, error_text[:_MAX_ERROR]))
-    return next((row.advice for row in rows if row.command is None or _has(row.command, command)), None)
+    rows = (row for row in _ADVICE if row.kind == kind and _matches(row.message, error_text[:_MAX_ERROR]))
+    return next((row.advice for row in rows if row.command is None or _matches(row.command, command)), None)
 
 
-def _has(pattern: str, text: str) -> bool:
+def _matches(pattern: str, text: str) -> bool:
     return re.search(pattern, text, re.IGNORECASE | re.MULTILINE) is not None

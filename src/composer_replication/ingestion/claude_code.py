@@ -10,7 +10,7 @@ from pathlib import Path
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.formats.claude_code import read
 from composer_replication.ingestion.scrubbing import scrub_conversation
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.ingestion.states import SYSTEM_PROMPT, states, trace_state
 from composer_replication.privacy import Scrubber
 from composer_replication.types import Conversation, TraceState

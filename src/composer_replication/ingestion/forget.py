@@ -13,8 +13,8 @@ from composer_replication.ingestion.session_sources import (
     add_totals,
     forgotten_marks,
     read_accounts,
-    with_rows,
-    with_suffix,
+    replace_id_suffix,
+    replace_rows,
     write_accounts,
     write_forgotten,
 )
@@ -26,9 +26,9 @@ from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_
 
 def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
     """Store the marks of conversations to forget. From here on, neither a crash nor an ingest restores them."""
-    dead = [_bare(row) for row in _stored(run) if row["id"] in ids]
+    dead = [_with_original_id(row) for row in _stored_rows(run) if row["id"] in ids]
     # A generator, since all rows together may not fit into memory. Only their session ids are needed.
-    alive = ({"session_id": row["session_id"]} for row in _stored(run) if row["id"] not in ids)
+    alive = ({"session_id": row["session_id"]} for row in _stored_rows(run) if row["id"] not in ids)
     write_forgotten(run, forgotten_marks(dead, alive))
 
 
@@ -40,14 +40,14 @@ def forget(run: RunDir, ids: Set[str]) -> None:
     is_scrubbed = meta.settings.get("scrubbed") is True
 
     def kept_rows() -> Iterator[Row]:
-        for account, family in _families(run):
-            remaining_rows = [row for row in family if row["id"] not in ids]
-            if len(remaining_rows) < len(family):
+        for account, session in _sessions(run):
+            remaining_rows = [row for row in session if row["id"] not in ids]
+            if len(remaining_rows) < len(session):
                 if not remaining_rows:
                     continue  # not even the name of the log is kept
-                bare = with_suffix(remaining_rows, suffix="", remove=account.id_suffix)
+                bare = replace_id_suffix(remaining_rows, suffix="", remove=account.id_suffix)
                 # Skipped records are listed by file and line, which would reveal that the file had more content.
-                account = replace(with_rows(account, bare), skipped={}, skips=())
+                account = replace(replace_rows(account, bare), skipped={}, skips=())
             sources.append(account)
             for row in remaining_rows:
                 tools.add_row(row)
@@ -67,16 +67,16 @@ def forget(run: RunDir, ids: Set[str]) -> None:
     write_tools(run, tools, given_tools, is_scrubbed=is_scrubbed)
 
 
-def _bare(row: Row) -> Row:
+def _with_original_id(row: Row) -> Row:
     """Return the row with its original id from the log."""
     return {**row, "id": row["id"].partition("@")[0] if row["session_id"] is not None else row["id"]}
 
 
-def _families(run: RunDir) -> Iterator[tuple[SessionSource, list[Row]]]:
-    stored = _stored(run)
+def _sessions(run: RunDir) -> Iterator[tuple[SessionSource, list[Row]]]:
+    stored = _stored_rows(run)
     for account in read_accounts(run):
         yield account, list(islice(stored, len(account.conversations)))
 
 
-def _stored(run: RunDir) -> Iterator[Row]:
+def _stored_rows(run: RunDir) -> Iterator[Row]:
     return run.read_jsonl("conversations", schema=CONVERSATIONS_SCHEMA, version=CONVERSATIONS_VERSION)

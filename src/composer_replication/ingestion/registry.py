@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, NamedTuple, Protocol, cast
 
 from composer_replication.errors import InputError, explain
 from composer_replication.ingestion.scrubbing import scrub_conversation
-from composer_replication.ingestion.source import IngestReport, SourceFile, counts_of
+from composer_replication.ingestion.source_files import IngestReport, SourceFile, count_contents
 from composer_replication.runs.directory import MARKER as RUN_MARKER
 from composer_replication.types import Conversation
 
@@ -41,7 +41,7 @@ IGNORE_FILE = ".crfignore"
 # Reasons for skipping a file, which sidecars of runs store.
 LEADS_OUT = "link that leads out of the folder (--follow-links follows it)"
 TO_A_FOLDER = "link to a folder"  # its files are found at their real location; following it could loop
-_SUBAGENTS = "subagents"
+_SUBAGENT_FOLDER = "subagents"
 
 
 class _Ingester(Protocol):
@@ -54,7 +54,7 @@ class _Ingester(Protocol):
     def read(self, source: SourceFile, report: IngestReport) -> Iterator[Conversation]: ...
 
 
-def ingester(name: str) -> _Ingester:
+def _format_module(name: str) -> _Ingester:
     """Return the module for a format. Raises InputError for an unknown format."""
     if name not in FORMATS:
         raise InputError(explain("log format", got=repr(name), expected=f"one of {', '.join(FORMATS)}"))
@@ -65,7 +65,7 @@ def detect(path: Path) -> _Ingester | None:
     """Return the module for the format detected in a file, or None."""
     with path.open("rb") as file:
         head = file.read(_HEAD_BYTES)
-    return next((candidate for candidate in map(ingester, FORMATS) if candidate.sniff(head, path)), None)
+    return next((candidate for candidate in map(_format_module, FORMATS) if candidate.sniff(head, path)), None)
 
 
 def ingest(
@@ -82,18 +82,18 @@ def ingest(
     """
     for path in map(Path, paths):
         has_session = False
-        for family in families(discover(path, report, exclude=exclude, follow_links=follow_links)):
-            # One scope per family: linked conversations use the same placeholder for the same secret.
+        for session in group_by_session(discover(path, report, exclude=exclude, follow_links=follow_links)):
+            # One scope per session: linked conversations use the same placeholder for the same secret.
             scope = None if scrubber is None else scrubber.scope()
-            for conversation, _ in read_with_files(family, report):
+            for conversation, _ in read_group(session, report):
                 has_session = True
-                report.counts.update(counts_of(conversation))
+                report.counts.update(count_contents(conversation))
                 yield conversation if scope is None else scrub_conversation(conversation, scope)
         if not has_session:
             raise no_session_error(path, report.skipped)
 
 
-def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
+def _read_file(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """Yield the conversations from a file in any format. A file in an unknown format is counted as skipped."""
     try:
         module = detect(source.path)
@@ -107,13 +107,15 @@ def read_any(source: SourceFile, report: IngestReport) -> Iterator[Conversation]
     yield from module.read(source, report)
 
 
-def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conversation, str]]:
-    """Yield the conversations of a family, each with the name of its file.
+def read_group(session: SessionGroup, report: IngestReport) -> Iterator[tuple[Conversation, str]]:
+    """Yield the conversations of a session, each with the name of its file.
 
     A subagent is linked to the turn and the call that started it if the main log contains its id.
     """
-    read = [(conversation, source.name) for source in family.sources for conversation in read_any(source, report)]
-    conversations = [conversation for conversation, _ in read]
+    read_conversations = [
+        (conversation, source.name) for source in session.sources for conversation in _read_file(source, report)
+    ]
+    conversations = [conversation for conversation, _ in read_conversations]
     # The turns in the main log map call ids to agent ids; the subagent's own file has only its agent id.
     started = {
         agent: (conversation.id, turn.id, call_id)
@@ -121,7 +123,7 @@ def read_with_files(family: Family, report: IngestReport) -> Iterator[tuple[Conv
         for turn in conversation.turns
         for call_id, agent in turn.extra.get("agents", {}).items()
     }
-    for conversation, file in read:
+    for conversation, file in read_conversations:
         link, agent = conversation.parent, conversation.extra.get("agent_id")
         if link is not None and agent in started:
             where, turn_id, call_id = started[agent]
@@ -148,10 +150,10 @@ class _FileStamp(NamedTuple):
 
 
 @dataclass(frozen=True, slots=True)
-class Family:
+class SessionGroup:
     """The files of one session below a root: a main log and the subagents in the folder with the same name.
 
-    `name` is the name of the main log, which may not exist. Any other file is a family by itself. Families are
+    `name` is the name of the main log, which may not exist. Any other file is a session by itself. Sessions are
     independent: they can be read in any order, in other processes, or not at all if nothing has changed.
     """
 
@@ -159,29 +161,34 @@ class Family:
     sources: tuple[SourceFile, ...]
 
     def stamp(self) -> tuple[_FileStamp, ...]:
-        """Return the stamps of all files. A family with unchanged stamps need not be read again."""
-        return tuple(_stamp_of(source.path) for source in self.sources)
+        """Return the stamps of all files. A session with unchanged stamps need not be read again."""
+        return tuple(_read_stamp(source.path) for source in self.sources)
 
     def files(self) -> frozenset[str]:
         """Return the resolved paths, which do not depend on the path by which the files were found."""
         return frozenset(str(source.path.resolve()) for source in self.sources)
 
 
-def families(sources: Iterable[SourceFile]) -> list[Family]:
-    """Group files into families, ordered by name."""
+def group_by_session(sources: Iterable[SourceFile]) -> list[SessionGroup]:
+    """Group files into sessions, ordered by name."""
     files_of: dict[str, list[SourceFile]] = {}
     for source in sources:
         folder, _, _ = source.name.rpartition("/")
-        home = folder.removesuffix(f"/{_SUBAGENTS}") + ".jsonl" if source.path.parent.name == _SUBAGENTS else ""
+        home = (
+            folder.removesuffix(f"/{_SUBAGENT_FOLDER}") + ".jsonl"
+            if source.path.parent.name == _SUBAGENT_FOLDER
+            else ""
+        )
         files_of.setdefault(home or source.name, []).append(source)
     return [
-        Family(name, tuple(sorted(files_of[name], key=lambda file: file_order(file.name)))) for name in sorted(files_of)
+        SessionGroup(name, tuple(sorted(files_of[name], key=lambda file: file_order(file.name))))
+        for name in sorted(files_of)
     ]
 
 
 def file_order(name: str) -> tuple[bool, str]:
-    """Return the sort key for a file in its family: the main log first, since its calls start the subagents."""
-    return f"{_SUBAGENTS}/" in name, name
+    """Return the sort key for a file in its session: the main log first, since its calls start the subagents."""
+    return f"{_SUBAGENT_FOLDER}/" in name, name
 
 
 def discover(
@@ -220,7 +227,7 @@ def discover(
                 continue
             if is_ignored(relative, patterns):
                 (ignored if ignored is not None else []).append(relative)
-            elif reason := links.why_not_read(file):
+            elif reason := links.reason_not_to_read(file):
                 report.skip(reason, relative)
             elif file.is_file():
                 yield SourceFile(file, relative)
@@ -233,7 +240,7 @@ def _folders_to_enter(
 ) -> Iterator[str]:
     """Yield the subfolders to search, excluding run directories and links that must not be followed."""
     for name in sorted(names):
-        reason = links.why_not_entered(folder / name) if (folder / name).is_symlink() else ""
+        reason = links.reason_not_to_enter(folder / name) if (folder / name).is_symlink() else ""
         # Not Path.is_file: it raises if the folder is not readable, which os.walk reports itself.
         if not reason and os.path.isfile(folder / name / RUN_MARKER):  # noqa: PTH113
             reason = "run directory"
@@ -267,18 +274,18 @@ class _LinkRules:
     """
 
     def __init__(self, root: Path, *, follow: bool) -> None:
-        self._root, self._follow = _real(root), follow
+        self._root, self._follow = _resolve(root), follow
         self._entered = [self._root]
 
-    def why_not_read(self, file: Path) -> str:
+    def reason_not_to_read(self, file: Path) -> str:
         """Return why a linked file is not read, or "" if it is read. A file that is not a link is always read."""
         if self._follow or not file.is_symlink():
             return ""
-        return "" if _real(file).is_relative_to(self._root) else LEADS_OUT
+        return "" if _resolve(file).is_relative_to(self._root) else LEADS_OUT
 
-    def why_not_entered(self, folder: Path) -> str:
+    def reason_not_to_enter(self, folder: Path) -> str:
         """Return why a link to a folder is not followed, or "" if it is followed."""
-        target = _real(folder)
+        target = _resolve(folder)
         if any(target.is_relative_to(entered_folder) for entered_folder in self._entered) or self._root.is_relative_to(
             target
         ):
@@ -290,12 +297,12 @@ class _LinkRules:
         return ""
 
 
-def _real(path: Path) -> Path:
+def _resolve(path: Path) -> Path:
     """Return the path with symbolic links resolved. A circular link is returned unchanged."""
     return Path(os.path.realpath(path))
 
 
-def _stamp_of(path: Path) -> _FileStamp:
+def _read_stamp(path: Path) -> _FileStamp:
     try:
         status = path.stat()
     except OSError:

@@ -213,18 +213,18 @@ class ScrubSettings:
             people=self.people,
         )
 
-    def family_scrubber(self) -> FamilyScrubber:
-        return FamilyScrubber(self)
+    def session_scrubber(self) -> SessionScrubber:
+        return SessionScrubber(self)
 
 
-class FamilyScrubber:
+class SessionScrubber:
     """The scrubbers of one worker process: one for texts, and one that detects secrets in ids."""
 
     def __init__(self, settings: ScrubSettings) -> None:
         self._texts, self._ids = settings.scrubber(), settings.scrubber(entropy=False).scope()
 
     def scope(self) -> Scope:
-        """Return a new numbering of placeholders for one family."""
+        """Return a new numbering of placeholders for one session."""
         return self._texts.scope()
 
     def scrub(self, conversation: Conversation, scope: Scope) -> Conversation:
@@ -264,7 +264,7 @@ class ScrubFingerprint:
         return ScrubFingerprint(salt, digest.hex())
 
 
-def code_files() -> list[Path]:
+def _code_files() -> list[Path]:
     """Return the paths of the code and word lists that determine the content of rows."""
     root = Path(__file__).parents[1]
     return [
@@ -278,6 +278,6 @@ def code_files() -> list[Path]:
 @cache
 def _code_hash() -> str:
     digest = hashlib.sha256()
-    for file in code_files():
+    for file in _code_files():
         digest.update(file.read_bytes())
     return digest.hexdigest()

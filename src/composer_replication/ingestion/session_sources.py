@@ -17,7 +17,7 @@ import orjson
 
 from composer_replication.errors import ArtefactCorruptError, ArtefactNotFoundError, explain
 from composer_replication.ingestion.scrubbing import ScrubFingerprint, ScrubSettings
-from composer_replication.ingestion.source import COUNTED, IMAGES, UNPLACED, counts_of
+from composer_replication.ingestion.source_files import COUNTED, IMAGES, UNPLACED, count_contents
 from composer_replication.messages import ToolSchemas
 from composer_replication.runs import ARTEFACTS, RunDir
 from composer_replication.runs.artefacts import OLDEST_READABLE, check_sidecar, open_records
@@ -36,11 +36,11 @@ _ROW_COUNTS = (*COUNTED, *UNPLACED, IMAGES)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SessionSource:
-    """The account of one family: a session log with the files of its subagents.
+    """The account of one session: a session log with the files of its subagents.
 
     `path` is the location of the main log relative to the run, and orders all artifacts; `name` is its location
     relative to the ingested folder. `files`, `sizes`, `mtimes_ns` and `inodes` have one entry per file; `file_of` maps
-    conversations to their files. `id_suffix` was appended to the ids because another family has the same ids.
+    conversations to their files. `id_suffix` was appended to the ids because another session has the same ids.
     """
 
     path: str
@@ -78,14 +78,14 @@ class SessionSource:
             ) from error
 
 
-def with_rows(
+def replace_rows(
     source: SessionSource, rows: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
-    """Return the account of a family reduced to these rows, whose ids have no suffix."""
+    """Return the account of a session reduced to these rows, whose ids have no suffix."""
     # Counts of files and of records without a message do not depend on the rows.
     counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _ROW_COUNTS})
     for row in rows:
-        counts.update(counts_of(conversation_from_row(row)))
+        counts.update(count_contents(conversation_from_row(row)))
     index = {identity: number for number, identity in enumerate(source.conversations)}
     positions = [index.get(row["id"]) for row in rows]
     return replace(
@@ -99,8 +99,8 @@ def with_rows(
     )
 
 
-def with_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[Row]:
-    """Return rows with a different suffix on their ids, and on the ids in links within the family."""
+def replace_id_suffix(rows: Sequence[Row], *, suffix: str, remove: str = "") -> list[Row]:
+    """Return rows with a different suffix on their ids, and on the ids in links within the session."""
     if suffix == remove:
         return list(rows)
     names = {row["id"]: row["id"].removesuffix(remove) + suffix for row in rows}
@@ -156,7 +156,7 @@ FORGOTTEN_SCHEMA, FORGOTTEN_VERSION = "forgotten", 1
 
 @dataclass
 class EarlierIngest:
-    """The families from the last ingest, in order, and their rows; empty if there was no ingest.
+    """The sessions from the last ingest, in order, and their rows; empty if there was no ingest.
 
     `reuse_error` says why an earlier ingest could not be reused. With `is_outdated`, the rows have an older schema
     version and can only be read again from their logs.
@@ -193,7 +193,7 @@ class EarlierIngest:
             self.file.close()
 
 
-def read_earlier(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
+def read_earlier_ingest(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
     """Return the last ingest of this run, if it is complete.
 
     A crash between two renames leaves files from different ingests. Then nothing is reused and everything is read
@@ -271,13 +271,13 @@ class RowFacts(NamedTuple):
     beginning: str
     mark_before_last: str
     last_turn: str
-    is_forgotten: bool
+    _is_forgotten: bool
     tools: ToolSchemas
 
 
-def facts_of(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
+def extract_facts(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
     """Return the facts about a row."""
-    marks = list(marks_along(row))
+    marks = list(prefix_marks(row))
     turns, whole = row["turns"], marks[-1] if marks else "whole:"
     tools = ToolSchemas()
     tools.add_row(row)
@@ -288,28 +288,28 @@ def facts_of(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
         beginning=turns[0]["id"] if turns else "",
         mark_before_last=marks[-2] if len(marks) > 1 else "",
         last_turn=turns[-1]["id"] if turns else "",
-        is_forgotten=is_forgotten(row, marks, forgotten),
+        is_forgotten=_is_forgotten(row, marks, forgotten),
         tools=tools,
     )
 
 
-def marks_along(row: MarkRow) -> Iterator[str]:
+def prefix_marks(row: MarkRow) -> Iterator[str]:
     """Yield, for every turn, the mark of the conversation up to and including the turn."""
     digest, length = hashlib.sha256(), 0
     for turn in row["turns"]:
-        content = _content(turn)
+        content = _encode_content(turn)
         digest.update(content)
         length += len(content)
         kind = "begins" if length >= _MIN_BEGINNING_BYTES else "whole"
         yield f"{kind}:{digest.hexdigest()[:_NUM_HEX_DIGITS]}"
 
 
-def mark_of(row: MarkRow) -> str:
+def _content_mark(row: MarkRow) -> str:
     """Return the mark of the whole conversation."""
-    return deque(marks_along(row), maxlen=1)[0] if row["turns"] else "whole:"
+    return deque(prefix_marks(row), maxlen=1)[0] if row["turns"] else "whole:"
 
 
-def is_marked(marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
+def _has_forgotten_mark(marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
     """Return whether a conversation with these marks equals or continues a forgotten conversation."""
     if not marks or not forgotten:
         return False
@@ -329,7 +329,7 @@ def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[s
     """
     dead = list(dead)
     alive = {row["session_id"] for row in living}
-    marks = {mark_of(row) for row in dead}
+    marks = {_content_mark(row) for row in dead}
     for row in dead:
         session = row["session_id"]
         if session is not None:
@@ -339,21 +339,21 @@ def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[s
     return marks
 
 
-def is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
+def _is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
     """Return whether a row belongs to a forgotten conversation or session."""
     if not forgotten:
         return False
     session = row["session_id"]
     # If the log has no session id, ids are derived from the file name, which another log may have.
     if session is None:
-        return is_marked(marks, forgotten)
+        return _has_forgotten_mark(marks, forgotten)
     if {id_mark("conversation", row["id"]), id_mark("session", session)} & forgotten:
         return True
     # Another session may contain the same few words; a session that repeats a long prefix is a copy.
-    return is_marked([mark for mark in marks if mark.startswith("begins:")], forgotten)
+    return _has_forgotten_mark([mark for mark in marks if mark.startswith("begins:")], forgotten)
 
 
-def _content(turn: MarkRow) -> bytes:
+def _encode_content(turn: MarkRow) -> bytes:
     # Neither ids nor timestamps, which may differ between copies of a session.
     calls = [[call["name"], call["arguments"], call["raw_arguments"]] for call in turn["calls"]]
     results = [[result["text"], result["is_error"]] for result in turn["results"]]

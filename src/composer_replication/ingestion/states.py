@@ -49,7 +49,7 @@ def states(
     for turn in conversation.turns:
         if turn.role == "assistant":
             yield [system, *history.messages()], turn
-        history.add(turn, list(_messages(turn, strip_thinking)))
+        history.add(turn, list(_turn_messages(turn, strip_thinking)))
 
 
 def trace_state(state_id: str, messages: list[Message], turn: Turn) -> TraceState:
@@ -57,7 +57,7 @@ def trace_state(state_id: str, messages: list[Message], turn: Turn) -> TraceStat
     return TraceState(state_id=state_id, messages=messages, student_action=action_text(turn))
 
 
-def _messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
+def _turn_messages(turn: Turn, strip_thinking: bool) -> Iterator[Message]:
     if turn.role == "tool":
         for result in turn.results:
             yield {"role": "tool", "tool_call_id": result.call_id, "content": result.text}
@@ -116,7 +116,7 @@ class _MessageHistory:
         self._has_answer |= turn.role == "assistant"
         self._groups.append(group)
         if turn.role == "tool":
-            self._join({result.call_id for result in turn.results})
+            self._merge_with_calls({result.call_id for result in turn.results})
 
     def messages(self) -> Iterator[Message]:
         """Yield the messages that fit, with a placeholder message for every gap."""
@@ -131,7 +131,7 @@ class _MessageHistory:
                 num_dropped = 0
             yield from group.messages
 
-    def _join(self, call_ids: set[str]) -> None:
+    def _merge_with_calls(self, call_ids: set[str]) -> None:
         """Merge the newest group, which holds results, with the group of their calls and all groups in between."""
         last = len(self._groups) - 1
         home, unanswered = last, call_ids

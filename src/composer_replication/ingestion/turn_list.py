@@ -10,7 +10,7 @@ from pathlib import PurePath
 from typing import Any, cast
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion.source import (
+from composer_replication.ingestion.source_files import (
     MAX_COUNT,
     TOO_DEEP,
     IngestReport,
@@ -54,14 +54,14 @@ class TurnList:
         self.report = report
         self._file = file
         self._ids: set[str] = set()
-        self._caller_of: dict[str, int] = {}
-        self._answered: set[str] = set()
+        self._turn_of_call: dict[str, int] = {}
+        self._answered_call_ids: set[str] = set()
 
     def skip(self, reason: str, line: int) -> None:
         self.report.skip(reason, self._file, line)
 
-    def safe_fields(self, fields: Mapping[str, Any], line: int = 0) -> Record:
-        return safe_fields(fields, self._file, line, self.report)
+    def storable_fields(self, fields: Mapping[str, Any], line: int = 0) -> Record:
+        return storable_fields(fields, self._file, line, self.report)
 
     def for_each_object(self, entries: Iterable[Any], add: Callable[[Record, int], object]) -> None:
         """Call `add` with every object in a list and its position. Invalid or too deeply nested entries are counted."""
@@ -81,17 +81,17 @@ class TurnList:
 
     def add(self, turn: Turn) -> Turn:
         """Add a turn, with a new id if its id is already in use, and return the added turn."""
-        turn = replace(turn, id=unique(turn.id, self._ids))
+        turn = replace(turn, id=make_unique(turn.id, self._ids))
         for call in turn.calls:
-            self._caller_of[call.id] = len(self.turns)
+            self._turn_of_call[call.id] = len(self.turns)
             # Some agents reuse the same call ids in every turn.
-            self._answered.discard(call.id)
+            self._answered_call_ids.discard(call.id)
         for result in turn.results:
-            self._note_answered(result, turn.provenance.lines[0])
+            self._record_answer(result, turn.provenance.lines[0])
         self.turns.append(turn)
         return turn
 
-    def say(self, id: str, role: Role, origin: Origin, line: int, text: str = "", **fields: Any) -> Turn:
+    def add_turn(self, id: str, role: Role, origin: Origin, line: int, text: str = "", **fields: Any) -> Turn:
         """Add a turn that was read from a single line."""
         where = Provenance(file=self._file, lines=(line,))
         return self.add(Turn(id=id, role=role, origin=origin, text=text, provenance=where, **fields))
@@ -112,11 +112,11 @@ class TurnList:
             # The first key with a nonempty text counts.
             thoughts = (as_text(message.get(key)) for key in THINKING_KEYS)
             fields |= {"thinking": next((text for text in thoughts if text), "")}
-            fields |= {} if "calls" in overrides else {"calls": self.calls(message, line)}
-        self.say(id, role, line=line, **fields | overrides)
+            fields |= {} if "calls" in overrides else {"calls": self.read_calls(message, line)}
+        self.add_turn(id, role, line=line, **fields | overrides)
         return True
 
-    def calls(self, message: Record, line: int, new_id: str = "") -> tuple[ToolCall, ...]:
+    def read_calls(self, message: Record, line: int, new_id: str = "") -> tuple[ToolCall, ...]:
         """Return the calls in a message in the OpenAI format. Invalid calls are counted and skipped."""
         calls: list[ToolCall] = []
         for number, written in enumerate(written_calls(message)):
@@ -124,7 +124,7 @@ class TurnList:
                 self.skip(NO_CALL, line)
                 continue
             generated_id = f"{new_id or f'call-{line}-'}{number}"
-            calls.append(logged_call(written.id or generated_id, written.name, written.arguments))
+            calls.append(make_call(written.id or generated_id, written.name, written.arguments))
         # `written_calls` skips null, which means "no call" in tables. In a log it means that a call was lost.
         for _ in range(as_list(message.get("tool_calls")).count(None)):
             self.skip(NO_CALL, line)
@@ -133,16 +133,16 @@ class TurnList:
     def add_calls(self, index: int, calls: tuple[ToolCall, ...]) -> None:
         """Add calls to an assistant turn whose records are spread over the file."""
         self.turns[index] = replace(self.turns[index], calls=self.turns[index].calls + calls)
-        self._caller_of.update({call.id: index for call in calls})
+        self._turn_of_call.update({call.id: index for call in calls})
 
-    def grow(self, line: int, *, id: str | None = None, **fields: Any) -> None:
+    def extend_last(self, line: int, *, id: str | None = None, **fields: Any) -> None:
         """Extend the last turn by fields from another line, and replace its id if one is passed."""
         last = self.turns[-1]
         lines = last.provenance.lines if line in last.provenance.lines else (*last.provenance.lines, line)
-        name = last.id if id is None else unique(id, self._ids)
+        name = last.id if id is None else make_unique(id, self._ids)
         self.turns[-1] = replace(last, id=name, provenance=Provenance(file=self._file, lines=lines), **fields)
 
-    def answer(
+    def add_result(
         self,
         call_id: str,
         text: str,
@@ -155,33 +155,35 @@ class TurnList:
     ) -> None:
         """Add the result of a call to the turn with the other results for the same assistant turn, or as a new turn."""
         result = ToolResult(call_id=call_id, text=text, is_error=is_error)
-        caller, last = self._caller_of.get(call_id), self.turns[-1] if self.turns else None
+        caller, last = self._turn_of_call.get(call_id), self.turns[-1] if self.turns else None
         # A result joins the last turn if that turn holds results for the same assistant turn.
-        of_last = self._caller_of.get(last.results[0].call_id) if last is not None and last.results else None
+        of_last = self._turn_of_call.get(last.results[0].call_id) if last is not None and last.results else None
         if last is not None and caller is not None and of_last == caller:
-            self._note_answered(result, line)
-            self.grow(line, results=(*last.results, result), extra=_with_images(last.extra, more.get("extra", {})))
+            self._record_answer(result, line)
+            self.extend_last(
+                line, results=(*last.results, result), extra=_merge_extra(last.extra, more.get("extra", {}))
+            )
             return
-        self.say(id, "tool", origin, line, results=(result,), **more)
+        self.add_turn(id, "tool", origin, line, results=(result,), **more)
 
-    def open_calls(self) -> list[ToolCall]:
+    def unanswered_calls(self) -> list[ToolCall]:
         """Return the calls of the last assistant turn that have no result yet."""
         last = next((turn for turn in reversed(self.turns) if turn.role == "assistant"), None)
-        return [] if last is None else [call for call in last.calls if call.id not in self._answered]
+        return [] if last is None else [call for call in last.calls if call.id not in self._answered_call_ids]
 
-    def _note_answered(self, result: ToolResult, line: int) -> None:
-        self._answered.add(result.call_id)
-        if result.call_id not in self._caller_of:
+    def _record_answer(self, result: ToolResult, line: int) -> None:
+        self._answered_call_ids.add(result.call_id)
+        if result.call_id not in self._turn_of_call:
             self.skip(ORPHAN, line)
 
 
-def _with_images(before: Mapping[str, Any], more: Mapping[str, Any]) -> Record:
+def _merge_extra(before: Mapping[str, Any], more: Mapping[str, Any]) -> Record:
     """Merge the `extra` fields of a turn and an extension of it, adding up their numbers of images."""
     images = before.get("images", 0) + more.get("images", 0)
     return {**before, **more, **({"images": images} if images else {})}
 
 
-def unique(id: str, used_ids: set[str]) -> str:
+def make_unique(id: str, used_ids: set[str]) -> str:
     """Return the id, with a number appended if it is in use, and add it to the used ids."""
     unused_id, number = id, 2
     while unused_id in used_ids:
@@ -190,7 +192,7 @@ def unique(id: str, used_ids: set[str]) -> str:
     return unused_id
 
 
-def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
+def make_call(id: Any, name: Any, arguments: Any) -> ToolCall:
     """Return a call for any id and name in a log. Raises RecursionError for arguments nested too deeply."""
     try:
         return tool_call("" if id is None else as_text(id), "" if name is None else as_text(name), arguments)
@@ -198,7 +200,7 @@ def logged_call(id: Any, name: Any, arguments: Any) -> ToolCall:
         raise RecursionError(TOO_DEEP) from error
 
 
-def usage_of(
+def read_usage(
     fields: Any, input: str, output: str, cached: str, created: str = "", *, is_disjoint: bool = False
 ) -> Usage | None:
     """Return the token counts in `fields`, given the format's names for them, or None if there are none.
@@ -208,32 +210,32 @@ def usage_of(
     """
     if not isinstance(fields, dict):
         return None
-    total, read, written = (count(_at(fields, path)) for path in (input, cached, created))
+    total, read, written = (valid_count(_value_at(fields, path)) for path in (input, cached, created))
     return Usage(
         input_tokens=total if is_disjoint else max(total - read - written, 0),
-        output_tokens=sum(count(_at(fields, path)) for path in output.split()),
+        output_tokens=sum(valid_count(_value_at(fields, path)) for path in output.split()),
         cache_read_tokens=read,
         cache_creation_tokens=written,
     )
 
 
-def _at(value: Any, path: str) -> Any:
+def _value_at(value: Any, path: str) -> Any:
     for key in path.split("."):
         value = as_record(value).get(key)
     return value
 
 
-def openai_usage(fields: Any) -> Usage | None:
+def read_openai_usage(fields: Any) -> Usage | None:
     """Return the token counts of an OpenAI response, or None if it has none."""
-    return usage_of(fields, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
+    return read_usage(fields, "prompt_tokens", "completion_tokens", "prompt_tokens_details.cached_tokens")
 
 
-def count(value: Any) -> int:
+def valid_count(value: Any) -> int:
     """Return a token count, or 0 for an invalid value."""
     return value if isinstance(value, int) and not isinstance(value, bool) and 0 < value <= MAX_COUNT else 0
 
 
-def safe_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
+def storable_fields(fields: Mapping[str, Any], file: str, line: int, report: IngestReport) -> Record:
     """Return the fields of a log that can be stored with a turn or conversation.
 
     Values nested too deeply and an `agent_id` that is not a plain value are skipped and counted.
@@ -265,7 +267,7 @@ def as_string(value: Any) -> str | None:
     return value if isinstance(value, str) and value else None
 
 
-def stem(name: str) -> str:
+def session_name(name: str) -> str:
     """Return the file name without its folder and without the endings of session logs."""
     base = PurePath(name).name
     while (path := PurePath(base)).suffix in _SUFFIXES and path.stem:
@@ -274,7 +276,7 @@ def stem(name: str) -> str:
 
 
 @lru_cache(maxsize=2)
-def outline(head: bytes) -> frozenset[str]:
+def key_paths(head: bytes) -> frozenset[str]:
     """Return the paths of all keys in a JSON text, such as `history[].role`.
 
     The text may be truncated.

@@ -1,10 +1,10 @@
-"""Make preference pairs: teachers' actions over the student's, and a session's corrections over its errors.
+"""Build preference pairs: a teacher's action over the student's, and a session's corrections over its errors.
 
-extract      make pairs from states and teachers' answers
-corrections  make pairs from a session's own failed calls and what should have been done instead
-later_calls  find what a session did after a failed call, and whether two calls are about the same thing
-normalise    filter pairs with a data-juicer recipe
-export       write pairs as a data set for TRL; replay, extract and filter in one call
+extract      pairs from states and the teachers' answers
+corrections  pairs from a session's failed calls and the calls that should have been made instead
+later_calls  the successful calls after a failed one, and the similarity of calls
+normalise    filtering pairs with a data-juicer recipe
+export       writing pairs as a data set for TRL; replaying, extracting and filtering in one call
 """
 
 from __future__ import annotations

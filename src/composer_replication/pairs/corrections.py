@@ -4,11 +4,11 @@ After most failures the log contains a call that works, but the model could not 
 turn. The judge therefore evaluates it in the state before that turn:
 
 - If the session had already shown the text or path that the working call uses, that call is chosen.
-- Otherwise the first later lookup that brings up the missing fact is chosen ("look first").
-- If there is no such lookup, or the file had been read already, the failure makes no pair.
+- Otherwise the first later lookup that shows the missing fact is chosen ("look first").
+- If there is no such lookup, or the file had already been read, no pair is made.
 
-"Look first" alone would teach the model to look always. `own_pairs` therefore also returns pairs of the opposite sort,
-in which a call that worked at once is chosen over a lookup that it did not need.
+Pairs of the second kind alone would teach the model to look first every time. `find_session_pairs` therefore also
+yields the opposite: pairs in which a call that succeeded at once is preferred over a lookup that it did not need.
 """
 
 from __future__ import annotations
@@ -26,61 +26,57 @@ from composer_replication.pairs.later_calls import (
     MIN_SIMILARITY,
     LaterCall,
     LaterCalls,
-    argument_text,
+    all_argument_text,
+    call_command,
     call_similarity,
-    command_of,
     edit_similarity,
-    filename_to_search,
-    find_help_call,
     find_search,
+    guess_filename_to_search,
     have_same_purpose,
-    is_name,
-    lines_about,
-    listing_with,
-    names_in,
-    new_paths_inside,
-    plain_words,
     replace_same_text,
+    token_similarity,
 )
 from composer_replication.sites.actions.edits import Operation, Replace, edit_operations
 from composer_replication.sites.actions.equality import same_action
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shell_command import Command, is_path
 from composer_replication.sites.actions.tools import (
-    LISTS,
-    PATH,
-    SEARCHES,
-    channel_of,
+    LIST_TOOLS,
+    PATH_KEYS,
+    SEARCH_TOOLS,
     command_parameter,
+    is_descriptive_parameter,
     is_edit,
-    is_label,
+    is_read_only_tool_call,
     normal_path,
-    only_looks,
     path_argument,
     plain_name,
+    tool_channel,
 )
 from composer_replication.sites.find import NO_FAILURE, find_error_sites
-from composer_replication.sites.judge.walk import JudgedCall, judged_calls
-from composer_replication.sites.retyped import is_typed_otherwise
-from composer_replication.sites.user_words import CORRECTED
+from composer_replication.sites.judge.judged_calls import JudgedCall, judged_calls
+from composer_replication.sites.retyped_commands import corrects_typed_command
+from composer_replication.sites.user_corrections import CORRECTED
 from composer_replication.types import Action, Conversation, ErrorSite, ToolCall
 
 if TYPE_CHECKING:
     from composer_replication.sites.judge import Judge, Judgement
 
 
-How = Literal["corrected", "look_first", "looked_for_text", "looked_for_path"]
+Relation = Literal["corrected", "look_first", "looked_for_text", "looked_for_path"]
 Source = Literal["correction", "user", "acted_at_once"]
 ACTED: Source = "acted_at_once"
 
 
 class Correction(NamedTuple):
-    """A preference pair of a session: the rejected call, the chosen call, and how the two relate.
+    """A preference pair from one session: the rejected call `failed`, the `chosen` call, and how the two relate.
 
-    If the source is "acted_at_once", `chosen` is a logged call that worked and `failed` a lookup that was never made.
-    Both calls have the same id. Labels such as `description` are removed from both: that of a corrected call
-    may refer to the error, which has not happened yet in the pair's state.
-    `turn_number` counts the assistant's turns from 0, `call_number` the calls of that turn.
+    If the source is "acted_at_once", `chosen` is a logged call that worked, and `failed` is a lookup that was never
+    made. Both calls have the same id. Parameters that only describe the call, such as `description`, are removed from
+    both: the description of a corrected call may refer to the error, which has not happened yet in the state of the
+    pair.
+
+    `turn_number` counts the assistant's turns from 0, and `call_number` the calls within that turn.
     """
 
     site_id: str
@@ -89,28 +85,29 @@ class Correction(NamedTuple):
     call_number: int
     failed: ToolCall
     chosen: ToolCall
-    how: How
+    how: Relation
     source: Source
 
 
-def correction_of(conversation: Conversation, site: ErrorSite) -> Correction | None:
+def find_correction(conversation: Conversation, site: ErrorSite) -> Correction | None:
     """Return the call that should have been made at an error site, or None if the session does not show one."""
-    own_corrections = own_pairs(conversation, find_error_sites(conversation), only={site.id})
+    own_corrections = find_session_pairs(conversation, find_error_sites(conversation), only={site.id})
     return next((correction for correction in own_corrections if correction.source != ACTED), None)
 
 
-def own_pairs(
+def find_session_pairs(
     conversation: Conversation, failures: Iterable[ErrorSite], *, only: Container[str] | None = None
 ) -> Iterator[Correction]:
-    """Yield the preference pairs that a session contains: corrections, and calls that needed no lookup.
+    """Yield the preference pairs in a session: corrections, and calls that succeeded without a lookup.
 
-    `failures` are all failed calls of the conversation, kept or not. `only` limits the pairs to sites with these ids
-    and leaves out the calls that needed no lookup.
+    `failures` are all error sites in the conversation, whether kept or not. If `only` is given, just the corrections of
+    the sites with these ids are returned.
     """
     sites_by_call = {site.call_id: site for site in failures if site.kind != NO_FAILURE}
     log, turn_id = LaterCalls(conversation, sites_by_call), ""
     for judged in judged_calls(conversation, sites=sites_by_call):
-        # One turn's calls are written before any of their results is known, so all share the state before the turn.
+        # The calls in a turn are written before any of their results is known, so they all share the state before the
+        # turn.
         if judged.turn.id == turn_id:
             continue
         turn_id = judged.turn.id
@@ -119,34 +116,38 @@ def own_pairs(
         for call_index, call in enumerate(judged.turn.calls):
             site = sites_by_call.get(call.id)
             if site is not None and site.is_kept and log.has_unique_id(call) and (only is None or site.id in only):
-                choice = _choose_instead(_FailedCall(judged.judge, site, call, log, conversation.cwd))
+                choice = _choose_correct_call(_FailedCall(judged.judge, site, call, log, conversation.cwd))
                 if choice is not None:
-                    yield _correction(site, (log.turn_number(turn_id), call_index), call, *choice)
-        # In a turn with several calls another one may have been the lookup.
-        if only is None and len(judged.turn.calls) == 1 and log.has_worked(judged.call):
-            yield from _acted_at_once(judged, log.turn_number(turn_id))
+                    yield _make_correction(site, (log.turn_number(turn_id), call_index), call, *choice)
+        # In a turn with several calls, another call may have been the lookup.
+        if only is None and len(judged.turn.calls) == 1 and log.has_succeeded(judged.call):
+            yield from _pairs_without_lookup(judged, log.turn_number(turn_id))
 
 
-def _correction(site: ErrorSite, position: tuple[int, int], call: ToolCall, chosen: ToolCall, how: How) -> Correction:
+def _make_correction(
+    site: ErrorSite, position: tuple[int, int], call: ToolCall, chosen: ToolCall, how: Relation
+) -> Correction:
     source: Source = "user" if site.kind == CORRECTED else "correction"
-    calls = (_without_labels(call), replace(_without_labels(chosen), id=call.id))
+    calls = (_remove_descriptions(call), replace(_remove_descriptions(chosen), id=call.id))
     return Correction(site.id, site.kind, *position, *calls, how, source)
 
 
-def _acted_at_once(judged: JudgedCall, turn_number: int) -> Iterator[Correction]:
-    lookup = _unneeded_lookup(judged.call, judged.judgement, judged.judge.state)
-    how: How = "looked_for_text" if is_edit(judged.call.name) else "looked_for_path"
+def _pairs_without_lookup(judged: JudgedCall, turn_number: int) -> Iterator[Correction]:
+    lookup = _build_unneeded_lookup(judged.call, judged.judgement, judged.judge.state)
+    how: Relation = "looked_for_text" if is_edit(judged.call.name) else "looked_for_path"
     if lookup is not None:
-        yield Correction("", "", turn_number, 0, lookup, _without_labels(judged.call), how, ACTED)
+        yield Correction("", "", turn_number, 0, lookup, _remove_descriptions(judged.call), how, ACTED)
 
 
-def _without_labels(call: ToolCall) -> ToolCall:
-    """Return the call without the arguments that only describe it to the user, such as `description`."""
-    arguments: dict[str, Any] = {key: value for key, value in call.arguments.items() if not is_label(call.name, key)}
+def _remove_descriptions(call: ToolCall) -> ToolCall:
+    """Return the call without arguments that only describe it to the user, such as `description`."""
+    arguments: dict[str, Any] = {
+        key: value for key, value in call.arguments.items() if not is_descriptive_parameter(call.name, key)
+    }
     return replace(call, arguments=arguments)
 
 
-# A correction follows its failure closely: later calls are more likely to be about something else.
+# A correction directly follows its failure: later calls are probably about something else.
 _MAX_NEXT_CALLS = 3
 # File names are compared by difflib's ratio, which is quadratic in their length.
 _MAX_NAME_CHARS, _MIN_NAME_SIMILARITY = 100, 0.85
@@ -155,24 +156,25 @@ _NEGATION = re.compile(r"\b(?:don'?t|do not|no|not|never|without|skip|stop|inste
 _SYNTAX_KINDS = frozenset({"usage_error", "shell_syntax", "input_validation", "tool_not_found"})
 
 
-def _choose_instead(failed: _FailedCall) -> Choice:
-    """Return the call to choose instead of a failed one, by the rule for its kind of failure; None without a rule.
+def _choose_correct_call(failed: _FailedCall) -> CorrectCall:
+    """Return the call that should have been made, by the rule for this kind of failure, or None if there is no such
+    rule.
 
-    Every rule returns the corrected call if the session had shown what it names, else the first lookup that would have
-    shown it, else None.
+    Every rule returns the corrected call if the session had already shown everything that the call names. Otherwise it
+    returns the first lookup that would have shown it, or None if there was no such lookup.
     """
-    rules: Mapping[str, Callable[[_FailedCall], Choice]] = {
-        "edit_not_read": _unread_file,
-        "edit_stale": _stale_file,
-        "edit_no_match": _text_not_found,
-        "edit_ambiguous": _ambiguous_text,
-        "edit_noop": _corrected_edit,
-        "file_not_found": _file_not_found,
-        "is_directory": _search_in_folder,
-        "wrong_folder": _wrong_folder,
-        "shell_path_missing": _wrong_folder,
-        CORRECTED: _follow_user,
-        **dict.fromkeys(_SYNTAX_KINDS, _retyped),
+    rules: Mapping[str, Callable[[_FailedCall], CorrectCall]] = {
+        "edit_not_read": _correct_unread_file,
+        "edit_stale": _correct_stale_file,
+        "edit_no_match": _correct_unmatched_edit,
+        "edit_ambiguous": _correct_ambiguous_edit,
+        "edit_noop": _choose_corrected_edit,
+        "file_not_found": _correct_missing_file,
+        "is_directory": _choose_search_in_folder,
+        "wrong_folder": _correct_folder,
+        "shell_path_missing": _correct_folder,
+        CORRECTED: _correct_as_user_said,
+        **dict.fromkeys(_SYNTAX_KINDS, _correct_syntax),
     }
     rule = rules.get(failed.site.kind)
     choice = None if rule is None else rule(failed)
@@ -180,81 +182,84 @@ def _choose_instead(failed: _FailedCall) -> Choice:
 
 
 def _is_same_call(failed: _FailedCall, chosen: ToolCall) -> bool:
-    """Return whether the chosen call is the failed call again."""
-    # `same_action` ignores how parameters are named, but a wrong name may be why the input was invalid.
+    """Return whether the chosen call is the same as the failed one."""
+    # `same_action` ignores the names of parameters, but a wrong name may be the reason why the input was invalid.
     if failed.site.kind == "input_validation":
         return chosen.name == failed.call.name and chosen.arguments == failed.call.arguments
     return same_action(_as_action(chosen), _as_action(failed.call))
 
 
-def _file_not_found(failed: _FailedCall) -> Choice:
-    """Choose the same file at its real path if the session had shown it, else a search for it."""
+def _correct_missing_file(failed: _FailedCall) -> CorrectCall:
+    """Choose the same call with the right path if the session had shown that path, otherwise a search for the file."""
     if failed.path is None:
         return None
     name = failed.path.rstrip("/").rpartition("/")[2]
     for later in failed.later[:_MAX_NEXT_CALLS]:
         if later.call.name == failed.call.name and later.path and _is_same_target(failed, later, name):
-            if _is_shown(failed, later):
-                # To read a file again that is known in full would be no correction.
-                is_needless = not is_edit(later.call.name) and _is_read(failed, later.path)
+            if _was_path_known(failed, later):
+                # Rereading a file that is already known in full would not be a correction.
+                is_needless = not is_edit(later.call.name) and _is_known_in_full(failed, later.path)
                 return None if is_needless else (later.call, "corrected")
             break  # the first call for the same file decides
-    return _search(failed, failed.path) or _search_by_name(failed, failed.path)
+    return _choose_search(failed, failed.path) or _choose_search_by_name(failed, failed.path)
 
 
-def _search_by_name(failed: _FailedCall, path: str) -> Choice:
-    """Choose a search that the session did not make, with its own tools, or else the listing that showed the file."""
-    name = filename_to_search(path, failed.later, failed.judge.state, failed.cwd)
-    search = name and (_search_by_filename(failed.call, name, failed.judge.state) or listing_with(name, failed.later))
+def _choose_search_by_name(failed: _FailedCall, path: str) -> CorrectCall:
+    """Choose a search by file name, built with the session's own tools, or else the listing that showed the file."""
+    name = guess_filename_to_search(path, failed.later, failed.judge.state, failed.cwd)
+    search = name and (
+        _build_filename_search(failed.call, name, failed.judge.state) or _find_listing_with(name, failed.later)
+    )
     return (search, "look_first") if search else None
 
 
-def _search_in_folder(failed: _FailedCall) -> Choice:
+def _choose_search_in_folder(failed: _FailedCall) -> CorrectCall:
     """Choose the first search in the folder that the failed call took for a file."""
-    return None if failed.path is None else _search(failed, failed.path)
+    return None if failed.path is None else _choose_search(failed, failed.path)
 
 
-def _search(failed: _FailedCall, path: str) -> Choice:
+def _choose_search(failed: _FailedCall, path: str) -> CorrectCall:
     search = find_search(path, failed.call, failed.later, failed.judge.state, failed.cwd)
     return None if search is None else (search.call, "look_first")
 
 
-def _wrong_folder(failed: _FailedCall) -> Choice:
-    """Choose the same command with paths that had been shown, or without the folder in which the shell already was."""
-    later = _next_similar(failed, failed.ran)
+def _correct_folder(failed: _FailedCall) -> CorrectCall:
+    """Choose the same command with paths that had been shown, or without a folder that the shell was already in."""
+    later = _next_similar_call(failed, failed.later_or_failed_at_task)
     if later is None:
-        typed = (word for word in Command.of(command_of(failed.call)).words if is_path(word) and "/" in word)
-        # The error message names the path that is missing; with several candidates the search would be a guess.
+        typed = (word for word in Command.of(call_command(failed.call)).words if is_path(word) and "/" in word)
+        # The error message names the missing path. With several candidates, a search would be a guess.
         missing = [word for word in typed if word in failed.site.evidence_text]
-        return _search(failed, missing[0]) if len(missing) == 1 else None
-    failed_words, later_words = (Command.of(text).words for text in (command_of(failed.call), later.words))
+        return _choose_search(failed, missing[0]) if len(missing) == 1 else None
+    failed_words, later_words = (Command.of(text).words for text in (call_command(failed.call), later.words))
     new_paths = [word for word in later_words - failed_words if is_path(word) and "/" in word]
     # `cd app && ls` fails in /repo/app; the later command leaves out `app`.
     shell_folder = failed.judge.state.paths.shell.path or ""
     dropped_words = [word.removeprefix("./") for word in failed_words - later_words]
     was_in_folder = any(word and f"/{shell_folder}".endswith(f"/{word}") for word in dropped_words)
-    return (later.call, "corrected") if (new_paths or was_in_folder) and failed.are_shown(new_paths) else None
+    return (later.call, "corrected") if (new_paths or was_in_folder) and failed.were_shown(new_paths) else None
 
 
-def _retyped(failed: _FailedCall) -> Choice:
-    """Choose the same call with the right syntax, if the session had shown every name that is new in it.
+def _correct_syntax(failed: _FailedCall) -> CorrectCall:
+    """Choose the same call with the right syntax, if the session had already shown every name that is new in it.
 
-    Without such a call, the program's own help is chosen, if the session asked for it next.
+    If there is no such call, choose a call for the program's help text, provided that the session made it next.
     """
-    if (same_command := _same_command_other_paths(failed)) is not None:
+    if (same_command := _choose_same_command_with_other_paths(failed)) is not None:
         return same_command
-    later = _next_similar(failed) or _next_retyped(failed)
+    later = _next_similar_call(failed) or _next_corrected_command(failed)
     if later is None:
-        help_call = find_help_call(command_of(failed.call), failed.later)
+        help_call = _find_help_call(call_command(failed.call), failed.later)
         return None if help_call is None else (help_call, "look_first")
     if is_edit(later.call.name):
         verdict = failed.judge.verdict(later.call)
         return (later.call, "corrected") if verdict.says == "ok" else None
-    # The model may know a new word from the error message only, so that has to have been shown before, like a name.
-    error_words, failed_words = Command.of(failed.error).words, Command.of(argument_text(failed.call)).words
-    new_words = Command.of(argument_text(later.call)).words - failed_words
-    names = [word for word in new_words if word in error_words or is_name(word)]
-    if not command_of(later.call):  # an argument of a single word is a name: of a skill, an agent or a folder
+    # The model may have learned a new word from the error message, so this word must have been shown earlier, like a
+    # name.
+    error_words, failed_words = Command.of(failed.error).words, Command.of(all_argument_text(failed.call)).words
+    new_words = Command.of(all_argument_text(later.call)).words - failed_words
+    names = [word for word in new_words if word in error_words or _must_be_known(word)]
+    if not call_command(later.call):  # an argument of a single word is a name: of a skill, an agent or a folder
         later_texts = {value for value in later.call.arguments.values() if isinstance(value, str)}
         new_texts = [
             text for text in later_texts - {*failed.call.arguments.values()} if text and not re.search(r"\s", text)
@@ -262,47 +267,51 @@ def _retyped(failed: _FailedCall) -> Choice:
         names += new_texts
         if not all("/" in text or failed.log.was_mentioned_by_user(failed.site, text) for text in new_texts):
             return None
-    return (later.call, "corrected") if failed.are_shown(names) else None
+    return (later.call, "corrected") if failed.were_shown(names) else None
 
 
-def _same_command_other_paths(failed: _FailedCall) -> Choice:
-    """Choose the very next command if only its paths differ: parent folders, or paths inside them that were shown."""
-    later = next((candidate for candidate in failed.later[:1] if command_of(candidate.call)), None)
-    paths = None if later is None else new_paths_inside(command_of(failed.call), later.words)
-    return (later.call, "corrected") if later is not None and paths is not None and failed.are_shown(paths) else None
+def _choose_same_command_with_other_paths(failed: _FailedCall) -> CorrectCall:
+    """Choose the next command if only its paths differ: they are parent folders, or paths below them that had been
+    shown.
+    """
+    later = next((candidate for candidate in failed.later[:1] if call_command(candidate.call)), None)
+    paths = None if later is None else _find_new_subpaths(call_command(failed.call), later.words)
+    return (later.call, "corrected") if later is not None and paths is not None and failed.were_shown(paths) else None
 
 
-def _next_retyped(failed: _FailedCall) -> LaterCall | None:
-    """Return the next command that is the failed one in another spelling, or None."""
-    failed_command = command_of(failed.call)
-    commands = (later for later in failed.later[:_MAX_NEXT_CALLS] if command_of(later.call))
-    return next((later for later in commands if is_typed_otherwise(failed_command, command_of(later.call))), None)
+def _next_corrected_command(failed: _FailedCall) -> LaterCall | None:
+    """Return the next command that repeats the failed one with corrected spelling, or None."""
+    failed_command = call_command(failed.call)
+    commands = (later for later in failed.later[:_MAX_NEXT_CALLS] if call_command(later.call))
+    return next((later for later in commands if corrects_typed_command(failed_command, call_command(later.call))), None)
 
 
-def _follow_user(failed: _FailedCall) -> Choice:
-    """Choose the edit as the user wanted it, or the next command if it does what the user's message names.
+def _correct_as_user_said(failed: _FailedCall) -> CorrectCall:
+    """Choose the edit that the user asked for, or the next command if it does what the user's message says.
 
-    "use pytest" names what the next command adds. "don't use --force" names what it leaves out.
+    After "use pytest", the next command must add that word. After "don't use --force", it must omit it.
     """
     if is_edit(failed.call.name):
-        return _corrected_edit(failed)
-    user_words = set(plain_words(failed.site.evidence_text))
+        return _choose_corrected_edit(failed)
+    comment_words = set(_lowercase_words(failed.site.evidence_text))
     for later in failed.later[:1]:
-        if channel_of(later.call.name) == channel_of(failed.call.name) == "shell":
-            failed_words, later_words = (set(plain_words(text)) for text in (command_of(failed.call), later.words))
+        if tool_channel(later.call.name) == tool_channel(failed.call.name) == "shell":
+            failed_words, later_words = (
+                set(_lowercase_words(text)) for text in (call_command(failed.call), later.words)
+            )
             new_words, dropped_words = later_words - failed_words, failed_words - later_words
             is_negated = _NEGATION.search(failed.site.evidence_text)
-            adds_named_word = user_words & new_words and not user_words & dropped_words
-            drops_named_word = user_words & dropped_words and not new_words and is_negated
+            adds_named_word = comment_words & new_words and not comment_words & dropped_words
+            drops_named_word = comment_words & dropped_words and not new_words and is_negated
             if adds_named_word or drops_named_word:
                 return later.call, "corrected"
     return None
 
 
-def _next_similar(failed: _FailedCall, calls: Sequence[LaterCall] | None = None) -> LaterCall | None:
-    """Return the next call of the same tool and purpose if it is similar enough, or None.
+def _next_similar_call(failed: _FailedCall, calls: Sequence[LaterCall] | None = None) -> LaterCall | None:
+    """Return the next call with the same tool and purpose if it is similar enough to the failed call, or None.
 
-    A call that is more similar to another failed call of the same turn belongs to that one.
+    A call that is more similar to another failed call in the same turn is the correction of that one.
     """
     for later in (failed.later if calls is None else calls)[:_MAX_NEXT_CALLS]:
         is_same_tool = later.call.name == failed.call.name
@@ -313,20 +322,20 @@ def _next_similar(failed: _FailedCall, calls: Sequence[LaterCall] | None = None)
 
 
 def _is_same_target(failed: _FailedCall, later: LaterCall, name: str) -> bool:
-    """Return whether a call is about a file with nearly this name and, if it searches, for the same pattern."""
+    """Return whether a call is about a file with almost this name, with the same search pattern if it is a search."""
     later_name = (later.path or "").rstrip("/").rpartition("/")[2]
     similarity = difflib.SequenceMatcher(None, later_name[:_MAX_NAME_CHARS], name[:_MAX_NAME_CHARS]).ratio()
     same_pattern = failed.call.arguments.get("pattern") == later.call.arguments.get("pattern")
     return same_pattern and similarity >= _MIN_NAME_SIMILARITY
 
 
-def _is_read(failed: _FailedCall, path: str) -> bool:
-    """Return whether the whole file had been shown and cannot have changed since."""
+def _is_known_in_full(failed: _FailedCall, path: str) -> bool:
+    """Return whether the whole file had been shown, and cannot have changed since then."""
     file = failed.judge.state.texts.get(path)
     return file is not None and file.is_whole and not file.doubt
 
 
-def _is_shown(failed: _FailedCall, later: LaterCall) -> bool:
+def _was_path_known(failed: _FailedCall, later: LaterCall) -> bool:
     return failed.judge.verdict(later.call).says == "ok" or failed.judge.state.has_shown(later.path or "")
 
 
@@ -334,206 +343,333 @@ def _as_action(call: ToolCall) -> Action:
     return Action(text="", calls=(call,))
 
 
-# A call with many edits is compared edit by edit with each later one; the first few identify it.
+# Calls with several edits are compared edit by edit. The first few edits are enough to identify a call.
 _MAX_EDITS = 20
-# The highest `doubt` of a file in `SessionState.texts`: it has certainly changed since it was shown.
+# The highest value of `FileText.doubt`: the file has certainly changed since it was shown.
 _DOUBT_CHANGED = 2
-# What the agents' read tools show without a `limit`.
+# The number of lines that agents' read tools show without a `limit`.
 _DEFAULT_READ_LINES = 2000
-# A shorter new text may be in the file by chance, and does not prove that the edit was made before.
+# A shorter text may occur in the file by chance, which does not prove that the edit had already been made.
 _MIN_APPLIED_CHARS = 8
-# The judge's rules for "the text to replace was shown".
+# The judge's rules for an edit whose old text the session had shown.
 _TEXT_SHOWN_RULES = ("found_in_whole_file", "found_in_part")
 
 
-def _unread_file(failed: _FailedCall) -> Choice:
-    """Choose a read of the file if the session had not read it, or had read it only before a compaction."""
-    # After a compaction the log goes on without what was read before, and the agent asks for a new read.
+def _correct_unread_file(failed: _FailedCall) -> CorrectCall:
+    """Choose reading the file, if the session had never read it, or only before a compaction."""
+    # After a compaction, the log no longer contains what was read earlier, and the agent requires a new read.
     rule, state = failed.judge.verdict(failed.call).rule, failed.judge.state
     is_forgotten = rule == "read_before" and state.texts.is_continued and not state.has_touched(failed.path or "")
     if rule != "not_read" and not is_forgotten:
         return None
-    return _stale_file(failed)
+    return _correct_stale_file(failed)
 
 
-def _stale_file(failed: _FailedCall) -> Choice:
-    """Choose the read that the agent demands before an edit: the session's own, else one of the whole file."""
-    whole_read = _read_whole_file(failed.call, failed.path or "", failed.judge.state)
-    return _first_lookup(failed, to_edit=True) or (None if whole_read is None else (whole_read, "look_first"))
+def _correct_stale_file(failed: _FailedCall) -> CorrectCall:
+    """Choose the read that the agent requires before an edit: the next read in the session, or else one of the whole
+    file.
+    """
+    whole_read = _build_whole_file_read(failed.call, failed.path or "", failed.judge.state)
+    return _choose_first_lookup(failed, to_edit=True) or (None if whole_read is None else (whole_read, "look_first"))
 
 
-def _text_not_found(failed: _FailedCall) -> Choice:
-    """Choose the edit as it worked later if its text had been shown; else a read if the file was not known in full.
+def _correct_unmatched_edit(failed: _FailedCall) -> CorrectCall:
+    """Choose the later successful edit if its old text had been shown, otherwise a read if the file was not known in
+    full.
 
-    None if the text was in the file before the turn, or the change had been made already: no call was needed.
+    Return None if the file contained the text before the turn, or if the change had already been made: no call was
+    needed.
     """
     verdict = failed.judge.verdict(failed.call)
     if verdict.says == "ok" or _is_already_applied(failed):
         return None
     file = failed.judge.state.texts.get(failed.path or "")
     was_known_in_full = file is not None and file.is_whole and file.doubt != _DOUBT_CHANGED
-    return _corrected_edit(failed) or (None if was_known_in_full else _first_lookup(failed))
+    return _choose_corrected_edit(failed) or (None if was_known_in_full else _choose_first_lookup(failed))
 
 
-def _ambiguous_text(failed: _FailedCall) -> Choice:
-    """Choose the edit as it worked later if the session had shown that the text occurs more than once."""
-    return _corrected_edit(failed) if failed.judge.verdict(failed.call).kind == "edit_ambiguous" else None
+def _correct_ambiguous_edit(failed: _FailedCall) -> CorrectCall:
+    """Choose the later successful edit, if the session had shown that the text occurs more than once."""
+    return _choose_corrected_edit(failed) if failed.judge.verdict(failed.call).kind == "edit_ambiguous" else None
 
 
-def _corrected_edit(failed: _FailedCall) -> Choice:
-    """Choose the same change in the same lines as it worked later, if the session already knew all of it."""
+def _choose_corrected_edit(failed: _FailedCall) -> CorrectCall:
+    """Choose the later successful edit that makes the same change in the same lines, if the session already knew all
+    its text.
+    """
     later_edit = _next_same_edit(failed)
     verdict = None if later_edit is None else failed.judge.verdict(later_edit)
     if later_edit is None or verdict is None or verdict.says != "ok" or not verdict.rule.startswith(_TEXT_SHOWN_RULES):
         return None
-    pairs = itertools.product(_edits(failed, failed.call), _edits(failed, later_edit))
+    pairs = itertools.product(_edit_operations(failed, failed.call), _edit_operations(failed, later_edit))
     if not any(itertools.starmap(replace_same_text, pairs)):
-        return None  # the same new text in other lines is another change
-    return (later_edit, "corrected") if _knows_names(failed, later_edit) else None
+        return None  # the same new text in other lines is a different change
+    return (later_edit, "corrected") if _uses_known_names_only(failed, later_edit) else None
 
 
 def _is_already_applied(failed: _FailedCall) -> bool:
-    """Return whether the file was shown with the new text of an edit, and without its old text."""
+    """Return whether the file had been shown with the new text of an edit and without its old text."""
     has_shown = failed.judge.state.has_shown_text
-    edits = [edit for edit in _edits(failed, failed.call) if isinstance(edit, Replace)]
+    edits = [edit for edit in _edit_operations(failed, failed.call) if isinstance(edit, Replace)]
     edits = [edit for edit in edits if len(edit.new.strip()) >= _MIN_APPLIED_CHARS and edit.new not in edit.old]
     return any(has_shown(edit.path, edit.new) and not has_shown(edit.path, edit.old) for edit in edits)
 
 
-def _knows_names(failed: _FailedCall, later_edit: ToolCall) -> bool:
-    """Return whether an edit uses no name that first came up between the failure and the edit."""
+def _uses_known_names_only(failed: _FailedCall, later_edit: ToolCall) -> bool:
+    """Return whether all identifiers in an edit were known before the failure, rather than shown between failure and
+    edit.
+    """
     calls_between = itertools.takewhile(lambda later: later.call.id != later_edit.id, failed.later)
-    texts_between = (text for later in calls_between for text in (later.text, argument_text(later.call)))
-    names_between = {name for text in texts_between for name in names_in(text)}
-    new_names = names_in(argument_text(later_edit)) - names_in(argument_text(failed.call))
-    return failed.are_shown([*new_names & names_between])
+    texts_between = (text for later in calls_between for text in (later.text, all_argument_text(later.call)))
+    names_between = {name for text in texts_between for name in _identifiers(text)}
+    new_names = _identifiers(all_argument_text(later_edit)) - _identifiers(all_argument_text(failed.call))
+    return failed.were_shown([*new_names & names_between])
 
 
 def _next_same_edit(failed: _FailedCall) -> ToolCall | None:
-    """Return the first later edit that makes the same change, unless it matches another failed call better."""
+    """Return the first later edit that makes the same change and does not match another failed call better."""
     edits = (later.call for later in failed.later if is_edit(later.call.name))
-    return next((call for call in edits if failed.is_best_match(call, partial(_edit_match, failed))), None)
+    return next((call for call in edits if failed.is_best_match(call, partial(_best_edit_similarity, failed))), None)
 
 
-def _edit_match(failed: _FailedCall, failed_edit: ToolCall, later_edit: ToolCall) -> float:
-    """Return how well the best pair of edits of two calls matches; 0 if none does."""
-    pairs = itertools.product(_edits(failed, failed_edit), _edits(failed, later_edit))
+def _best_edit_similarity(failed: _FailedCall, failed_edit: ToolCall, later_edit: ToolCall) -> float:
+    """Return the highest similarity between an edit of one call and an edit of the other; 0 if no two edits overlap."""
+    pairs = itertools.product(_edit_operations(failed, failed_edit), _edit_operations(failed, later_edit))
     return max(itertools.starmap(edit_similarity, pairs), default=0.0)
 
 
-def _edits(failed: _FailedCall, call: ToolCall) -> list[Operation]:
+def _edit_operations(failed: _FailedCall, call: ToolCall) -> list[Operation]:
     return (edit_operations(call, failed.cwd) or [])[:_MAX_EDITS]
 
 
-def _first_lookup(failed: _FailedCall, *, to_edit: bool = False) -> Choice:
-    """Choose the first lookup of the lines that the failed edit is about, if it showed something new.
+def _choose_first_lookup(failed: _FailedCall, *, to_edit: bool = False) -> CorrectCall:
+    """Choose the first lookup of the lines that the failed edit concerns, if it showed anything new.
 
-    `to_edit` is for agents that demand a read before an edit: then only a read counts, whether it shows something new
-    or not. None if the file was edited before it was looked at.
+    Set `to_edit` for agents that require a read before an edit: then only a read counts, even if it shows nothing new.
+    Return None if the file was edited before it was looked up.
     """
     later_edit = _next_same_edit(failed)
-    edits = _edits(failed, failed.call) + ([] if later_edit is None else _edits(failed, later_edit))
+    edits = _edit_operations(failed, failed.call) + ([] if later_edit is None else _edit_operations(failed, later_edit))
     for later in failed.later:
         if later.path is None or failed.path is None or not failed.is_same_path(later.path, failed.path):
             continue
-        # An edit in between has changed the file, so a later read may show text that did not exist before the failure.
+        # The edit has changed the file, so a later read may show text that did not exist before the failure.
         if is_edit(later.call.name):
             return None
-        if not later.is_look or (to_edit and plain_name(later.call.name) in LISTS | SEARCHES):
+        if not later.is_lookup or (to_edit and plain_name(later.call.name) in LIST_TOOLS | SEARCH_TOOLS):
             continue
-        lines = lines_about(edits, later.lines)
+        lines = _lines_affected_by_edits(edits, later.lines)
         is_whole = not {"offset", "limit"} & {*later.call.arguments}
         if lines or (to_edit and is_whole):
             is_new = to_edit or not _has_shown_lines(failed, lines)
             is_top = not to_edit and later.call.arguments.get("offset") in (None, 0, 1)
-            return _with_known_range(failed, later.call, is_known=is_whole or is_top) if is_new else None
+            return _choose_read_range(failed, later.call, is_known=is_whole or is_top) if is_new else None
     return None
 
 
-def _with_known_range(failed: _FailedCall, lookup: ToolCall, *, is_known: bool) -> Choice:
-    """Choose a read of a part only if its line numbers had been shown, else a read of the whole file."""
+def _choose_read_range(failed: _FailedCall, lookup: ToolCall, *, is_known: bool) -> CorrectCall:
+    """Choose a partial read only if its line numbers had been shown, otherwise a read of the whole file."""
     offset, limit = (lookup.arguments.get(key) for key in ("offset", "limit"))
     first = offset if isinstance(offset, int) else 1
     lines = range(first, first + (limit if isinstance(limit, int) else _DEFAULT_READ_LINES))
     if is_known or (first > 1 and failed.log.has_shown_line_numbers(failed.site, failed.path or "", lines)):
         return lookup, "look_first"
-    whole_read = _read_whole_file(failed.call, failed.path or "", failed.judge.state)
+    whole_read = _build_whole_file_read(failed.call, failed.path or "", failed.judge.state)
     return None if whole_read is None else (whole_read, "look_first")
 
 
 def _has_shown_lines(failed: _FailedCall, lines: Sequence[str]) -> bool:
-    """Return whether the session had shown or written these lines, and the file is not known to have changed since."""
+    """Return whether the session had shown or written these lines, and the file has not certainly changed since."""
     file = failed.judge.state.texts.get(failed.path or "")
     if file is None or file.doubt == _DOUBT_CHANGED:
         return False
     return all(file.count(line) for line in lines if line.strip())
 
 
-def _unneeded_lookup(call: ToolCall, judgement: Judgement, state: SessionState) -> ToolCall | None:
-    """Return a lookup that this working call did not need, with the session's own tools.
+def _build_unneeded_lookup(call: ToolCall, judgement: Judgement, state: SessionState) -> ToolCall | None:
+    """Build a lookup that this successful call did not need, with tools that the session has used.
 
-    None if the judge did not predict that the call works: then a lookup might have been worth it.
+    Return None if the judge did not predict that the call would work: then a lookup might have helped.
     """
-    path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
+    path = path_argument(call.arguments) if tool_channel(call.name) == "file" else None
     if judgement.says != "ok" or not path:
         return None
     if is_edit(call.name):
-        return _read_whole_file(call, path, state) if judgement.rule.startswith(_TEXT_SHOWN_RULES) else None
-    reads = only_looks(call.name, call.arguments) and plain_name(call.name) not in LISTS | SEARCHES
+        return _build_whole_file_read(call, path, state) if judgement.rule.startswith(_TEXT_SHOWN_RULES) else None
+    reads = is_read_only_tool_call(call.name, call.arguments) and plain_name(call.name) not in LIST_TOOLS | SEARCH_TOOLS
     if reads and not state.has_touched(path):
-        return _search_by_filename(call, path.rstrip("/").rpartition("/")[2], state)
+        return _build_filename_search(call, path.rstrip("/").rpartition("/")[2], state)
     return None
 
 
-def _read_whole_file(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
-    """Return a read of a whole file with the session's read tool; None if the session has not used one."""
-    key = None if state.reader is None else next((name for name in PATH if name in state.tools[state.reader]), None)
-    return None if key is None or state.reader is None else _lookup_call(call, state.reader, {key: path})
+def _build_whole_file_read(call: ToolCall, path: str, state: SessionState) -> ToolCall | None:
+    """Build a read of a whole file with the session's read tool, or return None if the session has not used one."""
+    key = (
+        None if state.reader is None else next((name for name in PATH_KEYS if name in state.tools[state.reader]), None)
+    )
+    return None if key is None or state.reader is None else _make_lookup_call(call, state.reader, {key: path})
 
 
-def _search_by_filename(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
-    """Return a search for a file name, by glob if the session has used that tool, else by `find` in its shell."""
+def _build_filename_search(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
+    """Build a search for a file name: with the glob tool if the session has used it, otherwise with `find` in its
+    shell.
+    """
     for tool, parameters in state.tools.items():
         if plain_name(tool) == "glob" and "pattern" in parameters:
-            return _lookup_call(call, tool, {"pattern": f"**/{name}"})
+            return _make_lookup_call(call, tool, {"pattern": f"**/{name}"})
     for tool, parameters in state.tools.items():
         key = command_parameter(tool, dict.fromkeys(parameters, ""))
         if key is not None:
-            return _lookup_call(call, tool, {key: f"find . -name {shlex.quote(name)}"})
+            return _make_lookup_call(call, tool, {key: f"find . -name {shlex.quote(name)}"})
     return None
 
 
-def _lookup_call(call: ToolCall, tool: str, arguments: Mapping[str, str]) -> ToolCall:
+def _make_lookup_call(call: ToolCall, tool: str, arguments: Mapping[str, str]) -> ToolCall:
     return ToolCall(id=call.id, name=tool, arguments=dict(arguments))
 
 
-Choice = tuple[ToolCall, Literal["corrected", "look_first"]] | None
-"""The call to choose, and how it relates to the failed one; None if nothing can be learned from the failure."""
+# ---- Words, names and lines of commands and edits --------------------------------------------------------------------
 
-# Every word is searched for in everything that was shown. A call with more new words is not checked, only rejected.
+# "uv --help", "git help log"; not "helper.py"
+_ASKS_FOR_HELP = re.compile(r"(?:^|\s)(?:--help|help)(?:\s|$)")
+_HELP_SUBCOMMANDS = frozenset({"help", "tasks", "list", "ls"})
+# Minimum similarity of a line of an edit to a line of the file.
+_MIN_LINE_SIMILARITY = 0.8
+# A shorter line in an edit, such as `else:`, must equal a line in the file.
+_MIN_LINE_CHARS = 6
+# The number of an edit's longest lines by which it is located, and the number of lines of the file that are searched.
+_NUM_ANCHOR_LINES, _MAX_LINES = 3, 3000
+# "user_id = userId" -> "user_id", "userId"
+_NAME = re.compile(r"\w+")
+# "userId", "HttpServer"; not "Http" or "HTTP"
+_INNER_CAPITAL = re.compile(r"[a-z][A-Z]")
+_MAX_NAMES_TEXT = 100_000
+# The "50" in "-n 50" is a count, which anyone can choose. Longer numbers may be ids or ports.
+_SMALL_NUMBER = re.compile(r"\d{1,4}")
+
+
+def _find_listing_with(name: str, later: Sequence[LaterCall]) -> ToolCall | None:
+    """Return the next listing that shows a file with this name, or None."""
+    listings = (
+        lookup.call
+        for lookup in later[:_MAX_NEXT_CALLS]
+        if lookup.is_listing and lookup.is_lookup and f"/{name}" in lookup.text
+    )
+    return next(listings, None)
+
+
+def _find_help_call(command: str, later: Sequence[LaterCall]) -> ToolCall | None:
+    """Return the call right after the failure if it asks the same program for its help text or its subcommands, or
+    None.
+    """
+    programs = {name for name, _ in Command.of(command).programs}
+    for lookup in later[:1]:
+        lookup_command = Command.of(lookup.words)
+        subcommands = {subcommand for name, subcommand in lookup_command.programs if name in programs}
+        if subcommands and (_ASKS_FOR_HELP.search(lookup_command.text) or _HELP_SUBCOMMANDS & subcommands):
+            return lookup.call
+    return None
+
+
+def _find_new_subpaths(failed_command: str, later_command: str) -> list[str] | None:
+    """Return the new paths in a later command that are below paths in the failed one.
+
+    Parents of the failed command's paths are omitted, since nobody has to look them up. Return None if the commands
+    differ in anything but their paths, or if a new path is not below an old one.
+    """
+    failed_words, later_words = (set(text.split()) for text in (failed_command, later_command))
+    is_extension = failed_words <= later_words or later_words <= failed_words
+    if is_extension or not all("/" in word for word in failed_words ^ later_words):
+        return None
+    old_paths = {_strip_path(word) for word in failed_words - later_words}
+    new_paths = {_strip_path(word) for word in later_words - failed_words}
+    inside = [word for word in new_paths if not any(f"{path}/".startswith(f"{word}/") for path in old_paths)]
+    return inside if all(any(word.startswith(f"{path}/") for path in old_paths) for word in inside) else None
+
+
+def _strip_path(word: str) -> str:
+    """Return a path without a leading `./` and without Go's `...`, which means all packages below: `./cmd/...` ->
+    `cmd`.
+    """
+    return word.removeprefix("./").removesuffix("...").rstrip("/")
+
+
+def _lines_affected_by_edits(edits: Iterable[Operation], lines: list[str]) -> list[str]:
+    """Return the lines of a file that the edits concern.
+
+    An edit is located by its longest lines. Where one of them matches, as many lines are returned as the edit replaces.
+    An edit that replaces no text, such as a write of the whole file, concerns all lines.
+    """
+    lines, line_numbers = lines[:_MAX_LINES], set[int]()
+    for edit in edits:
+        edit_lines = edit.old.split("\n") if isinstance(edit, Replace) else []
+        if not any(line.strip() for line in edit_lines):
+            return lines
+        longest_first = sorted(range(len(edit_lines)), key=lambda number: -len(edit_lines[number].strip()))
+        for number in longest_first[:_NUM_ANCHOR_LINES]:
+            for position in _matching_positions(edit_lines[number].strip(), lines):
+                line_numbers.update(range(position - number, position - number + len(edit_lines)))
+    return [lines[number] for number in sorted(line_numbers) if 0 <= number < len(lines)]
+
+
+def _matching_positions(edit_line: str, lines: list[str]) -> list[int]:
+    """Return the indices of the lines that contain this line of an edit or are similar to it."""
+    if not edit_line or (len(edit_line) < _MIN_LINE_CHARS and not any(edit_line == line.strip() for line in lines)):
+        return []
+    return [
+        index
+        for index, line in enumerate(lines)
+        if edit_line in line or token_similarity(line, edit_line) >= _MIN_LINE_SIMILARITY
+    ]
+
+
+def _identifiers(text: str) -> set[str]:
+    """Return the identifiers in a text: words with an underscore or an inner capital letter."""
+    return {word for word in _NAME.findall(text[:_MAX_NAMES_TEXT]) if "_" in word or _INNER_CAPITAL.search(word)}
+
+
+def _must_be_known(word: str) -> bool:
+    """Return whether a word in a command cannot be guessed, such as a path or a version."""
+    if word.startswith(("-", "/dev/")) or _SMALL_NUMBER.fullmatch(word):
+        return False
+    return ("/" in word and is_path(word)) or any(letter.isdigit() for letter in word)
+
+
+def _lowercase_words(text: str) -> list[str]:
+    """Return the words of a text in lower case, without punctuation and single letters."""
+    return [word for word in "".join(char if char.isalnum() else " " for char in text.lower()).split() if len(word) > 1]
+
+
+CorrectCall = tuple[ToolCall, Literal["corrected", "look_first"]] | None
+"""The call that should have been made and how it relates to the failed one; None if the failure teaches nothing."""
+
+# Each word is searched for in everything that was shown, so a call with more new words is rejected without a search.
 _MAX_WORDS = 20
 
 
 class _FailedCall:
-    """A failed call in the state before its turn, with what the session did afterwards.
+    """A failed call with the session state before its turn, and with what the session did afterwards.
 
-    `later` are the calls that worked after it, `ran` also those that failed at their task (such as tests), and
-    `siblings` the other failed calls of its turn.
+    `later` has the later calls that worked. `later_or_failed_at_task` also has those that ran as intended but whose
+    task failed, such as tests. `siblings` are the other failed calls in the same turn.
     """
 
     def __init__(self, judge: Judge, site: ErrorSite, call: ToolCall, log: LaterCalls, cwd: str | None) -> None:
         self.judge, self.site, self.call, self.cwd = judge, site, call, cwd
-        self.later, self.siblings, self.error = log.after(site), log.failed_siblings(site), log.result_text(call)
-        self.ran, self.log = log.after(site, with_failed_work=True), log
-        self.path = path_argument(call.arguments) if channel_of(call.name) == "file" else None
+        self.log, self.error, self.siblings = log, log.result_text(call), log.failed_siblings(site)
+        self.later = log.successful_calls_after(site)
+        self.later_or_failed_at_task = log.successful_calls_after(site, with_failed_work=True)
+        self.path = path_argument(call.arguments) if tool_channel(call.name) == "file" else None
 
     def is_best_match(self, later: ToolCall, similarity: Callable[[ToolCall, ToolCall], float]) -> bool:
-        """Return whether a later call is similar to this one, and not more so to another failed call of the turn."""
+        """Return whether a later call is similar to this one, and no other failed call in the turn is more similar to
+        it.
+        """
         score = similarity(self.call, later)
         return score > 0 and all(similarity(sibling, later) <= score for sibling in self.siblings)
 
-    def are_shown(self, words: Sequence[str]) -> bool:
-        """Return whether the session had shown all of these words; False for very many."""
+    def were_shown(self, words: Sequence[str]) -> bool:
+        """Return whether the session had shown all of these words; always False for more than `_MAX_WORDS`."""
         return len(words) <= _MAX_WORDS and all(map(self.judge.state.has_shown, words))
 
     def is_same_path(self, path_a: str, path_b: str) -> bool:

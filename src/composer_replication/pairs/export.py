@@ -51,11 +51,13 @@ def export_preferences(
     arguments: Arguments = "object",
     gate: LastGate | None = None,
 ) -> int:
-    """Write the pairs to a JSONL file, whole or not at all, and return their number.
+    """Write the pairs to a JSONL file atomically, and return their number.
 
-    `tools` are the tool schemas of pairs that have no "tools" themselves. Raises InputError if there are no pairs, or
-    if a row seems to contain a secret, such as the value of an environment variable. `gate=OpenGate()` turns this check
-    off.
+    `tools` are the tool schemas for pairs that have no "tools" themselves. `gate=OpenGate()` disables the check for
+    secrets.
+
+    Raises:
+        InputError: There are no pairs, or a row may contain a secret, such as the value of an environment variable.
     """
     if arguments not in ("object", "text"):
         raise InputError(explain("arguments", got=repr(arguments), expected='"object" or "text"'))
@@ -63,10 +65,10 @@ def export_preferences(
     gate = LastGate(os.environ) if gate is None else gate
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
-        # All rows are checked before the error, so that it lists every secret and not only the first.
-        for row in _rows(pairs, tools, arguments):
+        # All rows are checked before the error is raised, so that it lists every secret, not only the first.
+        for row in _build_rows(pairs, tools, arguments):
             line = encode_as_written(row, where=f"pair {row['state_id']!r}")
-            for find in _finds(line, gate, num_rows):
+            for find in _find_secrets(line, gate, num_rows):
                 finds.setdefault(find.digest, find)
             stage.file.write(line + b"\n")
             num_rows += 1
@@ -78,43 +80,43 @@ def export_preferences(
     return num_rows
 
 
-def _finds(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
-    """Yield the suspected secrets in the bytes of a row."""
+def _find_secrets(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
+    """Yield the suspected secrets in an encoded row."""
     row: Any = decode_object(line)
     name = {"state_id": row["state_id"]}
-    # An id that looks like a secret itself must not be in the error message.
+    # An id that itself looks like a secret must not appear in the error message.
     location = f"pair {row['state_id'] if gate.look(name, '') is None else number}"
     parts: list[tuple[str, Any]] = [("state_id", name), ("tools", decode(row["tools"].encode()))]
-    # Every message on its own, so that an error can say where the secret is.
+    # Each message is checked separately, so that an error can say where the secret is.
     for column in ("prompt", "chosen", "rejected"):
         parts += [(f"{column} message {number}", message) for number, message in enumerate(row[column], start=1)]
     finds = (gate.look(part, f"{location}, {name}") for name, part in parts)
     return (find for find in finds if find is not None)
 
 
-def _rows(
+def _build_rows(
     pairs: Iterable[DPOPair | NormalizedDPOPair], tools: Tools | None, arguments: Arguments
 ) -> Iterator[dict[str, Any]]:
-    """Yield the rows of pairs; the messages of the first one have the key `schema` (see the module's docstring)."""
+    """Yield one row per pair. The first message in each column of the first row has the key `schema` (see above)."""
     for number, pair in enumerate(pairs):
-        row = preference_row(pair, number=number, tools=tools, arguments=arguments)
+        row = build_preference_row(pair, number=number, tools=tools, arguments=arguments)
         if number == 0:
             for column in ("prompt", "chosen", "rejected"):
                 row[column][0] = {**row[column][0], "schema": SCHEMA}
         yield row
 
 
-def preference_row(
+def build_preference_row(
     pair: DPOPair | NormalizedDPOPair, *, number: int = 0, tools: Tools | None = None, arguments: Arguments = "object"
 ) -> dict[str, Any]:
-    """Return one pair as a row. Errors name it by `number` and its state's id."""
-    fields = _fields(pair, number)
+    """Return the row for a pair. Errors identify the pair by `number` and by the id of its state."""
+    fields = _pair_fields(pair, number)
     where = f"pair {number} ({fields['state_id']!r})"
-    prompt = prompt_messages(fields["state_messages"], arguments, where)
+    prompt = build_prompt_messages(fields["state_messages"], arguments, where)
     if not prompt:
         raise InputError(explain(f"state of {where}", got="no messages", expected="at least one"))
     schemas = fields.get("tools") or tools or ()
-    chosen, rejected = _answer_messages((fields["chosen"], fields["rejected"]), arguments)
+    chosen, rejected = _build_answer_messages((fields["chosen"], fields["rejected"]), arguments)
     return {
         "state_id": fields["state_id"],
         "prompt": prompt,
@@ -124,8 +126,10 @@ def preference_row(
     }
 
 
-def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]:
-    """Return the fields of a pair of either type, answers as text. Raises InputError if one is missing or wrong."""
+def _pair_fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]:
+    """Return the fields of either type of pair, with answers as text. Raises InputError if a field is missing or
+    invalid.
+    """
     if isinstance(pair, NormalizedDPOPair):
         sides = {"chosen": pair.chosen_messages, "rejected": pair.rejected_messages}
         texts = {side: "\n".join(str(message["content"]) for message in messages) for side, messages in sides.items()}
@@ -140,18 +144,18 @@ def _fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]
     return fields
 
 
-def _answer_message(action: str, arguments: Arguments) -> Message:
+def _build_answer_message(action: str, arguments: Arguments) -> Message:
     """Return the assistant message for the text of an action."""
     parsed = parse_action_text(action)
-    return _assistant(parsed.action.text, parsed.thinking, parsed.action.calls, arguments)
+    return _assistant_message(parsed.action.text, parsed.thinking, parsed.action.calls, arguments)
 
 
-def _answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Message]:
-    """Return the messages of answers that are compared, with thinking only if all of them have it.
+def _build_answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Message]:
+    """Return the messages for the answers in a pair, with thinking only if all of them have it.
 
-    Often only the student's thinking is in the log. DPO would then learn to prefer answers without any.
+    Often the log contains only the student's thinking. DPO would then learn to prefer answers without thinking.
     """
-    messages = [_answer_message(action, arguments) for action in actions]
+    messages = [_build_answer_message(action, arguments) for action in actions]
     if not all("reasoning_content" in message for message in messages):
         for message in messages:
             message.pop("reasoning_content", None)
@@ -159,8 +163,8 @@ def _answer_messages(actions: Sequence[str], arguments: Arguments) -> list[Messa
     return messages
 
 
-def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments, where: str) -> list[Message]:
-    """Return the messages of a state for a chat template, tool results with the name of their tool.
+def build_prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments, where: str) -> list[Message]:
+    """Return the messages of a state as a chat template expects them: tool results have the name of their tool.
 
     Raises InputError for a message with an unknown role or malformed content.
     """
@@ -176,9 +180,9 @@ def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments,
         if role == "assistant":
             calls = message_calls(message, location)
             names |= {call.id: call.name for call in calls}
-            prompt.append(_assistant(text, thinking_text(message, location), calls, arguments))
+            prompt.append(_assistant_message(text, thinking_text(message, location), calls, arguments))
         elif role == "tool":
-            # Logs refer to the call by its id only, but some templates print the name of the tool.
+            # Logs identify the call only by its id, but some templates print the name of the tool.
             call_id = str(message.get("tool_call_id") or "")
             name = str(message.get("name") or names.get(call_id, ""))
             prompt.append({"role": role, "content": text, "tool_call_id": call_id, "name": name})
@@ -187,28 +191,28 @@ def prompt_messages(messages: Sequence[Mapping[str, Any]], arguments: Arguments,
     return prompt
 
 
-def _assistant(text: str, thinking: str, calls: Iterable[ToolCall], arguments: Arguments) -> Message:
-    """Return an assistant message, without the keys of what it does not have."""
+def _assistant_message(text: str, thinking: str, calls: Iterable[ToolCall], arguments: Arguments) -> Message:
+    """Return an assistant message, without keys for empty parts."""
     message: Message = {"role": "assistant", "content": text}
     if thinking:
         message["reasoning_content"] = thinking
-    entries = [call_entry(call.id, call.name, _arguments(call, arguments)) for call in calls]
+    entries = [call_entry(call.id, call.name, _format_arguments(call, arguments)) for call in calls]
     # Some templates test whether the key exists, others whether the list is empty: no key works for both.
     return message | {"tool_calls": entries} if entries else message
 
 
-def _arguments(call: ToolCall, form: Arguments) -> object:
-    """Return a call's arguments in the requested form; as text if they are not an object or lose precision."""
+def _format_arguments(call: ToolCall, form: Arguments) -> object:
+    """Return a call's arguments in the requested form, or as text if they are not an object or would lose precision."""
     # Arguments that are not a JSON object are exported as the model wrote them.
     if call.raw_arguments is not None:
         return call.raw_arguments
-    if form == "object" and _reads_back(call.arguments):
+    if form == "object" and _survives_datasets(call.arguments):
         return dict(call.arguments)
     return json.dumps(dict(call.arguments), ensure_ascii=False)
 
 
-def _reads_back(value: object) -> bool:
-    """Return whether `datasets` reads all numbers in a value as they were written."""
+def _survives_datasets(value: object) -> bool:
+    """Return whether `datasets` reads back all numbers in a value unchanged."""
     # A stack instead of recursion: arguments may be nested deeper than Python's recursion limit.
     pending = [value]
     while pending:
@@ -217,12 +221,12 @@ def _reads_back(value: object) -> bool:
             pending.extend(cast("Mapping[str, object]", node).values())
         elif isinstance(node, list | tuple):
             pending.extend(cast("list[object]", node))
-        elif isinstance(node, int | float) and not _number_reads_back(node):
+        elif isinstance(node, int | float) and not _number_survives_datasets(node):
             return False
     return True
 
 
-def _number_reads_back(number: float) -> bool:
+def _number_survives_datasets(number: float) -> bool:
     if isinstance(number, int):
         return number in _INTEGERS
     return math.isclose(round(number, _DECIMALS), number, rel_tol=_MAX_ERROR)
@@ -239,10 +243,11 @@ async def replay_and_normalize_trace(
 ) -> tuple[list[TeacherCallResult], list[NormalizedDPOPair]]:
     """Ask the teachers about states, and return their answers and the filtered pairs.
 
-    Runs `replay_trace`, `extract_dpo_pairs` and the normalizer, by default with the shipped recipe. `replay_kwargs` are
-    passed to `replay_trace`; `teachers=None` are its default ones. The normalizer's `counts` say what was dropped.
+    Runs `replay_trace`, `extract_dpo_pairs` and the normalizer, by default with the built-in recipe. `replay_kwargs`
+    are passed to `replay_trace`, and `teachers=None` selects its default teachers. The normalizer's `counts` show how
+    many pairs were dropped.
     """
-    # Both can fail on bad input, so they come before the first paid request.
+    # Both can fail on bad input, so they run before the first paid request.
     normalizer = normalizer or DJNormalizer()
     teacher_options: dict[str, Any] = {} if teachers is None else {"teachers": teachers}
     check_threshold(len(DEFAULT_TEACHERS if teachers is None else teachers), agreement_threshold)
@@ -260,7 +265,7 @@ def replay_and_normalize_trace_sync(
     normalizer: DJNormalizer | None = None,
     **replay_kwargs: Any,
 ) -> tuple[list[TeacherCallResult], list[NormalizedDPOPair]]:
-    """Run `replay_and_normalize_trace` in code without an event loop. Raises InputError if one is running."""
+    """Run `replay_and_normalize_trace` outside an event loop. Raises InputError if an event loop is running."""
     try:
         asyncio.get_running_loop()
     except RuntimeError:

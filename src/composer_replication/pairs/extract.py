@@ -1,7 +1,8 @@
-"""Make preference pairs from states and teachers' answers.
+"""Extract preference pairs from states and the teachers' answers.
 
-A state makes a pair if enough teachers took the same action and the student took another one: the teachers' action is
-chosen, the student's is rejected. `PairReport` counts the states without a pair, by reason, and how far teachers agree.
+If enough teachers took the same action in a state and the student took a different one, the teachers' action is chosen
+and the student's is rejected. `PairReport` counts the states without a pair, by reason, and the agreement among
+teachers.
 """
 
 from __future__ import annotations
@@ -31,10 +32,10 @@ from composer_replication.types import Action, DPOPair, TeacherCallResult, Trace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PairRecord:
-    """A pair with its provenance: the teacher that wrote the chosen text, those that agreed, and how all of them voted.
+    """A pair with its provenance: the teacher that wrote the chosen text, the teachers that agreed, and all votes.
 
-    `source` is "teachers", or the source of a session's own pair (see `corrections.Correction`). Then there are no
-    votes, and `rejected_action` is a single call.
+    `source` is "teachers", or the source of a pair from the session itself (see `corrections.Correction`). Such a pair
+    has no votes, and its `rejected_action` is a single call.
     """
 
     pair: DPOPair
@@ -50,7 +51,7 @@ class PairRecord:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Extraction:
-    """The pairs in the order of their states, and a report on all states."""
+    """The extracted pairs in the order of their states, with a report on all states."""
 
     records: list[PairRecord]
     report: PairReport
@@ -69,8 +70,9 @@ def extract_dpo_pairs(
     cwd: str | None = None,
     tools: Tools | None = None,
 ) -> list[DPOPair]:
-    """Return at most one pair per state: the action that at least `agreement_threshold` teachers took over the
-    student's.
+    """Return at most one pair per state, which prefers the teachers' action to the student's.
+
+    A pair requires at least `agreement_threshold` teachers that took the same action.
     """
     options = {"teachers": teachers, "cwd": cwd, "tools": tools}
     return extract_pairs(states, teacher_actions, agreement_threshold, **options).pairs
@@ -85,31 +87,39 @@ def extract_pairs(
     cwd: str | None = None,
     tools: Tools | None = None,
 ) -> Extraction:
-    """Return the pairs of `extract_dpo_pairs` with their provenance, and a report.
+    """Return the same pairs as `extract_dpo_pairs`, with their provenance and a report.
 
-    `teachers` is their order of precedence: of those that agree, the first one's text is chosen. By default it is the
-    order in which they appear in the answers. A state may have its own `cwd` and `tools`, and a result the structured
-    `message` of its reply. Raises InputError if two states have the same id.
+    Args:
+        states: The states. A state may have its own `cwd` and `tools`.
+        teacher_actions: The teachers' answers. An answer may have the structured `message` of its reply.
+        agreement_threshold: The number of teachers that must take the same action.
+        teachers: The order of precedence: among teachers that agree, the text of the first is chosen. By default, the
+            order in which the teachers appear in the answers.
+        cwd: The working folder, for states without one.
+        tools: The tool schemas, for states without any.
+
+    Raises:
+        InputError: Two states have the same id.
     """
     results = list(teacher_actions)
     order = list(dict.fromkeys([*(teachers or ()), *(result["teacher_slug"] for result in results)]))
     answers: dict[str, dict[str, TeacherCallResult]] = {}
     for result in results:
         state_answers = answers.setdefault(result["state_id"], {})
-        # The first answer counts, unless it failed: then the next one is the answer to a retry.
+        # The first answer counts. If it failed, the next one is the answer to a retry.
         if result["teacher_slug"] not in state_answers or state_answers[result["teacher_slug"]]["error"] is not None:
             state_answers[result["teacher_slug"]] = result
-    work = _ExtractionInProgress(order, agreement_threshold, StateContexts(cwd=cwd, tools=tools))
+    work = _PairExtractor(order, agreement_threshold, StateContexts(cwd=cwd, tools=tools))
     for state in states:
         work.add(state, answers.pop(work.register(state["state_id"]), {}))
     work.report.num_states, work.report.num_pairs = len(work.state_ids), len(work.records)
-    # Every state has taken its answers out, so the rest belongs to no state.
+    # The answers of every state have been removed, so the remaining ones belong to no state.
     work.report.num_unknown_states = len(answers)
     return Extraction(records=work.records, report=work.report)
 
 
 def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str]) -> None:
-    """Write pairs to a JSONL file, whole or not at all. A missing folder is created."""
+    """Write pairs to a JSONL file atomically, creating its folder if it is missing."""
     target = resolve_link(path)
     target.parent.mkdir(parents=True, exist_ok=True)
     with staged(target) as stage:
@@ -120,7 +130,7 @@ def save_pairs(pairs: Iterable[Mapping[str, Any]], path: str | os.PathLike[str])
 
 @dataclass(slots=True)
 class _KindAgreement:
-    """Counts over the states in which the student's action was of one kind: a tool's name, or text."""
+    """Counts over the states in which the student's action had the same kind: a tool name, or `text`."""
 
     num_states: int = 0
     num_votes: int = 0
@@ -131,22 +141,22 @@ class _KindAgreement:
 
     @property
     def with_student(self) -> float | None:
-        """The share of votes for the student's own action; None without votes."""
+        """The fraction of votes for the student's action, or None if there are no votes."""
         return self.num_with_student / self.num_votes if self.num_votes else None
 
     @property
     def with_each_other(self) -> float | None:
-        """The share of pairs of teachers that did the same; None if no two teachers answered about one state."""
+        """The fraction of teacher pairs that took the same action, or None if no state has two answers."""
         return self.num_agreeing_pairs / self.num_teacher_pairs if self.num_teacher_pairs else None
 
 
 @dataclass(slots=True)
 class PairReport:
-    """Counts over all states of an extraction.
+    """Counts over all states in an extraction.
 
-    `drops` counts states without a pair by reason, and `failed_replies` answers without a vote by reason. `num_asked`
-    are the states about which at least one request was sent. `num_rejected_worked` are the states in which the
-    student's action worked and the teachers agree on another one.
+    `drops` has the number of states without a pair, and `failed_replies` the number of answers without a vote, each by
+    reason. `num_asked` is the number of states for which at least one request was sent. `num_rejected_worked` is the
+    number of states in which the student's action worked although the teachers agreed on a different one.
     """
 
     num_states: int = 0
@@ -164,8 +174,8 @@ class PairReport:
     def fail(self, reason: str) -> None:
         self.failed_replies[reason] += 1
 
-    def count(self, kind: str, vote: Vote, student_key: str) -> None:
-        """Count the vote on one state under the kind of the student's action."""
+    def count_vote(self, kind: str, vote: Vote, student_key: str) -> None:
+        """Add the vote on one state to the counts for the kind of the student's action."""
         agreement = self.agreement.setdefault(kind, _KindAgreement())
         agreement.num_states += 1
         agreement.num_votes += vote.num_votes
@@ -202,8 +212,8 @@ class PairReport:
 
 
 @dataclass
-class _ExtractionInProgress:
-    """The records and counts so far, one state at a time."""
+class _PairExtractor:
+    """An extraction in progress, which processes one state at a time."""
 
     order: list[str]
     threshold: int
@@ -213,7 +223,7 @@ class _ExtractionInProgress:
     state_ids: set[str] = field(default_factory=set[str])
 
     def register(self, state_id: str) -> str:
-        """Return the id of the next state. Raises InputError if an earlier state has the same id."""
+        """Record and return the id of the next state. Raises InputError if an earlier state has the same id."""
         if state_id in self.state_ids:
             fix = "Give every state its own id: answers are matched to states by id"
             raise InputError(explain("state_id", got=f"{state_id!r} twice", expected="every id once", fix=fix))
@@ -221,31 +231,32 @@ class _ExtractionInProgress:
         return state_id
 
     def add(self, state: TraceState, results: Mapping[str, TeacherCallResult]) -> None:
-        """Add the pair of a state, or the reason why it has none."""
-        # A request that was not sent (spending cap, interrupted run) is no answer, not even a failed one.
+        """Add the pair for a state, or count the reason why there is none."""
+        # A request that was not sent (because of the spending cap or an interruption) is not an answer, not even a
+        # failed one.
         answers = {name: result for name, result in results.items() if not is_unsent(result)}
         self.report.num_asked += bool(answers)
         try:
             student = parse_reply(state["student_action"])
         except InputError:
-            # Without the student's action nothing tells whether the teachers disagree with it.
+            # Without the student's action, it is unknown whether the teachers disagree with it.
             self.report.drop("student_unreadable")
             return
         context = self.contexts.at(state)
-        actions = {name: self._action(answers[name]) for name in self.order if name in answers}
+        actions = {name: self._teacher_action(answers[name]) for name in self.order if name in answers}
         keys = {name: None if action is None else action_key(action, context) for name, action in actions.items()}
         student_key, kind = action_key(student, context), action_kind(student)
         vote = count_votes(keys, self.threshold)
         if answers:
-            self.report.count(kind, vote, student_key)
+            self.report.count_vote(kind, vote, student_key)
         if vote.winner is None:
             self.report.drop(vote.reason if answers else "not_asked")
         elif vote.winner.key == student_key:
             self.report.drop("agrees_with_student")
         else:
-            self.records.append(self._record(state, vote, actions, answers, kind))
+            self.records.append(self._make_record(state, vote, actions, answers, kind))
 
-    def _record(
+    def _make_record(
         self,
         state: TraceState,
         vote: Vote,
@@ -253,7 +264,7 @@ class _ExtractionInProgress:
         answers: Mapping[str, TeacherCallResult],
         kind: str,
     ) -> PairRecord:
-        """Return the pair of a vote with a winner; the first teacher of the winning class gives the chosen text."""
+        """Return the pair for a vote with a winner. The first teacher in the winning class provides the chosen text."""
         assert vote.winner is not None
         first = vote.winner.teachers[0]
         action = actions[first]
@@ -275,8 +286,8 @@ class _ExtractionInProgress:
             chosen_action=action,
         )
 
-    def _action(self, result: TeacherCallResult) -> Action | None:
-        """Return a teacher's action; None, and counted as a failed reply, if its answer has no vote."""
+    def _teacher_action(self, result: TeacherCallResult) -> Action | None:
+        """Return a teacher's action, or None if the answer has no vote, which counts as a failed reply."""
         action, reason = read_vote(result)
         if action is None:
             self.report.fail(reason)

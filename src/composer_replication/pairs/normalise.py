@@ -1,8 +1,9 @@
-"""Filter preference pairs with a data-juicer recipe, and count every dropped pair under the operator that dropped it.
+"""Filter preference pairs with a data-juicer recipe, and count the pairs that each operator drops.
 
-A recipe is a YAML file whose `process` lists operators with their parameters. There are two backends: "native" has
-data-juicer's four default operators in plain Python, "data_juicer" calls data-juicer's own. A filter computes a number
-from a text and keeps the text if the number is in a range; the deduplicator keeps the first of equal texts.
+A recipe is a YAML file whose `process` lists operators with their parameters. There are two backends: "native"
+implements data-juicer's four default operators in plain Python, and "data_juicer" calls data-juicer itself. A filter
+computes a number from a text and keeps the text if the number is within a range. The deduplicator keeps the first of
+several equal texts.
 """
 
 from __future__ import annotations
@@ -31,30 +32,35 @@ KEPT = "kept"
 Backend = Literal["native", "data_juicer"]
 
 
-def native_judge(step: OperatorStep) -> Judge:
-    """Return the judge of a step, for one pass over the pairs."""
-    return native_operator(step).judge()
+def _native_judge(step: _OperatorStep) -> Judge:
+    """Return the function that decides whether a step keeps a text, for one pass over the pairs."""
+    return _native_operator(step).judge()
 
 
-def data_juicer_judge(step: OperatorStep) -> Judge:
-    """Return the judge of a step that data-juicer runs, for one pass over the pairs.
+def _data_juicer_judge(step: _OperatorStep) -> Judge:
+    """Return the function that decides with data-juicer whether a step keeps a text, for one pass over the pairs.
 
     The operators are called one by one in this process. data-juicer's executor would write a job folder, logs and
-    caches, and take a hundred times as long. It would also share statistics: operators of one kind store them under one
-    name, so a filter on `rejected` would see the numbers of `chosen`. Importing data-juicer replaces the handlers of
-    loguru's logger. Raises MissingExtraError if data-juicer is not installed.
+    caches, and take a hundred times as long. It would also share statistics: operators of the same kind store them
+    under the same name, so a filter on `rejected` would see the numbers for `chosen`. Importing data-juicer replaces
+    the handlers of loguru's logger.
+
+    Raises MissingExtraError if data-juicer is not installed.
     """
     operator = _data_juicer_operator(step)
-    return _deduplicator(operator, step) if step.operator == "document_deduplicator" else _filter(operator, step)
+    make_judge = _data_juicer_deduplicator if step.operator == "document_deduplicator" else _data_juicer_filter
+    return make_judge(operator, step)
 
 
-_BACKENDS: dict[str, Callable[[OperatorStep], Judge]] = {"native": native_judge, "data_juicer": data_juicer_judge}
+_BACKENDS: dict[str, Callable[[_OperatorStep], Judge]] = {"native": _native_judge, "data_juicer": _data_juicer_judge}
 _FIELDS = frozenset({"state_id", "state_messages", "chosen", "rejected", "n_teachers_agreeing"})
 
 
 @dataclass(slots=True)
 class NormalizedDPOPair:
-    """A pair with its answers as messages. `metadata` holds the pair's other fields, and how it was filtered."""
+    """A pair with its answers as messages. `metadata` has the pair's other fields, and records how the pair was
+    filtered.
+    """
 
     state_id: str
     state_messages: list[Message]
@@ -65,10 +71,10 @@ class NormalizedDPOPair:
 
 
 class DJNormalizer:
-    """A filter of preference pairs that runs the operators of a data-juicer recipe in order.
+    """A filter for preference pairs, which runs the operators of a data-juicer recipe in order.
 
-    `skip_dj` keeps every pair. Without a `recipe_path` the shipped `DEFAULT_RECIPE` runs. After a call of `normalize`,
-    `counts` holds the number of pairs "kept", and for every operator the number that it dropped.
+    With `skip_dj`, every pair is kept. Without a `recipe_path`, the built-in `DEFAULT_RECIPE` is used. After a call to
+    `normalize`, `counts` has the number of pairs that were "kept", and the number dropped by each operator.
     """
 
     DEFAULT_RECIPE: ClassVar[Path] = DEFAULT_RECIPE
@@ -83,32 +89,32 @@ class DJNormalizer:
         if backend not in _BACKENDS:
             raise InputError(explain("backend", got=repr(backend), expected=" or ".join(map(repr, _BACKENDS))))
         self.counts: dict[str, int] = {}
-        self._judge_of = _BACKENDS[backend]
+        self._make_judge = _BACKENDS[backend]
         self._recipe = (
-            Recipe((), "") if skip_dj else read_recipe(self.DEFAULT_RECIPE if recipe_path is None else recipe_path)
+            _Recipe((), "") if skip_dj else read_recipe(self.DEFAULT_RECIPE if recipe_path is None else recipe_path)
         )
-        # A wrong recipe has to fail here, and not after the teachers were paid.
+        # An invalid recipe must fail here, not after the teachers have been paid.
         self._judges()
         provenance = {"backend": backend, "recipe_sha256": self._recipe.sha256}
-        self._mark: dict[str, Any] = {"skipped": True} if skip_dj else {"normalizer": provenance}
+        self._provenance: dict[str, Any] = {"skipped": True} if skip_dj else {"normalizer": provenance}
 
     def normalize(self, pairs: Iterable[DPOPair]) -> list[NormalizedDPOPair]:
-        """Return the pairs that every operator keeps, in their order. Raises InputError for a malformed pair."""
+        """Return the pairs that every operator keeps, in order. Raises InputError for a malformed pair."""
         judges = self._judges()
         self.counts = dict.fromkeys([KEPT, *(step.reason for step, _ in judges)], 0)
         normalized_pairs: list[NormalizedDPOPair] = []
         for number, raw_pair in enumerate(pairs):
-            pair = check_sidecar(raw_pair, number)
-            reason = next((step.reason for step, keeps in judges if not keeps(pair_text(pair, step.text_key))), KEPT)
+            pair = _check_pair(raw_pair, number)
+            reason = next((step.reason for step, keeps in judges if not keeps(_pair_text(pair, step.text_key))), KEPT)
             self.counts[reason] += 1
             if reason == KEPT:
-                normalized_pairs.append(self._normalized(pair))
+                normalized_pairs.append(self._to_normalized_pair(pair))
         return normalized_pairs
 
-    def _judges(self) -> list[tuple[OperatorStep, Judge]]:
-        return [(step, self._judge_of(step)) for step in self._recipe.steps]
+    def _judges(self) -> list[tuple[_OperatorStep, Judge]]:
+        return [(step, self._make_judge(step)) for step in self._recipe.steps]
 
-    def _normalized(self, pair: Mapping[str, Any]) -> NormalizedDPOPair:
+    def _to_normalized_pair(self, pair: Mapping[str, Any]) -> NormalizedDPOPair:
         carried = {key: value for key, value in pair.items() if key not in _FIELDS}
         return NormalizedDPOPair(
             state_id=pair["state_id"],
@@ -116,20 +122,20 @@ class DJNormalizer:
             chosen_messages=[{"role": "assistant", "content": pair["chosen"]}],
             rejected_messages=[{"role": "assistant", "content": pair["rejected"]}],
             n_teachers_agreeing=pair["n_teachers_agreeing"],
-            metadata=carried | self._mark,
+            metadata=carried | self._provenance,
         )
 
 
-# A recipe is a page long, and YAML's parser in Python takes seconds for a megabyte.
+# A recipe is about a page long, and the YAML parser in Python takes seconds for a megabyte.
 _MAX_BYTES = 1 << 16
 _RECIPE_KEYS = frozenset({"process", "text_keys"})
-# Paths and process counts of data-juicer's executor. They are accepted and have no effect here.
+# Paths and process counts for data-juicer's executor. They are accepted but have no effect here.
 _EXECUTOR_KEYS = frozenset({"project_name", "dataset_path", "export_path", "np", "executor_type", "work_dir"})
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class OperatorStep:
-    """One operator of a recipe, applied to one text of a pair. Its drops are counted under `reason`."""
+class _OperatorStep:
+    """An operator in a recipe, applied to one text of each pair. The pairs that it drops are counted under `reason`."""
 
     operator: str
     text_key: str
@@ -139,14 +145,14 @@ class OperatorStep:
 
 
 @dataclass(frozen=True, slots=True)
-class Recipe:
-    """The steps of a recipe in their order, and the hash of its file."""
+class _Recipe:
+    """The steps of a recipe in order, and the hash of its file."""
 
-    steps: tuple[OperatorStep, ...]
+    steps: tuple[_OperatorStep, ...]
     sha256: str
 
 
-def read_recipe(path: str | os.PathLike[str]) -> Recipe:
+def read_recipe(path: str | os.PathLike[str]) -> _Recipe:
     """Read a recipe file.
 
     Raises ArtefactNotFoundError (a FileNotFoundError) if there is no such file, and InputError if it is not a recipe.
@@ -161,50 +167,50 @@ def read_recipe(path: str | os.PathLike[str]) -> Recipe:
         raise InputError(f"{where} cannot be read: {error.strerror}") from error
     if len(data) > _MAX_BYTES:
         raise InputError(explain(where, got=f"more than {_MAX_BYTES} bytes", expected="a page of YAML"))
-    return Recipe(steps_of(_parse(data, where), where), hashlib.sha256(data).hexdigest())
+    return _Recipe(_parse_steps(_parse_yaml(data, where), where), hashlib.sha256(data).hexdigest())
 
 
-def steps_of(recipe: object, where: str) -> tuple[OperatorStep, ...]:
-    """Return the steps of a parsed recipe. Raises InputError for anything that is not part of the format."""
-    fields = _mapping(recipe, where)
+def _parse_steps(recipe: object, where: str) -> tuple[_OperatorStep, ...]:
+    """Return the steps of a parsed recipe. Raises InputError if the recipe does not follow the format."""
+    fields = _require_mapping(recipe, where)
     for key in fields:
         if key not in _RECIPE_KEYS | _EXECUTOR_KEYS:
-            refuse(where, key, _RECIPE_KEYS | _EXECUTOR_KEYS)
+            _raise_unknown_name(where, key, _RECIPE_KEYS | _EXECUTOR_KEYS)
     process = fields.get("process")
     if not isinstance(process, list) or not process:
-        raise InputError(explain(f"{where}, 'process'", got=_type_in_words(process), expected="a list of operators"))
+        raise InputError(explain(f"{where}, 'process'", got=_describe_type(process), expected="a list of operators"))
     default_key = _default_text_key(fields.get("text_keys"), where)
-    steps: list[OperatorStep] = []
+    steps: list[_OperatorStep] = []
     for number, item in enumerate(cast("list[object]", process)):
         location = f"{where}, operator {number + 1}"
-        entry = _mapping(item, location)
+        entry = _require_mapping(item, location)
         if len(entry) != 1:
             raise InputError(explain(location, got=f"keys {sorted(entry)}", expected="one name with its parameters"))
         ((name, parameters),) = entry.items()
-        settings = {} if parameters is None else _mapping(parameters, f"{location} ({name})")
-        key = _text_key(settings.pop("text_key", default_key), f"{location} ({name})")
-        # Drops of a step that is repeated are counted apart: text_length_filter(chosen), text_length_filter(chosen)#2
+        settings = {} if parameters is None else _require_mapping(parameters, f"{location} ({name})")
+        key = _check_text_key(settings.pop("text_key", default_key), f"{location} ({name})")
+        # Repeated steps are counted separately: text_length_filter(chosen), text_length_filter(chosen)#2
         num_equal_steps = sum(step.operator == name and step.text_key == key for step in steps)
         reason = f"{name}({key})" + (f"#{num_equal_steps + 1}" if num_equal_steps else "")
         steps.append(
-            OperatorStep(operator=name, text_key=key, parameters=settings, reason=reason, where=f"{location} ({name})")
+            _OperatorStep(operator=name, text_key=key, parameters=settings, reason=reason, where=f"{location} ({name})")
         )
     return tuple(steps)
 
 
-def refuse(where: str, name: str, valid_names: Iterable[str], fix: str = "") -> NoReturn:
-    """Raise an InputError for an unknown name, with the valid name that is closest to it."""
+def _raise_unknown_name(where: str, name: str, valid_names: Iterable[str], fix: str = "") -> NoReturn:
+    """Raise an InputError for an unknown name, suggesting the most similar valid name."""
     choices = sorted(valid_names)
     closest = difflib.get_close_matches(name, choices, n=1)
     fix = " ".join(part for part in (f"Did you mean {closest[0]!r}?" if closest else "", fix) if part)
     raise InputError(explain(where, got=repr(name), expected=f"one of {', '.join(choices)}", fix=fix))
 
 
-def _parse(data: bytes, where: str) -> object:
+def _parse_yaml(data: bytes, where: str) -> object:
     yaml = require("yaml", extra="replaysim")
     try:
         tree = yaml.compose(data, Loader=yaml.SafeLoader)
-        _check_tree(yaml, tree, where)
+        _check_unique_keys(yaml, tree, where)
         return yaml.safe_load(data)
     except yaml.YAMLError as error:
         raise InputError(f"{where}: not valid YAML: {error}") from None
@@ -216,12 +222,12 @@ def _parse(data: bytes, where: str) -> object:
         raise InputError(f"{where}: {error}") from None
 
 
-def _check_tree(yaml: Any, root: Any, where: str) -> None:
-    """Raise InputError if a mapping has a key twice. YAML would silently keep the last one."""
+def _check_unique_keys(yaml: Any, root: Any, where: str) -> None:
+    """Raise InputError if a mapping contains a key twice. The YAML parser would silently keep the last one."""
     level, seen_ids = [root], set[int]()
     while level:
         node = level.pop()
-        # An alias (`*name`) is the same node again, and may even be inside the node that it names.
+        # An alias (`*name`) refers to a node that was visited before, possibly to one that contains the alias.
         if id(node) in seen_ids:
             continue
         seen_ids.add(id(node))
@@ -235,37 +241,37 @@ def _check_tree(yaml: Any, root: Any, where: str) -> None:
             level.extend(node.value)
 
 
-def _mapping(value: object, where: str) -> dict[str, Any]:
+def _require_mapping(value: object, where: str) -> dict[str, Any]:
     if not isinstance(value, dict) or not all(isinstance(key, str) for key in cast("dict[object, object]", value)):
-        raise InputError(explain(where, got=_type_in_words(value), expected="a mapping (`name: value`)"))
+        raise InputError(explain(where, got=_describe_type(value), expected="a mapping (`name: value`)"))
     return dict(cast("dict[str, Any]", value))
 
 
 def _default_text_key(text_keys: object, where: str) -> str | None:
-    """Return the text key of operators that have none of their own: `text_keys`, a name or a list of one name."""
+    """Return the text key for operators without one: the recipe's `text_keys`, a name or a list with one name."""
     if isinstance(text_keys, list) and len(cast("list[object]", text_keys)) == 1:
         text_keys = cast("list[object]", text_keys)[0]
-    return None if text_keys is None else _text_key(text_keys, f"{where}, 'text_keys'")
+    return None if text_keys is None else _check_text_key(text_keys, f"{where}, 'text_keys'")
 
 
-def _text_key(text_key: object, where: str) -> str:
+def _check_text_key(text_key: object, where: str) -> str:
     if text_key is None:
         fix = "An operator takes one text: use one operator for chosen and one for rejected."
         raise InputError(
             explain(f"{where}, 'text_key'", got="none", expected=f"one of {', '.join(TEXT_KEYS)}", fix=fix)
         )
     if not isinstance(text_key, str) or text_key not in TEXT_KEYS:
-        refuse(f"{where}, 'text_key'", str(text_key), TEXT_KEYS)
+        _raise_unknown_name(f"{where}, 'text_key'", str(text_key), TEXT_KEYS)
     return text_key
 
 
-def _type_in_words(value: object) -> str:
+def _describe_type(value: object) -> str:
     return "nothing" if value is None else f"a {type(value).__name__}"
 
 
-# special_characters_filter counts every ASCII punctuation mark, digit and blank, every emoji of one code point, and a
-# list of other signs that includes a few letters. The digits and operators of a calculation count in full;
-# docs/decisions/0007-pair-filters.md says what that means for the limits.
+# special_characters_filter counts every ASCII punctuation mark, digit and blank, every single-code-point emoji, and a
+# list of other characters that includes a few letters. In a calculation, all digits and operators count;
+# docs/decisions/0007-pair-filters.md explains the consequences for the limits.
 #
 # These are the code points beyond ASCII, in hexadecimal, that data-juicer 1.6.1 (with emoji 2.2.0) counts as special.
 # Its own filter was run on every code point; `make test-replaysim` repeats that.
@@ -291,26 +297,26 @@ _BEYOND_ASCII = """
 
 
 def _character_class(spans: list[str]) -> str:
-    """Return spans such as `A1-AB` and `D7` as the inside of a regular expression's character class."""
+    """Convert spans such as `A1-AB` and `D7` to the inside of a character class in a regular expression."""
     return "".join("-".join(f"\\U{int(end, 16):08X}" for end in span.split("-")) for span in spans)
 
 
-# `re` looks the first 65,536 characters up in a table, and searches a list for all others. A lookahead for any of the
-# others, with a class of their own after it, makes matching twice as fast.
+# `re` looks up the first 65,536 characters in a table, but searches a list for all others. A lookahead for those,
+# followed by their own character class, makes matching twice as fast.
 _SPANS = _BEYOND_ASCII.split()
 _SPECIAL_LOW = re.escape(string.punctuation + string.digits + string.whitespace) + _character_class(
     [span for span in _SPANS if int(span.split("-")[0], 16) < 0x10000]
 )
 _SPECIAL_HIGH = _character_class([span for span in _SPANS if int(span.split("-")[0], 16) >= 0x10000])
 _ANY_HIGH = r"\U00010000-\U0010FFFF"
-ORDINARY = rf"(?:[^{_SPECIAL_LOW}{_ANY_HIGH}]|(?=[{_ANY_HIGH}])[^{_SPECIAL_HIGH}])"
-"""The pattern of one character that is not special."""
+_ORDINARY_CHARACTER = rf"(?:[^{_SPECIAL_LOW}{_ANY_HIGH}]|(?=[{_ANY_HIGH}])[^{_SPECIAL_HIGH}])"
+"""The pattern for a character that is not special."""
 
 
 # A word from its first ordinary character to its end: "(don't" -> "don't", "--a1" -> "a1"; not "--" or "1.5"
-_WORD = re.compile(rf"{ORDINARY}[^ \n\t]*")
-# data-juicer uses the `regex` package. It knows digits that are newer than this Python's Unicode tables, and does not
-# count the four ASCII separators (\x1c to \x1f) as blanks.
+_WORD = re.compile(rf"{_ORDINARY_CHARACTER}[^ \n\t]*")
+# data-juicer uses the `regex` package, which knows digits that are missing in this Python's Unicode tables, and does
+# not count the four ASCII separators (\x1c to \x1f) as blanks.
 _NEWER_DIGITS = (
     "\U00010d40-\U00010d49\U000116d0-\U000116e3\U00011bf0-\U00011bf9\U00011de0-\U00011de9\U00011f50-\U00011f59"
     "\U00016130-\U00016139\U00016d70-\U00016d79\U0001ccf0-\U0001ccf9\U0001e4f0-\U0001e4f9\U0001e5f1-\U0001e5fa"
@@ -318,15 +324,16 @@ _NEWER_DIGITS = (
 # "a 1, b" -> " ", "1,", " ", so that "ab" is left; not a letter, an emoji or "\x1c"
 _NO_CHARACTER = re.compile(rf"[^\S\x1c-\x1f]+|[\d{re.escape(string.punctuation)}{_NEWER_DIGITS}]+")
 Judge = Callable[[str], bool]
-"""Returns whether a text is kept. A deduplicator's judge remembers texts, so every pass over the pairs has its own."""
+"""A function that returns whether a text is kept. That of a deduplicator is stateful, so each pass creates a new one.
+"""
 
 
 @dataclass(frozen=True, kw_only=True)
-class RangeFilter:
-    """A filter that keeps values in a range: data-juicer's parameters that all filters share.
+class _RangeFilter:
+    """A filter that keeps values in a range, with the parameters that all data-juicer filters share.
 
-    A limit of None is no limit. `reversed_range` keeps the values outside the range; an interval that is closed at a
-    limit then keeps the limit itself as well.
+    None means no limit. `reversed_range` keeps the values outside the range. If the interval is closed at a limit, the
+    limit itself is kept in both cases.
     """
 
     min_closed_interval: bool = True
@@ -334,7 +341,7 @@ class RangeFilter:
     reversed_range: bool = False
 
     def is_kept(self, value: float, low: float | None, high: float | None) -> bool:
-        """Return whether a value is in the range, or outside if the range is reversed."""
+        """Return whether a value is within the range, or outside if the range is reversed."""
         includes_low = self.min_closed_interval != self.reversed_range
         includes_high = self.max_closed_interval != self.reversed_range
         is_inside = (low is None or value > low or (includes_low and value == low)) and (
@@ -344,8 +351,8 @@ class RangeFilter:
 
 
 @dataclass(frozen=True, kw_only=True)
-class TextLengthFilter(RangeFilter):
-    """A filter that keeps texts of `min_len` to `max_len` characters (code points)."""
+class _TextLengthFilter(_RangeFilter):
+    """A filter that keeps texts with `min_len` to `max_len` characters (code points)."""
 
     min_len: float | None = 10
     max_len: float | None = sys.maxsize
@@ -355,11 +362,11 @@ class TextLengthFilter(RangeFilter):
 
 
 @dataclass(frozen=True, kw_only=True)
-class WordsNumFilter(RangeFilter):
-    """A filter that keeps texts of `min_num` to `max_num` words.
+class _WordsNumFilter(_RangeFilter):
+    """A filter that keeps texts with `min_num` to `max_num` words.
 
-    Words are separated by spaces, newlines and tabs only: a no-break space or a carriage return is part of a word.
-    Special characters alone are not a word. `lang` names a model that only `tokenization` would use.
+    Words are separated by spaces, newlines and tabs only: a no-break space or a carriage return is part of a word. A
+    sequence of special characters is not a word. `lang` names a model that is used only with `tokenization`.
     """
 
     lang: str = "en"
@@ -373,43 +380,43 @@ class WordsNumFilter(RangeFilter):
             raise InputError(explain("words_num_filter, tokenization", got="true", expected="false", fix=fix))
 
     def judge(self) -> Judge:
-        return lambda text: self.is_kept(count_words(text), self.min_num, self.max_num)
+        return lambda text: self.is_kept(_count_words(text), self.min_num, self.max_num)
 
 
-def count_words(text: str) -> int:
-    """Return the number of words in a text, without those that consist of special characters only."""
+def _count_words(text: str) -> int:
+    """Return the number of words in a text, ignoring words that consist of special characters only."""
     return sum(1 for _ in _WORD.finditer(text))
 
 
 @dataclass(frozen=True, kw_only=True)
-class SpecialCharactersFilter(RangeFilter):
-    """A filter that keeps texts whose share of special characters is between `min_ratio` and `max_ratio`."""
+class _SpecialCharactersFilter(_RangeFilter):
+    """A filter that keeps texts in which the fraction of special characters is between `min_ratio` and `max_ratio`."""
 
     min_ratio: float | None = 0.0
     max_ratio: float | None = 0.25
 
     def judge(self) -> Judge:
-        return lambda text: self.is_kept(special_ratio(text), self.min_ratio, self.max_ratio)
+        return lambda text: self.is_kept(_special_character_ratio(text), self.min_ratio, self.max_ratio)
 
 
 @dataclass(frozen=True, kw_only=True)
-class DocumentDeduplicator:
+class _DocumentDeduplicator:
     """A filter that keeps the first of several equal texts.
 
-    Texts are compared without blanks at their ends, and as the options say: in lower case, or without blanks, digits
-    and ASCII punctuation (`ignore_non_character`).
+    Texts are compared without leading and trailing blanks. Options: in lower case, or without any blanks, digits and
+    ASCII punctuation (`ignore_non_character`).
     """
 
     lowercase: bool = False
     ignore_non_character: bool = False
 
     def key(self, text: str) -> bytes:
-        """Return the hash of a text in the form in which texts are compared."""
+        """Return the hash of the normalized text. Texts with equal hashes count as equal."""
         if self.lowercase:
             text = text.lower()
         if self.ignore_non_character:
             text = _NO_CHARACTER.sub("", text)
-        # data-juicer uses MD5, for which collisions can be made. `surrogatepass` accepts a lone surrogate.
+        # data-juicer uses MD5, for which collisions can be constructed. `surrogatepass` accepts a lone surrogate.
         return hashlib.blake2b(text.strip().encode("utf-8", "surrogatepass"), digest_size=16).digest()
 
     def judge(self) -> Judge:
@@ -423,15 +430,15 @@ class DocumentDeduplicator:
         return is_new
 
 
-Native = TextLengthFilter | WordsNumFilter | SpecialCharactersFilter | DocumentDeduplicator
-NATIVE: dict[str, type[Native]] = {
-    "text_length_filter": TextLengthFilter,
-    "words_num_filter": WordsNumFilter,
-    "special_characters_filter": SpecialCharactersFilter,
-    "document_deduplicator": DocumentDeduplicator,
+_NativeOperator = _TextLengthFilter | _WordsNumFilter | _SpecialCharactersFilter | _DocumentDeduplicator
+_NATIVE_OPERATORS: dict[str, type[_NativeOperator]] = {
+    "text_length_filter": _TextLengthFilter,
+    "words_num_filter": _WordsNumFilter,
+    "special_characters_filter": _SpecialCharactersFilter,
+    "document_deduplicator": _DocumentDeduplicator,
 }
-# Parameters of data-juicer that distribute an operator over processes and machines. They do not change what is kept.
-WITHOUT_EFFECT = frozenset(
+# Parameters for data-juicer that distribute an operator over processes and machines. They do not affect the result.
+_IGNORED_PARAMETERS = frozenset(
     {
         *("accelerator", "adaptive_batching", "auto_op_parallelism", "batch_mode", "batch_size", "num_proc", "turbo"),
         *("cpu_required", "gpu_required", "mem_required", "memory", "num_cpus", "num_gpus"),
@@ -440,24 +447,24 @@ WITHOUT_EFFECT = frozenset(
 )
 
 
-def native_operator(step: OperatorStep) -> Native:
-    """Return the operator of a step. Raises InputError for an unknown operator or a wrong parameter."""
-    operator_class = NATIVE.get(step.operator)
+def _native_operator(step: _OperatorStep) -> _NativeOperator:
+    """Return the operator for a step. Raises InputError for an unknown operator or an invalid parameter."""
+    operator_class = _NATIVE_OPERATORS.get(step.operator)
     if operator_class is None:
         fix = 'For data-juicer\'s other filters use DJNormalizer(..., backend="data_juicer").'
-        refuse(step.where, step.operator, NATIVE, fix)
+        _raise_unknown_name(step.where, step.operator, _NATIVE_OPERATORS, fix)
     fields = {field.name: field.default for field in dataclasses.fields(operator_class)}
     parameters: dict[str, Any] = {}
     for name, value in step.parameters.items():
         if name in fields:
-            parameters[name] = _checked(value, fields[name], f"{step.where}, {name!r}")
-        elif name not in WITHOUT_EFFECT:
-            refuse(step.where, name, {*fields, "text_key"})
+            parameters[name] = _check_value(value, fields[name], f"{step.where}, {name!r}")
+        elif name not in _IGNORED_PARAMETERS:
+            _raise_unknown_name(step.where, name, {*fields, "text_key"})
     return operator_class(**parameters)
 
 
-def _checked(value: object, default: object, where: str) -> object:
-    """Return a parameter's value if it has the type of its default; limits are numbers, or null for none."""
+def _check_value(value: object, default: object, where: str) -> object:
+    """Return a parameter's value. Raises InputError if its type differs from the default's; limits may be null."""
     if isinstance(default, bool | str):
         if type(value) is not type(default):
             expected = "true or false" if isinstance(default, bool) else "text"
@@ -471,32 +478,33 @@ def _checked(value: object, default: object, where: str) -> object:
 _SPECIAL = re.compile(rf"[{_SPECIAL_LOW}]+|(?=[{_ANY_HIGH}])[{_SPECIAL_HIGH}]+")
 
 
-def special_ratio(text: str) -> float:
-    """Return the share of special characters in a text; 0 for an empty one."""
+def _special_character_ratio(text: str) -> float:
+    """Return the fraction of special characters in a text; 0 for an empty text."""
     return (len(text) - len(_SPECIAL.sub("", text))) / len(text) if text else 0.0
 
 
 TEXT_KEYS = ("chosen", "rejected", "state", "state_chosen_rejected")
-"""The texts of a pair that an operator can filter. `state` is all text of its messages, the last one the whole pair."""
+"""The texts of a pair that an operator can filter. `state` is all text in its messages; the last one is the whole pair.
+"""
 
 # Separates the parts of a whole pair. A private-use character is neither blank, digit nor punctuation, so even
 # `ignore_non_character` keeps ("ab", "c") and ("a", "bc") apart.
 _SEPARATOR, _ESCAPE = "\ue000", "\ue001"
 
 
-def pair_text(pair: Mapping[str, Any], key: str) -> str:
-    """Return the text of a pair that one of TEXT_KEYS names."""
+def _pair_text(pair: Mapping[str, Any], key: str) -> str:
+    """Return the text of a pair for one of `TEXT_KEYS`."""
     if key in ("chosen", "rejected"):
         return pair[key]
     if key == "state":
-        return "\n".join(_leaves(pair["state_messages"]))
+        return "\n".join(_text_leaves(pair["state_messages"]))
     return _SEPARATOR.join(
-        _escaped(part) for part in (*_leaves(pair["state_messages"]), pair["chosen"], pair["rejected"])
+        _escape_separator(part) for part in (*_text_leaves(pair["state_messages"]), pair["chosen"], pair["rejected"])
     )
 
 
-def check_sidecar(pair: object, number: int) -> Mapping[str, Any]:
-    """Return the pair. Raises InputError if a field is missing or has a wrong type."""
+def _check_pair(pair: object, number: int) -> Mapping[str, Any]:
+    """Return the pair unchanged. Raises InputError if a field is missing or has the wrong type."""
     where = f"pair {number}"
     if not isinstance(pair, Mapping):
         raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
@@ -513,12 +521,12 @@ def check_sidecar(pair: object, number: int) -> Mapping[str, Any]:
     return fields
 
 
-def _escaped(part: str) -> str:
+def _escape_separator(part: str) -> str:
     return part.replace(_ESCAPE, _ESCAPE + _ESCAPE).replace(_SEPARATOR, _ESCAPE + "\ue002")
 
 
-def _leaves(messages: list[object]) -> Iterator[str]:
-    """Yield the keys and values of messages, keys sorted."""
+def _text_leaves(messages: list[object]) -> Iterator[str]:
+    """Yield all keys and values in messages, with sorted keys."""
     # A stack instead of recursion: arguments may be nested deeper than Python's recursion limit.
     pending: list[object] = [*reversed(messages)]
     while pending:
@@ -533,29 +541,29 @@ def _leaves(messages: list[object]) -> Iterator[str]:
             yield str(value)
 
 
-EXTRA = "replaysim"
-# data-juicer's operators that need nothing but the text: no model and no word list to download.
-RUNNABLE = frozenset(
+_EXTRA = "replaysim"
+# data-juicer operators that need only the text, without downloading a model or a word list.
+_RUNNABLE_OPERATORS = frozenset(
     {
         *("alphanumeric_filter", "average_line_length_filter", "character_repetition_filter"),
         *("maximum_line_length_filter", "special_characters_filter", "text_length_filter", "word_repetition_filter"),
         *("words_num_filter", "document_deduplicator"),
     }
 )
-# data-juicer needs these packages without declaring them: without them its import fails, or runs `pip install` in the
-# user's environment.
+# data-juicer needs these packages but does not declare them. Without them, its import fails, or runs `pip install` in
+# the user's environment.
 _UNDECLARED = ("aiohttp", "ray")
 
 
-def _data_juicer_operator(step: OperatorStep) -> Any:
-    """Return data-juicer's own operator for a step. Raises InputError for an unknown operator or parameter."""
+def _data_juicer_operator(step: _OperatorStep) -> Any:
+    """Return the data-juicer operator for a step. Raises InputError for an unknown operator or parameter."""
     for package in ("data_juicer", *_UNDECLARED):
         if not available(package):
-            require(package, extra=EXTRA)
-    if step.operator not in RUNNABLE:
-        refuse(step.where, step.operator, RUNNABLE)
-    operators = require("data_juicer.ops.base_op", extra=EXTRA).OPERATORS
-    require("data_juicer.ops", extra=EXTRA)  # fills the registry
+            require(package, extra=_EXTRA)
+    if step.operator not in _RUNNABLE_OPERATORS:
+        _raise_unknown_name(step.where, step.operator, _RUNNABLE_OPERATORS)
+    operators = require("data_juicer.ops.base_op", extra=_EXTRA).OPERATORS
+    require("data_juicer.ops", extra=_EXTRA)  # fills the registry
     operator_class = operators.modules[step.operator]
     operator_parameters = {
         name for name in inspect.signature(operator_class.__init__).parameters if name not in ("self", "args", "kwargs")
@@ -563,16 +571,16 @@ def _data_juicer_operator(step: OperatorStep) -> Any:
     parameters = operator_parameters | set(cast("Mapping[str, object]", operator_class._BASE_PARAMS))
     for name in step.parameters:
         if name not in parameters:  # data-juicer itself would ignore it
-            refuse(step.where, name, parameters)
+            _raise_unknown_name(step.where, name, parameters)
     try:
         return operator_class(text_key=step.text_key, **step.parameters)
     except (TypeError, ValueError) as error:
         raise InputError(f"{step.where}: data-juicer rejects these parameters: {error}") from error
 
 
-def _filter(operator: Any, step: OperatorStep) -> Judge:
-    """Return a judge that runs a filter of data-juicer on one text at a time, with fresh statistics."""
-    statistics = require("data_juicer.utils.constant", extra=EXTRA).Fields.stats
+def _data_juicer_filter(operator: Any, step: _OperatorStep) -> Judge:
+    """Return a function that runs a data-juicer filter on one text at a time, with fresh statistics."""
+    statistics = require("data_juicer.utils.constant", extra=_EXTRA).Fields.stats
 
     def is_kept(text: str) -> bool:
         batch = {step.text_key: [text], statistics: [{}]}
@@ -582,9 +590,9 @@ def _filter(operator: Any, step: OperatorStep) -> Judge:
     return is_kept
 
 
-def _deduplicator(operator: Any, step: OperatorStep) -> Judge:
-    """Return a judge that keeps the first text of every hash that data-juicer's deduplicator computes."""
-    hash_name = require("data_juicer.utils.constant", extra=EXTRA).HashKeys.hash
+def _data_juicer_deduplicator(operator: Any, step: _OperatorStep) -> Judge:
+    """Return a function that keeps the first text for each hash that data-juicer's deduplicator computes."""
+    hash_name = require("data_juicer.utils.constant", extra=_EXTRA).HashKeys.hash
     seen_hashes: set[str] = set()
 
     def is_new(text: str) -> bool:

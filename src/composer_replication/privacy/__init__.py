@@ -12,7 +12,7 @@ In reading order:
     fields         names and values in JSON objects
     scan           all layers applied to one text; overlaps, repeated values, known values from the environment
     rules          the rule interface; secrets with a structure; which trigger words occur
-    names          which names indicate a secret; which words are ordinary
+    secret_names   which names indicate a secret; which words are ordinary
     assignments    values after a name
     values         where such a value begins and ends
     plausible      whether a value could be a secret
@@ -21,10 +21,10 @@ In reading order:
     speech         secrets stated in sentences, lists and headings
     answers        secrets that one message asks for and the next message provides
     entropy        keys with a vendor prefix, and random strings
-    surroundings   whether the text around a random string shows that it is public
+    public_values  whether the text around a random string shows that it is public
     encodings      text inside base64, hex, URLs, streams and escapes
-    wraps          values interrupted by a line end
-    identity       home directories, user names and other people
+    wrapped_lines  values interrupted by a line end
+    personal_data  home directories, user names and other people
     outgoing       the last check before text leaves the machine
 
 The comment above a pattern has examples: `text` that it matches, `text` -> `what it extracts`, not `text` that it
@@ -33,8 +33,8 @@ rejects. They are written as in a Python string, so backslashes are doubled and 
 
 from __future__ import annotations
 
-from composer_replication.privacy.names import secret_looking_environment
 from composer_replication.privacy.rules import Rule, kingfisher_rule
 from composer_replication.privacy.scrubber import Scope, Scrubber, ScrubReport
+from composer_replication.privacy.secret_names import secret_looking_environment
 
 __all__ = ["Rule", "Scope", "ScrubReport", "Scrubber", "kingfisher_rule", "secret_looking_environment"]

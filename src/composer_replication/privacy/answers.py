@@ -10,7 +10,6 @@ import re
 from collections.abc import Iterator
 
 from composer_replication.privacy.entropy import looks_random
-from composer_replication.privacy.names import CORRECTIONS, PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_generated,
     is_no_secret,
@@ -20,6 +19,7 @@ from composer_replication.privacy.plausible import (
     strip_sentence_end,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, any_of, has_digit, word_set
+from composer_replication.privacy.secret_names import CORRECTIONS, PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.speech import has_non_ascii_word
 
 _MAX_QUESTION_CHARS = 600  # a request comes at the end of a message

@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator, Set
 from functools import lru_cache
 
-from composer_replication.privacy.names import CORRECTIONS, Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_answer,
     is_literal_secret,
@@ -19,6 +18,7 @@ from composer_replication.privacy.plausible import (
     strip_sentence_end,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, word_set
+from composer_replication.privacy.secret_names import CORRECTIONS, Strength, name_strength
 from composer_replication.privacy.speech import password_before_keyword
 from composer_replication.privacy.values import (
     WIDE_SIGNS,

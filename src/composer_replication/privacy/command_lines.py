@@ -10,9 +10,9 @@ import re
 from collections.abc import Iterator, Sequence, Set
 from typing import NamedTuple
 
-from composer_replication.privacy.names import Strength
 from composer_replication.privacy.plausible import is_literal_secret, is_plausible, is_unknown
 from composer_replication.privacy.rules import Span, is_strong
+from composer_replication.privacy.secret_names import Strength
 
 _VALUE = r"(?P<q>\\*[\"'])?(?P<value>(?(q)(?:(?!(?P=q))[^\0\n]){3,200}|[^\0\s\"'`\\;|&<>]{3,200}))"
 _BARE_VALUE = r"(?P<value>[^\0\s\"'`\\<>]{3,200})"

@@ -1,7 +1,7 @@
 """Find text inside encodings: base64 (both alphabets, wrapped, UTF-16, gzip), hex, percent encoding, streams, escapes.
 
 A run is decoded and its plain text is scanned like any other text; if it contains a secret, the whole run is redacted.
-The two views below, `Stream` and `RewrittenText`, map spans in the decoded text back to the original text.
+The two views below, `_Stream` and `RewrittenText`, map spans in the decoded text back to the original text.
 """
 
 from __future__ import annotations
@@ -173,7 +173,7 @@ _NUMBER = re.compile(rb"0+(?:\.0+)?| +")
 _DIGITS_AS_ZERO = bytes(48 if 48 <= code <= 57 else code for code in range(256))
 
 
-class Stream(NamedTuple):
+class _Stream(NamedTuple):
     """A message that is split over lines of a text, a few characters each, as in server-sent events.
 
         data: {"type": "text_delta", "text": "kest"}
@@ -197,7 +197,7 @@ class Stream(NamedTuple):
                 yield Span(begin + max(0, span.start - offset), min(end, begin + span.end - offset), span.kind)
 
 
-def streams(text: str, flat: bytes) -> Iterator[Stream]:
+def streams(text: str, flat: bytes) -> Iterator[_Stream]:
     """Yield the messages that are split over lines of a text. `flat` is the text with one byte per character."""
     num_breaks = flat.count(b"\n")
     if num_breaks < _MIN_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
@@ -259,13 +259,13 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
     return best
 
 
-def _joined(text: str, pieces: list[tuple[int, int]]) -> Stream:
+def _joined(text: str, pieces: list[tuple[int, int]]) -> _Stream:
     parts, offsets, length = [_BORDER], list[int](), len(_BORDER)
     for begin, end in pieces:
         offsets.append(length)
         parts.append(text[begin:end])
         length += end - begin
-    return Stream(pieces, offsets, "".join([*parts, _BORDER]))
+    return _Stream(pieces, offsets, "".join([*parts, _BORDER]))
 
 
 # Views of a text as the receiving program sees it: with continued lines joined and `\u0026` and `\/` as characters,

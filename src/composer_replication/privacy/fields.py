@@ -7,9 +7,9 @@ from collections.abc import Mapping, Sequence
 from typing import Any
 
 from composer_replication.privacy.entropy import starts_like_a_key
-from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.plausible import is_credential, is_directory, is_login, is_random_value, is_reference
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
+from composer_replication.privacy.secret_names import Strength, name_strength
 
 SCALARS = frozenset((int, float, bool, type(None)))  # types without text
 PAIR_VALUES = frozenset(

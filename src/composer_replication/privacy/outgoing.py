@@ -89,7 +89,7 @@ class LastGate:
         """
         if self.is_open:
             return None
-        digest = hashlib.sha256(bytes_of(part)).digest()
+        digest = hashlib.sha256(_bytes_of(part)).digest()
         kinds = self._kinds_by_digest.get(digest)
         if kinds is None:
             if len(self._kinds_by_digest) >= _MAX_CACHED:
@@ -172,7 +172,7 @@ def _view_of(part: Any) -> _OutgoingView:
     return view
 
 
-def bytes_of(part: Any) -> bytes:
+def _bytes_of(part: Any) -> bytes:
     """Return bytes that identify a part."""
     try:
         return orjson.dumps(part)
@@ -286,7 +286,7 @@ class OpenGate(LastGate):
         super().__init__({})
 
 
-def gate_of(
+def outgoing_gate(
     run: RunDir,
     environment: Mapping[str, str],
     *,

@@ -11,8 +11,8 @@ from collections.abc import Iterator
 from functools import lru_cache
 
 from composer_replication.privacy.entropy import is_public_id, looks_random, share_of_changes
-from composer_replication.privacy.names import PASSWORD_WORDS, Strength, is_uncommon, is_word, name_strength
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, Span, has_digit, is_strong
+from composer_replication.privacy.secret_names import PASSWORD_WORDS, Strength, is_uncommon, is_word, name_strength
 
 # Substrings that only occur in placeholders, templates and vault references: `${DB_PASSWORD}`, `<your password>`,
 # `op://vault/db/password`, `secrets.DB_PASSWORD`; not `hunter2`.

@@ -13,13 +13,14 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
 from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
-from composer_replication.privacy import command_lines, encodings, entropy, identity, rules, speech, tables
+from composer_replication.privacy import command_lines, encodings, entropy, personal_data, rules, speech, tables
 from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
 from composer_replication.privacy.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.command_lines import command_spans
 from composer_replication.privacy.encodings import Decoded, decoded_in_run, percent_encoded, streams, wrapped_base64
 from composer_replication.privacy.entropy import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.plausible import is_shaped, is_unfamiliar, unknown_word_spans
+from composer_replication.privacy.public_values import Surroundings
 from composer_replication.privacy.rules import (
     PLACEHOLDER,
     Rule,
@@ -31,9 +32,8 @@ from composer_replication.privacy.rules import (
     structure_spans,
 )
 from composer_replication.privacy.speech import nearby_spans
-from composer_replication.privacy.surroundings import Surroundings
 from composer_replication.privacy.tables import table_spans
-from composer_replication.privacy.wraps import SCHEMES, SHORT_KEYS, join_broken_lines, spans_across_lines
+from composer_replication.privacy.wrapped_lines import SCHEMES, SHORT_KEYS, join_broken_lines, spans_across_lines
 
 _Triggers = list[tuple[str, Rule]]
 _MAX_DEPTH = 3
@@ -63,7 +63,7 @@ class Scanner:
         self._decoded_in = lru_cache(maxsize=_CACHED_RUNS)(decoded_in_run)
         keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
         layers = (*rules.TRIGGERS, *command_lines.TRIGGERS, *keywords, tables.INSERT, tables.COPY, *speech.TRIGGERS)
-        triggers = (*layers, *SHORT_KEYS, *identity.WORDS, *self._exact.triggers)
+        triggers = (*layers, *SHORT_KEYS, *personal_data.WORDS, *self._exact.triggers)
         whole = (
             KEYWORDS_ALONE
             | command_lines.OPTION_WHOLE_WORDS
@@ -232,8 +232,8 @@ def _resolve_overlaps(text: str, candidates: list[Span]) -> list[Span]:
     """Return the final spans: outside encrypted blocks, without overlaps, and with repetitions of the same values."""
     if blocks := encodings.encrypted_blocks(text):
         candidates = [span for span in candidates if not any(begin <= span.start < end for begin, end in blocks)]
-    spans = merge_overlaps(text, candidates)
-    return add_repeats(text, spans)
+    spans = _merge_overlaps(text, candidates)
+    return _add_repeats(text, spans)
 
 
 def _vendor_triggers(runs: Runs) -> _Triggers:
@@ -254,7 +254,7 @@ def _shifted(span: Span, by: int) -> Span:
     return Span(span.start + by, span.end + by, span.kind)
 
 
-def merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
+def _merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
     """Merge overlapping spans and drop existing placeholders.
 
     A merged span has the kind of its first part, or of the earlier layer if both cover the same text.
@@ -276,7 +276,7 @@ def merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
     return [span for span in merged if not PLACEHOLDER.fullmatch(text[span.start : span.end])]
 
 
-def add_repeats(text: str, spans: list[Span]) -> list[Span]:
+def _add_repeats(text: str, spans: list[Span]) -> list[Span]:
     """Add the spans of all other occurrences of the same values in the text."""
     if len(spans) > 64:  # a dump of secrets: one search per value would be quadratic
         return spans
@@ -287,7 +287,7 @@ def add_repeats(text: str, spans: list[Span]) -> list[Span]:
             while at >= 0:
                 extra.append(Span(at, at + len(value), kind))
                 at = text.find(value, at + len(value))
-    return merge_overlaps(text, spans + extra) if len(extra) > len(spans) else spans
+    return _merge_overlaps(text, spans + extra) if len(extra) > len(spans) else spans
 
 
 # Runs of key characters, which contain every key without a name. Most are words, and sessions repeat the others.

@@ -30,11 +30,11 @@ from composer_replication.privacy.fields import (
     pair_strength,
     typed_secret_field,
 )
-from composer_replication.privacy.identity import Identity
-from composer_replication.privacy.names import Strength, is_searchable, name_strength
+from composer_replication.privacy.personal_data import Identity
+from composer_replication.privacy.public_values import names_a_hash
 from composer_replication.privacy.rules import Rule, Span, is_strong
 from composer_replication.privacy.scan import Scanner
-from composer_replication.privacy.surroundings import names_a_hash
+from composer_replication.privacy.secret_names import Strength, is_searchable, name_strength
 
 _MIN_SECRET_CHARS = 6
 _MIN_ANSWER_CHARS = 8  # a shorter answer may be part of a word
@@ -64,7 +64,7 @@ class Scrubber:
         self._scanner_without_entropy = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
         self._identity = Identity(home_dirs, user_names, people=people)
         known_texts = [*values.values(), *home_dirs, *user_names]
-        self._clean_strings = CleanStrings(
+        self._clean_strings = _CleanStrings(
             min([_MIN_SECRET_CHARS, *(len(word) for word in known_texts if len(word) > 1)])
         )
 
@@ -79,12 +79,12 @@ class Scrubber:
 class Scope:
     """The placeholders in one session with its subagents, numbered by first appearance."""
 
-    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: CleanStrings) -> None:
+    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: _CleanStrings) -> None:
         self._scanner = scanner
         self._scanner_without_entropy = unblurred  # for fields that are random by design
         self._identity = identity
         self._clean_strings = seen
-        self._paragraphs = Paragraphs()
+        self._paragraphs = _Paragraphs()
         self._numbering = _Numbering()
         self._texts_with_people: dict[CacheKey, tuple[str, int]] = {}
         self._answers: dict[str, str] = {}  # secret -> kind
@@ -130,7 +130,7 @@ class Scope:
         finds something are they scanned one by one.
         """
         value = self._without_answers(value)
-        gathered = Gatherer(self._clean_strings, self._scanner.holds_env_value)
+        gathered = _Gatherer(self._clean_strings, self._scanner.holds_env_value)
         gathered.add(value)
         clean = not gathered.unseen or self._all_clean(gathered.unseen)
         return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
@@ -202,7 +202,7 @@ class Scope:
     def _text(self, text: str, key: str) -> str:
         if (
             len(text) < self._clean_strings.shortest
-            or (text_key := cache_key(text)) in self._clean_strings.clean
+            or (text_key := _cache_key(text)) in self._clean_strings.clean
             or _is_trivial(text)
         ):
             return text
@@ -240,7 +240,7 @@ class Scope:
             spans = scanner.spans(text, key, words=words)
             if not spans:
                 break
-            paragraphs = Paragraphs()
+            paragraphs = _Paragraphs()
             paragraphs.unrepeated((text,), _BORDER, words)
             text = self._replaced(text, spans)
             (rest,) = paragraphs.unrepeated((text,), _BORDER, words)
@@ -341,19 +341,19 @@ class Scope:
         return self._numbering.placeholder(kind, text)
 
 
-# Looked up once, since `Gatherer` runs on every field in every record.
+# Looked up once, since `_Gatherer` runs on every field in every record.
 _NO_STRENGTH = Strength.NONE
 _LISTS = (list, tuple)
 
 
-class Gatherer:
+class _Gatherer:
     """A pass over a record that collects the strings to scan.
 
     `unseen` has the strings not known to be clean; `special` says whether some field requires more than a scan of its
     text.
     """
 
-    def __init__(self, clean_strings: CleanStrings, holds_env_value: Callable[[str], bool]) -> None:
+    def __init__(self, clean_strings: _CleanStrings, holds_env_value: Callable[[str], bool]) -> None:
         self._clean_strings, self._holds_env_value = clean_strings, holds_env_value
         self._nodes: list[tuple[Any, Strength]] = []
         self.unseen: dict[str, None] = {}  # an ordered set, since records contain results twice
@@ -417,7 +417,7 @@ class Gatherer:
 
     def _unknown(self, text: str) -> None:
         clean_strings = self._clean_strings
-        text_key = cache_key(text)
+        text_key = _cache_key(text)
         if text_key in clean_strings.people:
             self.special = True
         elif text_key not in clean_strings.clean:
@@ -445,7 +445,7 @@ _TRIVIAL = re.compile(
 is_id = _TRIVIAL.fullmatch  # looked up once, since it runs on every id in every record
 
 
-def cache_key(text: str) -> CacheKey:
+def _cache_key(text: str) -> CacheKey:
     """Return the cache key for a text. Long texts are hashed: logs repeat whole files, and caches must stay small."""
     return text if len(text) <= CACHED_LENGTH else (hash(text), len(text))
 
@@ -455,7 +455,7 @@ def _is_trivial(text: str) -> bool:
     return 19 < len(text) < 37 and is_id(text) is not None
 
 
-class CleanStrings:
+class _CleanStrings:
     """A bounded cache of strings known to contain no secret."""
 
     def __init__(self, shortest: int) -> None:
@@ -474,10 +474,10 @@ class CleanStrings:
         if len(chosen) >= _CACHE_SIZE:
             chosen.clear()
             self.plain_keys.clear()
-        chosen.update(map(cache_key, texts))
+        chosen.update(map(_cache_key, texts))
 
 
-class Paragraphs:
+class _Paragraphs:
     """The paragraphs that a session repeats: a file is read, shown after an edit, and read again with a line changed.
 
     A paragraph counts as repeated if it and its two neighbors occurred together in a text without secrets. That text is

@@ -11,7 +11,6 @@ import re
 from collections.abc import Iterator, Set
 from functools import lru_cache
 
-from composer_replication.privacy.names import PASSWORD_WORDS
 from composer_replication.privacy.plausible import (
     is_answer,
     is_odd,
@@ -24,6 +23,7 @@ from composer_replication.privacy.plausible import (
     talks_about_secrets,
 )
 from composer_replication.privacy.rules import Span, any_of, has_digit, word_set
+from composer_replication.privacy.secret_names import PASSWORD_WORDS
 from composer_replication.privacy.values import find_spoken_value
 
 # ASCII words, other than words for passwords. `assignments.py` handles `pass`, `token` and `key`.
@@ -169,11 +169,11 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
         else:
             for at, end in _word_positions(text, lower, word):
                 yield from _beside_word(text, at, end)
-                yield from shaped_spans_near(text, at, end)
+                yield from _shaped_spans_near(text, at, end)
     if not text.isascii() and _may_have_words(lower, active) and _has_letters(text):
         for match in _NON_ASCII_WORD.finditer(text):
             yield from _beside_word(text, match.start(), match.end())
-            yield from shaped_spans_near(text, match.start(), match.end())
+            yield from _shaped_spans_near(text, match.start(), match.end())
 
 
 def has_non_ascii_word(text: str) -> bool:
@@ -365,7 +365,7 @@ def nearby_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
             done = end
 
 
-def shaped_spans_near(text: str, at: int, end: int) -> Iterator[Span]:
+def _shaped_spans_near(text: str, at: int, end: int) -> Iterator[Span]:
     """Yield the password-shaped words near a word for passwords that spans `at` to `end`."""
     yield from _shaped(text, *_window(text, at, end), True)
 

@@ -14,7 +14,6 @@ from collections.abc import Iterator, Sequence, Set
 from dataclasses import dataclass
 from pathlib import Path
 
-from composer_replication.privacy.names import Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_generated,
     is_no_secret,
@@ -24,6 +23,7 @@ from composer_replication.privacy.plausible import (
     is_unknown,
 )
 from composer_replication.privacy.rules import PLACEHOLDER, Span, has_digit, is_strong, word_set
+from composer_replication.privacy.secret_names import Strength, name_strength
 
 INSERT, COPY = b"insert", b"copy"
 _WORDS = (b"pass", b"pwd", b"secret", b"token", b"key", b"senha", b"contrase")

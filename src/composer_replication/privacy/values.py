@@ -9,7 +9,6 @@ import re
 from collections.abc import Iterator
 
 from composer_replication.privacy.entropy import is_public_id
-from composer_replication.privacy.names import PASSWORD_WORDS, Strength, name_strength
 from composer_replication.privacy.plausible import (
     is_bare_password,
     is_credential,
@@ -31,6 +30,7 @@ from composer_replication.privacy.plausible import (
     strip_sentence_end,
 )
 from composer_replication.privacy.rules import Span, has_digit, is_strong, word_set
+from composer_replication.privacy.secret_names import PASSWORD_WORDS, Strength, name_strength
 
 WIDE_SIGNS = "\uff1a\uff1d"  # the full-width colon and equals sign in Chinese text
 # Between name and value: a closing quote or bracket, then a sign. `"password": "hunter2"` -> `": `, `PASS := x1` ->
@@ -85,12 +85,12 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
     if text[start - 1 : start] not in ("<", ":") and (match := match_typed(text, end)):
         return _literal(text, start, match, strength)
     if (literal := _generated_value(text, end)) is not None:
-        return Span(*literal, kind_of(strength))
+        return Span(*literal, _kind_of(strength))
     if match := _SIGN.match(text, end):
         return (
             _value_at(text, start, match, strength)
             or _in_code(text, start, end, strength)
-            or value_in_sentence(text, start, end, strength)
+            or _value_in_sentence(text, start, end, strength)
         )
     if match := _VALUE_FIELD.match(text, end):
         return _value_at(text, start, match, strength)
@@ -109,7 +109,7 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
         flag = text[max(0, start - 2) : start].endswith("-")
         if (span := _value_at(text, start, match, strength, spaced=not flag)) is not None:
             return span
-    return value_in_sentence(text, start, end, strength)
+    return _value_in_sentence(text, start, end, strength)
 
 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
@@ -132,7 +132,7 @@ def is_passed_secret(value: str) -> bool:
 
 def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:
     """Return the literal in a cast or a call after the sign."""
-    if match := match_wrapped(text, end):
+    if match := _match_wrapped(text, end):
         return _literal(text, start, match, strength)
     return None
 
@@ -160,7 +160,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return None  # `lookup('hashi_vault', 'secret=kv/db:password')`
     if match.re is _CELL and text.rfind("{{", max(0, start - _TEMPLATE_LEAD), start) > text.rfind("\n", 0, start):
         return None  # a template filter: `{{ .Values.password | quote }}`
-    bounds = quoted(text, match.end())
+    bounds = _quoted(text, match.end())
     extent = (*bounds, True) if bounds else _bare(text, start, match, spaced)
     if extent is None:
         return None
@@ -189,7 +189,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
     if DIGITS.fullmatch(value) and name.lower() in NUMBER_NAMES:
         return Span(begin, end, "PASSWORD")
     return (
-        Span(begin, end, kind_of(strength))
+        Span(begin, end, _kind_of(strength))
         if _fits_name(name, value, strength) and is_plausible(value, strength, literal)
         else None
     )
@@ -336,7 +336,7 @@ def match_typed(text: str, end: int) -> re.Match[str] | None:
     return _TYPED.match(text, end, end + _MAX_DECLARATION_CHARS)
 
 
-def match_wrapped(text: str, end: int) -> re.Match[str] | None:
+def _match_wrapped(text: str, end: int) -> re.Match[str] | None:
     """Match a sign, then a cast, a call or a list around the literal."""
     return _IN_CALL.match(text, end, end + _MAX_DECLARATION_CHARS)
 
@@ -393,7 +393,7 @@ def _bare_word(text: str, begin: int) -> str:
     return _generated_word(text, begin) or (match[0] if match else "")
 
 
-def quoted(text: str, begin: int) -> tuple[int, int] | None:
+def _quoted(text: str, begin: int) -> tuple[int, int] | None:
     """Return the bounds of the quoted text at `begin`, or None. Escaped quotes do not end the text."""
     quote = _OPENING_QUOTE.match(text, begin)
     if quote is None:
@@ -421,7 +421,7 @@ def _generated_value(text: str, end: int) -> tuple[int, int] | None:
     if sign is None:
         return None
     begin = sign.end()
-    if (bounds := quoted(text, begin)) and _QUOTES_END.match(text, bounds[1]):
+    if (bounds := _quoted(text, begin)) and _QUOTES_END.match(text, bounds[1]):
         return bounds if is_generated(text[slice(*bounds)]) else None
     value = _generated_word(text, begin).rstrip(_AFTER_GENERATED)
     return (begin, begin + len(value)) if value else None
@@ -557,7 +557,7 @@ _REST = re.compile(
 )
 
 
-def value_in_sentence(text: str, start: int, end: int, strength: Strength) -> Span | None:
+def _value_in_sentence(text: str, start: int, end: int, strength: Strength) -> Span | None:
     """Return the value in a sentence such as `the password for the database is ...`, or None.
 
     Only values that do not look like ordinary words count.
@@ -569,7 +569,7 @@ def value_in_sentence(text: str, start: int, end: int, strength: Strength) -> Sp
         if match is not None and (_NEW_FIELD.search(match[0]) or _OF_ID.search(match[0]) or "ingerprint" in match[0]):
             return None
         if match is not None and (value := _value_in_sentence_at(text, start, end, match, strength)):
-            return Span(match.end(), match.end() + len(value), kind_of(strength))
+            return Span(match.end(), match.end() + len(value), _kind_of(strength))
     return None
 
 
@@ -580,7 +580,7 @@ def _value_in_sentence_at(text: str, start: int, end: int, match: re.Match[str],
     if may_be_digits and DIGITS.fullmatch(value) and len(value) >= 4:  # a one-time code
         return value
     if strength == Strength.PASSWORD:
-        if text[begin - 1] in "\"'" and (bounds := quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
+        if text[begin - 1] in "\"'" and (bounds := _quoted(text, begin - 1)) and is_passphrase(text[slice(*bounds)]):
             return text[slice(*bounds)]
         if (
             is_passphrase(value)
@@ -640,7 +640,7 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
                 return Span(begin, begin + len(core), "PASSWORD")
             if sign and core:
                 return None
-        elif not direct and number < _MAX_WORDS_TO_ODD_VALUE and is_in_no_language(_without_quotes(word)):
+        elif not direct and number < _MAX_WORDS_TO_ODD_VALUE and _is_in_no_language(_without_quotes(word)):
             begin = match.start() + word.find(_without_quotes(word))
             return Span(begin, begin + len(_without_quotes(word)), "PASSWORD")
         opened = not _without_quotes(word) and word[-1] in _QUOTING
@@ -651,7 +651,7 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
     return _on_next_line(text, stop) if sign or linked else None
 
 
-def is_in_no_language(core: str) -> bool:
+def _is_in_no_language(core: str) -> bool:
     """Return whether a word exists in no language: unknown with a digit or odd spelling, or hyphenated short words."""
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
@@ -688,6 +688,6 @@ def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
     return Span(*match.span(1), "SECRET")
 
 
-def kind_of(strength: Strength) -> str:
+def _kind_of(strength: Strength) -> str:
     """Return the kind of a value whose name has this strength."""
     return {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")

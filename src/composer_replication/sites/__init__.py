@@ -1,15 +1,15 @@
 """Find the failed calls in a conversation, classify them, and decide who is to blame. Only the model's are trained on.
 
-rule        failure rules, the kinds of failure with their usual blame, and the verdict on a result
-rules       the built-in rules, in groups
-view        the cleaned text of a result for the rules, with positions mapped back to the original
-classify    the verdict on one result
-user_words  user messages that correct a call or state a rule
-course      revision of verdicts by the rest of the session; repeated refusals by checks
-retyped     failed commands that worked after they were retyped differently
-find        the error sites in a conversation
-actions     the effect of calls: their commands, paths and edits
-judge       prediction of failures before a call runs
+find              the error sites in a conversation
+classify          the verdict on one result
+rule              failure rules, the kinds of failure with their usual blame, and the verdict type
+rules             the built-in rules, in groups
+cleaned_text      the text of a result without terminal codes, with positions mapped back to the original
+verdict_revision  revision of verdicts by the rest of the session; repeated refusals by checks
+retyped_commands  failed commands that worked after they were retyped differently
+user_corrections  user messages that correct a call or state a rule
+actions           the effect of calls: their commands, paths and edits
+judge             prediction of failures before a call runs
 """
 
 from composer_replication.sites.classify import classify

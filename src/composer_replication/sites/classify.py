@@ -19,18 +19,29 @@ from typing import Any
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shell_command import Command, is_path
 from composer_replication.sites.actions.tools import (
-    LINE_NUMBER,
-    OLD_TEXT,
+    LINE_NUMBER_PREFIX,
+    OLD_TEXT_KEYS,
     Channel,
-    channel_of,
     command_text,
     is_edit,
     is_shell,
     path_argument,
     plain_name,
+    tool_channel,
 )
+from composer_replication.sites.cleaned_text import CleanedText
 from composer_replication.sites.rule import FailureRule, Verdict, rule
-from composer_replication.sites.rules.files import (
+from composer_replication.sites.rules.by_program import rules_for_command
+from composer_replication.sites.rules.environment import MACHINE, SLIPS, WITHHELD
+from composer_replication.sites.rules.harness import (
+    FILE_ARGUMENTS,
+    HARNESS_SENTENCES,
+    MISUSES,
+    REFUSALS,
+    SERVER_ARGUMENTS,
+    TOOL_NAME,
+)
+from composer_replication.sites.rules.tools_and_builds import (
     BUILDS,
     CHECKS,
     EDITS,
@@ -42,19 +53,7 @@ from composer_replication.sites.rules.files import (
     TESTS,
     TOOL_FAULTS,
 )
-from composer_replication.sites.rules.harness import (
-    FILE_ARGUMENTS,
-    HARNESS_SENTENCES,
-    MISUSES,
-    REFUSALS,
-    SERVER_ARGUMENTS,
-    TOOL_NAME,
-)
-from composer_replication.sites.rules.machine import MACHINE, SLIPS, WITHHELD
-from composer_replication.sites.rules.own_words import program_rules
-from composer_replication.sites.rules.typed import SERVICES, SYNTAX
-from composer_replication.sites.rules.usage import USAGE
-from composer_replication.sites.view import CleanedText
+from composer_replication.sites.rules.usage import SERVICES, SYNTAX, USAGE
 
 _WRONG_USE = (*USAGE, *SERVICES, *SYNTAX)
 # Confidence multiplier for a failure in a shell result that the log does not mark as an error.
@@ -70,7 +69,7 @@ _NUM_END_LINES = 12
 _MAX_ENVELOPE_LINES = 4
 # Every message about a wrong command contains one of these words. A quick test that avoids searching long output.
 # "error: unknown option"; "Usage: tool FILE"; not "all done"
-_MAY_BE_WRONG_USE = re.compile(
+_HINTS_AT_WRONG_USE = re.compile(
     r"unknown|unrecogni|illegal|invalid|unsupported|usage:|no |not |missing|requires?|needs|syntax|unexpected|must"
     r"|cannot|error|expected|unmatched|bad |ambiguous|denied|outside|could",
     re.IGNORECASE,
@@ -96,7 +95,7 @@ def classify(
         before: What the session had shown before the call. It may excuse the model.
         extra_rules: Rules that are tried before the built-in ones.
     """
-    view, channel = CleanedText.of(text), channel_of(tool)
+    view, channel = CleanedText.of(text), tool_channel(tool)
     # Many rules require the message to concern something in the call, so calls without a command are converted to text.
     call_text = command_text(tool, arguments) or f"{tool} {plain_name(tool)} {' '.join(map(str, arguments))}"
     result = _ToolResult(
@@ -129,9 +128,9 @@ class _ToolResult:
         """Return the verdict from the first group with a matching rule, or else that the call did not fail."""
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
-        verdict = self._first_match(self.extra_rules) or self._harness_verdict()
+        verdict = self._first_match(self.extra_rules) or self._classify_harness_message()
         if verdict is None and not (self.view.is_tagged and self.channel == "shell"):
-            verdict = self._shell_verdict() if self.channel == "shell" else self._tool_verdict()
+            verdict = self._classify_command() if self.channel == "shell" else self._classify_tool_result()
         if verdict is not None:
             return verdict
         if self.is_error is True or self._starts_with_error():
@@ -142,20 +141,20 @@ class _ToolResult:
         """Whether the text of a tool without an error flag begins with a label such as "Error: "."""
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
-    def _harness_verdict(self) -> Verdict | None:
+    def _classify_harness_message(self) -> Verdict | None:
         """Return a verdict if the user or the harness refused the call, or the harness could not run it."""
         if self.is_error is False and not self.view.is_tagged:
             return None
-        verdict = self._first_match(REFUSALS) or self._call_verdict()
+        verdict = self._first_match(REFUSALS) or self._classify_invalid_call()
         # Nothing was run, so the message cannot be output from a command: never soft.
         return None if verdict is None else replace(verdict, is_soft=False)
 
-    def _call_verdict(self) -> Verdict | None:
+    def _classify_invalid_call(self) -> Verdict | None:
         """Return a verdict if the tool does not exist or the arguments violate its schema."""
         if self.channel == "shell" and not self.view.is_tagged:
             # If the command was run, these words may be part of its output.
             was_run = self._nonzero_exit_span is not None or (
-                self.command.only_shows and len(self.view.text) > _MAX_MESSAGE
+                self.command.is_display_only and len(self.view.text) > _MAX_MESSAGE
             )
             return None if was_run else self._first_match(TOOL_NAME) or self._first_match(HARNESS_SENTENCES)
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
@@ -175,7 +174,7 @@ class _ToolResult:
             return False
         return self.is_edit or _TOOL_MESSAGE.match(self.view.text) is not None
 
-    def _tool_verdict(self) -> Verdict | None:
+    def _classify_tool_result(self) -> Verdict | None:
         """Return the verdict on the result of a non-shell tool, or None if its text is not an error message."""
         if self.channel == "other":
             is_message = self.is_error is True or self.view.is_labelled
@@ -191,27 +190,31 @@ class _ToolResult:
         is_message = is_message or _TOOL_MESSAGE.match(self.view.text) is not None
         return verdict or (self._first_match((*READS, *MISUSES)) if is_message else None)
 
-    def _shell_verdict(self) -> Verdict | None:
+    def _classify_command(self) -> Verdict | None:
         """Return a verdict on a shell command's output, trying the groups in the order of the module docstring."""
         # Fast path for most successful results, before any pattern is tried.
         if self.is_error is not True and self.view.text.isascii() and not self.view.has_any(_FAILURE_WORDS):
             return None
         verdict = self._first_match(WITHHELD)
-        verdict = verdict or (self._wrong_use_verdict() if self._may_be_wrong_use else None)
+        verdict = verdict or (self._classify_wrong_use() if self._may_be_wrong_use else None)
         if verdict is not None:
             return verdict
-        if self.command.only_shows:
-            return self._reader_verdict()
+        if self.command.is_display_only:
+            return self._classify_display_command()
         # `grep x || true` expects failure, so neither the machine nor a slip explains it.
-        is_expected = not self._failed and self.command.expects_failure
-        verdict = self._work_verdict() or (None if is_expected else self._machine_verdict()) or self._outcome(PROGRAMS)
-        verdict = verdict or self._first_match(PATCHES) or (None if is_expected else self._slip_verdict())
-        return verdict or (self._fallback_verdict() if self._failed else None)
+        is_expected = not self._has_failed and self.command.tolerates_failure
+        verdict = (
+            self._classify_work_failure()
+            or (None if is_expected else self._classify_environment_failure())
+            or self._match_outcome(PROGRAMS)
+        )
+        verdict = verdict or self._first_match(PATCHES) or (None if is_expected else self._classify_slip())
+        return verdict or (self._unexplained_failure() if self._has_failed else None)
 
-    def _wrong_use_verdict(self) -> Verdict | None:
+    def _classify_wrong_use(self) -> Verdict | None:
         """Return a verdict if the first or last lines show that the command could not work as typed."""
-        ends = replace(self, view=self.view.head_and_tail(_NUM_END_LINES))
-        verdict = ends._first_match(_WRONG_USE) or ends._first_match(program_rules(self.command))
+        ends = replace(self, view=self.view.first_and_last_lines(_NUM_END_LINES))
+        verdict = ends._first_match(_WRONG_USE) or ends._first_match(rules_for_command(self.command))
         if verdict is None:
             return None
         # Some tools escape every exclamation mark, regardless of quotes: not the model's error.
@@ -221,9 +224,9 @@ class _ToolResult:
         text_before, message = self.view.text[:begin], self.view.text[begin:]
         if _starts_with_file_position(message):
             return None
-        if verdict.kind != "shell_syntax" and _follows_trouble(text_before, self.command):
+        if verdict.kind != "shell_syntax" and _follows_failure(text_before, self.command):
             return None
-        if self._failed or not self.may_be_soft:
+        if self._has_failed or not self.may_be_soft:
             return verdict
         # The exit status may come from another command, so the message counts only if the output begins with it.
         if text_before.strip():
@@ -233,48 +236,52 @@ class _ToolResult:
     @property
     def _may_be_wrong_use(self) -> bool:
         """Whether wrong use is possible: the call failed, has no status, or its status comes from another command."""
-        if self._failed or not self.may_be_soft:
+        if self._has_failed or not self.may_be_soft:
             return True
         first_line = self.view.text.lstrip()[:200].partition("\n")[0]
-        is_hidden = self.command.hides_status if self.is_error is False else not self.command.only_shows
-        return is_hidden and _MAY_BE_WRONG_USE.search(first_line) is not None
+        is_hidden = self.command.hides_exit_status if self.is_error is False else not self.command.is_display_only
+        return is_hidden and _HINTS_AT_WRONG_USE.search(first_line) is not None
 
-    def _slip_verdict(self, is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+    def _classify_slip(self, is_own_line: Callable[[str], bool] | None = None) -> Verdict | None:
         """Return a verdict on a slip by the model, without the blame if the rest of the result excuses it."""
-        verdict = self._first_match(SLIPS, is_own)
-        return None if verdict is None else _weigh_slip(verdict, self.view, self.command)
+        verdict = self._first_match(SLIPS, is_own_line)
+        return None if verdict is None else _check_slip_excuses(verdict, self.view, self.command)
 
-    def _machine_verdict(self) -> Verdict | None:
+    def _classify_environment_failure(self) -> Verdict | None:
         """Return a verdict if the machine or the network caused the failure."""
-        verdict = self._outcome(MACHINE)
-        if verdict is not None and verdict.kind == "os_permission" and not self._failed:
+        verdict = self._match_outcome(MACHINE)
+        if verdict is not None and verdict.kind == "os_permission" and not self._has_failed:
             # Test output may contain "permission denied", so the message must come from a program in the command.
-            return self._outcome(MACHINE, self.command.is_own)
+            return self._match_outcome(MACHINE, self.command.is_own_message)
         return verdict
 
-    def _reader_verdict(self) -> Verdict | None:
+    def _classify_display_command(self) -> Verdict | None:
         """Return a verdict on a command such as `cat`: only messages that begin with its name count."""
-        is_own = self.command.is_own
+        is_own_line = self.command.is_own_message
         # A message before the end concerns one of several files, such as an unreadable one; the others were shown.
-        has_succeeded = not self._failed and not is_own(self.view.last_line)
-        verdict = (None if has_succeeded else self._first_match(MACHINE, is_own)) or self._slip_verdict(is_own)
+        has_succeeded = not self._has_failed and not is_own_line(self.view.last_line)
+        verdict = (None if has_succeeded else self._first_match(MACHINE, is_own_line)) or self._classify_slip(
+            is_own_line
+        )
         is_search = any(name in ("grep", "rg") for name, _ in self.command.programs)
         # grep exits with status 1 if nothing matched.
         has_no_matches = self.is_error is not True and is_search
-        return verdict or (self._fallback_verdict() if self._failed and not has_no_matches else None)
+        return verdict or (self._unexplained_failure() if self._has_failed and not has_no_matches else None)
 
-    def _work_verdict(self) -> Verdict | None:
+    def _classify_work_failure(self) -> Verdict | None:
         """Return a verdict on failed tests, checks or builds, including those that could not run without a package."""
-        missing = self._outcome(NOT_INSTALLED)
-        verdict = self._outcome(TESTS) or self._outcome(CHECKS) or self._outcome(BUILDS)
+        missing = self._match_outcome(NOT_INSTALLED)
+        verdict = self._match_outcome(TESTS) or self._match_outcome(CHECKS) or self._match_outcome(BUILDS)
         if missing is not None:
             # Tests that cannot even be collected fail like other tests, but not because of the work.
             return replace(missing, kind="test_failure") if verdict and verdict.kind == "test_failure" else missing
         return verdict
 
-    def _outcome(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+    def _match_outcome(
+        self, rules: Iterable[FailureRule], is_own_line: Callable[[str], bool] | None = None
+    ) -> Verdict | None:
         """Return `_first_match`. Without an error flag, only failures that this command can end in are considered."""
-        return self._first_match(rules if self._failed else self._possible_outcomes(rules), is_own)
+        return self._first_match(rules if self._has_failed else self._possible_outcomes(rules), is_own_line)
 
     def _possible_outcomes(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
         """Return the rules that are consistent with how this command can end."""
@@ -287,7 +294,7 @@ class _ToolResult:
         return next(_EXIT_RULE.matches(self.view, self.command), None)
 
     @cached_property
-    def _states_exit(self) -> bool:
+    def _reports_exit_code(self) -> bool:
         """Whether the tool reports a nonzero exit code, in its first or last lines around the output."""
         if self._nonzero_exit_span is None:
             return False
@@ -297,7 +304,7 @@ class _ToolResult:
         return min(num_lines_before, num_lines_after) <= _MAX_ENVELOPE_LINES
 
     @property
-    def _failed(self) -> bool:
+    def _has_failed(self) -> bool:
         """Whether the log or an exit code marks the call as failed."""
         return self.is_error is True or self._nonzero_exit_span is not None
 
@@ -305,7 +312,7 @@ class _ToolResult:
         """Whether the log has no error flag and the message is the whole result, so it was not merely displayed."""
         return self.is_error is None and _is_entire_output(span, self.view)
 
-    def _fallback_verdict(self) -> Verdict:
+    def _unexplained_failure(self) -> Verdict:
         """Return the verdict on a failed command that no rule explains."""
         reason = "a command failed without a reason that a rule knows"
         span = self.view.to_original(*(self._nonzero_exit_span or (0, 0)))
@@ -316,18 +323,20 @@ class _ToolResult:
         """Whether the log does not mark a shell result as an error, so the text may have been merely displayed."""
         return self.may_be_soft and self.is_error is not True
 
-    def _first_match(self, rules: Iterable[FailureRule], is_own: Callable[[str], bool] | None = None) -> Verdict | None:
+    def _first_match(
+        self, rules: Iterable[FailureRule], is_own_line: Callable[[str], bool] | None = None
+    ) -> Verdict | None:
         """Return the verdict of the first matching rule, preferring rules that do not blame the model."""
         model_verdict: Verdict | None = None
         for failure_rule in rules:
             if self.channel not in failure_rule.channels:
                 continue
-            span = next(failure_rule.matches(self.view, self.command, is_own), None)
+            span = next(failure_rule.matches(self.view, self.command, is_own_line), None)
             if span is None:
                 continue
             # A refusal by the user or the harness is the whole result, so it is never soft.
             is_soft = self._is_soft and failure_rule.whose not in ("user", "harness")
-            is_sure = not is_soft or self._states_exit or self._is_entire_output(span)
+            is_sure = not is_soft or self._reports_exit_code or self._is_entire_output(span)
             confidence = failure_rule.confidence * (1.0 if is_sure else _SOFT_CONFIDENCE)
             verdict = Verdict(
                 failure_rule.kind,
@@ -367,7 +376,7 @@ _ECHOED_COMMAND = re.compile(r"^Command: .*", re.MULTILINE)
 _HOOK = re.compile(r"husky|pre-commit|lint-staged|commit-msg|\bhook\b", re.IGNORECASE)
 # A failed installation, download or build causes later steps to fail.
 # "E: Unable to locate package"; "fatal: not a git repository"; not "1 error in the log"
-_TROUBLE_BEFORE = re.compile(
+_EARLIER_FAILURE = re.compile(
     r"^(?:E: |W: |Err:|Error|ERROR|error:|curl: \(|wget: |fatal:|npm ERR|Traceback|╷|│ Error|Warning: No )"
     r"|unable to locate"
     r"|not created successfully|is not compatible|no formula|could not (?:get lock|open lock)|returned error: \d"
@@ -376,7 +385,7 @@ _TROUBLE_BEFORE = re.compile(
 )
 
 
-def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdict:
+def _check_slip_excuses(verdict: Verdict, view: CleanedText, command: Command) -> Verdict:
     """Return the verdict on a slip, without the blame if an earlier step failed or a path was only probed."""
     if verdict.kind == "git_state":
         by_hook = _HOOK.search(view.text) is not None
@@ -384,7 +393,7 @@ def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdic
     begin = view.position_from_original(verdict.span[0])
     before = _EMPTY_STREAM.sub("", _ECHOED_COMMAND.sub("", view.text[:begin]))
     message = view.text[begin : begin + 300].partition("\n")[0]
-    if _TROUBLE_BEFORE.search(before) is not None:
+    if _EARLIER_FAILURE.search(before) is not None:
         return replace(verdict, blame="unknown", reason="something else in the command had failed before")
     if verdict.kind == "shell_path_missing" and _PROBE_MESSAGE.match(message) is not None:
         return replace(verdict, blame="task", reason="a look whether the path is there")
@@ -392,9 +401,9 @@ def _weigh_slip(verdict: Verdict, view: CleanedText, command: Command) -> Verdic
     return replace(verdict, blame="unknown", reason="the same result shows this path") if is_listed else verdict
 
 
-def _follows_trouble(before: str, command: Command) -> bool:
+def _follows_failure(before: str, command: Command) -> bool:
     """Whether an earlier command in the same line had failed, and this one ran regardless."""
-    return _INDEPENDENT_COMMANDS.search(command.text) is not None and _TROUBLE_BEFORE.search(before) is not None
+    return _INDEPENDENT_COMMANDS.search(command.text) is not None and _EARLIER_FAILURE.search(before) is not None
 
 
 def _starts_with_file_position(line: str) -> bool:
@@ -421,7 +430,7 @@ _EXIT_RULE = rule(
     confidence=0.7,
 )
 # For each kind of failure, the commands that can end in it. Without an error flag, other failures are ignored.
-_CAUSES = {
+_FAILING_COMMANDS = {
     # "python -m pytest -q"; "npm test"; not "ls latest"
     "test_failure": re.compile(
         r"\b(?:py\.?test|unittest|tox|nox|jest|vitest|mocha|rspec|phpunit|ctest|tests?|spec|check)\b"
@@ -475,7 +484,7 @@ _TOOL_MESSAGE = re.compile(
 
 def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedText, *, runs_commands: bool) -> bool:
     """Whether this failure can be how the command ended."""
-    cause, kind, blame = _CAUSES.get(failure_rule.kind), failure_rule.kind, failure_rule.whose
+    cause, kind, blame = _FAILING_COMMANDS.get(failure_rule.kind), failure_rule.kind, failure_rule.whose
     # Program output often contains words from failed tests and exceptions, so only rules of higher confidence apply.
     min_confidence = 0.85 if kind in ("test_failure", "python_exception") and blame == "task" else 0.7
     if cause is None or failure_rule.confidence < min_confidence:
@@ -488,7 +497,7 @@ def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedTe
 # ---- Earlier results in the session: do they excuse the model? -------------------------------------------------------
 
 # Reasons are stored in sites.jsonl and compared, so they are data.
-_NOT_BUILT = "the step that makes this path had failed"
+_BUILD_HAD_FAILED = "the step that makes this path had failed"
 # "dist/app.js"; not "distance/app.js"
 _BUILD_OUTPUT = re.compile(r"(?:^|/)(?:build|dist|target|out|bin|obj|\.next|node_modules|coverage|_build)/")
 # "bash: line 1: cd: src: No such file or directory"; "can't cd to src"; not "abcd: src"
@@ -502,7 +511,7 @@ _ABOUT_ARGUMENTS = frozenset(
 # Go programs print full paths: "open /repo/a.go: no such file or directory" -> "/repo/a.go"
 _PATH_IN_MESSAGE = re.compile(r"(?:stat|lstat|open|chdir) (/\S{1,400}): ")
 # "bash: line 1: ./run: No such file or directory"; "/bin/sh: 1: run: not found"
-_FROM_SHELL = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
+_SHELL_MESSAGE = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
 
 
 def _revise_blame(
@@ -511,18 +520,23 @@ def _revise_blame(
     """Return the verdict, without blame on the model if the session shows that it did not make an error."""
     if verdict.blame != "model":
         return verdict
-    if verdict.kind in _ABOUT_ARGUMENTS and _has_lost_variable(verdict, tool, arguments, text, before):
+    if verdict.kind in _ABOUT_ARGUMENTS and _has_empty_variable(verdict, tool, arguments, text, before):
         return replace(verdict, blame="unknown", reason="a variable that had been set was empty")
     message = text[slice(*verdict.span)]
     if verdict.kind == "shell_path_missing" and _is_in_another_folder(tool, arguments, message, before):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     path = path_argument(arguments)
-    if verdict.kind == "file_not_found" and path and not path.startswith(("/", "~")) and before.is_from_elsewhere(path):
+    if (
+        verdict.kind == "file_not_found"
+        and path
+        and not path.startswith(("/", "~"))
+        and before.was_shown_from_other_folder(path)
+    ):
         return replace(verdict, kind="wrong_folder", reason="the session had shown this path from another folder")
     reason = next(_find_excuses(verdict, tool, arguments, text, before), None)
     if reason is None:
         return verdict
-    return replace(verdict, blame="task" if reason == _NOT_BUILT else "unknown", reason=reason)
+    return replace(verdict, blame="task" if reason == _BUILD_HAD_FAILED else "unknown", reason=reason)
 
 
 def _find_excuses(
@@ -544,26 +558,32 @@ def _find_excuses(
     if kind == "file_not_found" and path and before.has_shown(path):
         yield "the session had shown this path"
     if kind == "shell_path_missing" and _CHANGES_FOLDER.search(message) is None:
-        paths = [word for word in command.words if word in message and is_path(word) and _ends_in(message, word)]
+        paths = [
+            word for word in command.words if word in message and is_path(word) and _mentions_exact_path(message, word)
+        ]
         if any(before.has_shown(typed_path) for typed_path in paths):
             yield "the session had shown this path"
         # A failed build also explains why a program that the shell was to run is missing.
-        is_product = any(_BUILD_OUTPUT.search(typed_path) or _FROM_SHELL.match(message) for typed_path in paths)
+        is_product = any(_BUILD_OUTPUT.search(typed_path) or _SHELL_MESSAGE.match(message) for typed_path in paths)
         if before.build_failed and is_product:
-            yield _NOT_BUILT
+            yield _BUILD_HAD_FAILED
     if kind == "edit_not_read" and path and before.has_touched(path):
         yield "the session had read or written this file"
-    if kind == "output_too_large" and path and not before.had_failed(path):
+    if kind == "output_too_large" and path and not before.has_failed_on(path):
         yield "nothing had shown how large this file is"
-    if kind == "api_misuse" and any(before.has_shown(url) for url in _urls(arguments)):
+    if kind == "api_misuse" and any(before.has_shown(url) for url in _url_arguments(arguments)):
         yield "the session had shown this address"
-    if kind == "usage_error" and any(before.has_shown(name) for name in _typed_names(message, command)):
+    if kind == "usage_error" and any(before.has_shown(name) for name in _typed_task_names(message, command)):
         yield "the session had shown this name"
-    if kind == "edit_no_match" and path and any(_was_shown_text(before, path, arguments.get(key)) for key in OLD_TEXT):
+    if (
+        kind == "edit_no_match"
+        and path
+        and any(_was_shown_text(before, path, arguments.get(key)) for key in OLD_TEXT_KEYS)
+    ):
         yield "the text was copied from the file as it was last read"
 
 
-def _ends_in(message: str, path: str) -> bool:
+def _mentions_exact_path(message: str, path: str) -> bool:
     """Whether the message concerns this path, rather than a path below it."""
     # For the path src: "cat: src: No such file"; not "cat: src/a.py: No such file"
     return re.search(rf"{re.escape(path)}(?![\w/-])", message) is not None
@@ -583,12 +603,12 @@ def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str,
             folder = missing_path[1].removesuffix(f"/{path}")
             if _folder_end_overlaps_path_start(folder, path):
                 return True
-        if before.is_from_elsewhere(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
+        if before.was_shown_from_other_folder(path) or (_CHANGES_FOLDER.search(message) and before.has_shown(path)):
             return True
     return False
 
 
-def _has_lost_variable(
+def _has_empty_variable(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> bool:
     """Whether a variable in the command was empty, although this command or an earlier one had set it.
@@ -600,7 +620,7 @@ def _has_lost_variable(
     variables = {
         name
         for name in _VARIABLE.findall(command)
-        if _sets_variable(name, command) or before.was_in_a_command(f"{name}=")
+        if _assigns_variable(name, command) or before.appeared_in_command(f"{name}=")
     }
     if not variables:
         return False
@@ -612,7 +632,7 @@ def _has_lost_variable(
     return any(word in message for word in remainders if word) or "" in remainders
 
 
-def _sets_variable(name: str, command: str) -> bool:
+def _assigns_variable(name: str, command: str) -> bool:
     # For DIR: "DIR=src; ls $DIR"; "for DIR in a b"; "read -r DIR"; not "ls $DIR"
     return re.search(rf"(?:^|[\s;&(]){name}=|\bfor {name} in\b|\bread (?:-\w+ )*{name}\b", command) is not None
 
@@ -623,13 +643,13 @@ def _folder_end_overlaps_path_start(folder: str, path: str) -> bool:
     return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))
 
 
-def _urls(arguments: Mapping[str, Any]) -> list[str]:
+def _url_arguments(arguments: Mapping[str, Any]) -> list[str]:
     return [
         value for value in arguments.values() if isinstance(value, str) and value.startswith(("http://", "https://"))
     ]
 
 
-def _typed_names(message: str, command: Command) -> list[str]:
+def _typed_task_names(message: str, command: Command) -> list[str]:
     """Return the task names, such as `test:unit`, that the message quotes from the command."""
     words = (word.strip("'\"`.,:;") for word in message.split())
     return [
@@ -642,5 +662,5 @@ def _was_shown_text(before: SessionState, path: str, old_text: Any) -> bool:
     return (
         isinstance(old_text, str)
         and bool(old_text.strip())
-        and old_text in LINE_NUMBER.sub("", before.read.get(path, ""))
+        and old_text in LINE_NUMBER_PREFIX.sub("", before.read.get(path, ""))
     )

@@ -1,7 +1,7 @@
 """Find the error sites in a conversation: its failed calls, each with its kind, blame and evidence.
 
 `classify` decides about each result in isolation. `VerdictReviser` then revises verdicts using earlier turns, and
-`retyped` using later ones. A site belongs to the assistant turn that made the call.
+`retyped_commands` using later ones. A site belongs to the assistant turn that made the call.
 """
 
 from __future__ import annotations
@@ -15,13 +15,18 @@ from dataclasses import dataclass
 from composer_replication.errors import InputError
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.actions.shell_command import Command
-from composer_replication.sites.actions.tools import channel_of, command_text
+from composer_replication.sites.actions.tools import command_text, tool_channel
 from composer_replication.sites.classify import classify
-from composer_replication.sites.course import Refusal, VerdictReviser, first_refusal, gate_of
-from composer_replication.sites.retyped import blame_retyped_commands
+from composer_replication.sites.cleaned_text import CleanedText
+from composer_replication.sites.retyped_commands import blame_retyped_commands
 from composer_replication.sites.rule import FailureRule, Verdict, registered_rules
-from composer_replication.sites.user_words import apply_correction, correction_verdict, corrects, find_user_text
-from composer_replication.sites.view import CleanedText
+from composer_replication.sites.user_corrections import (
+    apply_correction,
+    correction_verdict,
+    find_user_text,
+    is_correction,
+)
+from composer_replication.sites.verdict_revision import Refusal, VerdictReviser, first_refusal, refused_check
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
 # Failures with lower confidence are shown but not trained on: most soft failures, and kinds that are often not the
@@ -30,11 +35,11 @@ MIN_CONFIDENCE = 0.5
 _MAX_EVIDENCE = 200
 NO_FAILURE = "no_failure"
 INTERRUPTED = "[Request interrupted by user"
-_BAD_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
+_FAILURE_WORDS = ("error", "fail", "exception", "traceback", "not found", "no such", "denied", "fatal", "cannot")
 # Number of characters at each end of a long result that are searched for error words.
 _MAX_SEARCHED = 4000
 # "cd src && make" -> "cd src"; not "make && cd src"
-_FIRST_CD = re.compile(r"\s*(cd [\w./~-]{1,300})\s*(?:&&|;|\n)")
+_LEADING_CD = re.compile(r"\s*(cd [\w./~-]{1,300})\s*(?:&&|;|\n)")
 # mini-swe-agent logs no calls: the command is in the text, and the next message is its output.
 # "```bash\nls src\n```" -> "ls src\n"; not "```python\nx = 1\n```"
 _COMMAND_BLOCK = re.compile(r"```(?:bash|sh|mswea_bash_command)\n(.*?)```", re.DOTALL)
@@ -55,8 +60,8 @@ def find_error_sites(
         min_confidence: Sites with lower confidence are not kept.
         extra_rules: Rules that are tried before the registered and the built-in ones.
         passed_over: A list to which false alarms are added: sites of kind `no_failure`, each with its reason.
-        refusals: A list to which the first refusal by each check is added. `course.repeated_refusals` later finds those
-            that were not the first in their project.
+        refusals: A list to which the first refusal by each check is added. `verdict_revision.repeated_refusals` later
+            finds those that were not the first in their project.
 
     Raises:
         InputError: `min_confidence` is not between 0 and 1.
@@ -64,7 +69,7 @@ def find_error_sites(
     if not 0 <= min_confidence <= 1:
         raise InputError(f"min_confidence: got {min_confidence}, expected a number from 0 to 1")
     rules = (*extra_rules, *registered_rules())
-    finder = _Finder(conversation, min_confidence, rules, [] if passed_over is None else passed_over)
+    finder = _SiteFinder(conversation, min_confidence, rules, [] if passed_over is None else passed_over)
     sites = blame_retyped_commands(conversation, list(finder.sites()), min_confidence=min_confidence)
     if refusals is not None:
         refusals += finder.refusals
@@ -81,7 +86,7 @@ class _AnsweredCall:
     result: ToolResult
 
 
-class _Finder:
+class _SiteFinder:
     """Scans a conversation once, and remembers what its earlier turns showed."""
 
     def __init__(
@@ -96,7 +101,7 @@ class _Finder:
         self._state = SessionState(conversation.cwd)
         self._reviser = VerdictReviser(conversation)
         self.refusals: list[Refusal] = []
-        self._gates: set[str] = set()
+        self._refused_checks: set[str] = set()
         self._stopped_turn: Turn | None = None  # the turn that the user stopped, until the next message
         self._num_results: Counter[str] = Counter()  # per call: damaged logs may contain several
 
@@ -104,7 +109,7 @@ class _Finder:
         """Yield the error sites, and collect false alarms and refusals along the way."""
         for answered in self._answered_calls():
             if isinstance(answered, _AnsweredCall):
-                site = self._judge(answered)
+                site = self._classify_call(answered)
                 if site is not None:
                     yield site
             else:
@@ -114,11 +119,11 @@ class _Finder:
         """Yield the answered calls in the order of their results, and the sites of interruptions between them."""
         calls_by_id: dict[str, tuple[Turn, ToolCall]] = {}
         open_calls: dict[str, tuple[Turn, ToolCall]] = {}
-        last: Turn | None = None
+        assistant_turn: Turn | None = None
         for number, turn in enumerate(self._conversation.turns):
             self._reviser.begin_turn(number, turn.text, turn.calls)
             if turn.role == "assistant":
-                last = turn
+                assistant_turn = turn
                 calls_by_id |= {call.id: (turn, call) for call in turn.calls}
                 open_calls |= {call.id: (turn, call) for call in turn.calls}
             for result in turn.results:
@@ -128,70 +133,75 @@ class _Finder:
                     continue
                 open_calls.pop(result.call_id, None)
                 yield _AnsweredCall(*calls_by_id[result.call_id], turn, result)
-            if turn.role == "user" and last is not None:
-                yield from self._from_user(turn, last, next(iter(open_calls), ""))
+            if turn.role == "user" and assistant_turn is not None:
+                yield from self._find_in_user_message(turn, assistant_turn, next(iter(open_calls), ""))
             if turn.role != "assistant" and not _is_observation(self._conversation, turn):
                 self._state.add_message(turn.text)
-                self._reviser.note_message(turn.text)
+                self._reviser.add_message(turn.text)
         for turn, call in open_calls.values():
-            nothing = ToolResult(call_id=call.id, text="", is_error=None)
-            self._add_false_alarm(_AnsweredCall(turn, call, turn, nothing), "a call without a result")
+            empty_result = ToolResult(call_id=call.id, text="", is_error=None)
+            self._add_false_alarm(_AnsweredCall(turn, call, turn, empty_result), "a call without a result")
 
-    def _from_user(self, turn: Turn, last: Turn, call_id: str) -> Iterator[_AnsweredCall | ErrorSite]:
-        """Yield what a user message reveals about the assistant turn `last`; `call_id` is its first
+    def _find_in_user_message(
+        self, turn: Turn, assistant_turn: Turn, call_id: str
+    ) -> Iterator[_AnsweredCall | ErrorSite]:
+        """Yield what a user message reveals about the assistant turn `assistant_turn`; `call_id` is its first
         open call, or "".
         """
         if turn.text.startswith(INTERRUPTED):
             verdict = Verdict("user_interrupt", "user", 0.98, (0, len(INTERRUPTED)), False, "the user's own words")
             call = ToolCall(id=call_id, name="", arguments={})
-            self._stopped_turn = last
-            yield self._site(
-                _AnsweredCall(last, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)), verdict
+            self._stopped_turn = assistant_turn
+            yield self._make_site(
+                _AnsweredCall(assistant_turn, call, turn, ToolResult(call_id=call_id, text=turn.text, is_error=None)),
+                verdict,
             )
-        elif self._stopped_turn is last and turn.origin == "human":
+        elif self._stopped_turn is assistant_turn and turn.origin == "human":
             self._stopped_turn = None
-            yield from self._correction_after_stop(turn, last)
+            yield from self._find_correction_after_stop(turn, assistant_turn)
         elif _is_observation(self._conversation, turn):
-            command = _COMMAND_BLOCK.search(last.text)
-            call = ToolCall(id=last.id, name="bash", arguments={"command": command[1] if command else ""})
-            yield _AnsweredCall(last, call, turn, ToolResult(call_id=last.id, text=turn.text, is_error=None))
+            command = _COMMAND_BLOCK.search(assistant_turn.text)
+            call = ToolCall(id=assistant_turn.id, name="bash", arguments={"command": command[1] if command else ""})
+            yield _AnsweredCall(
+                assistant_turn, call, turn, ToolResult(call_id=assistant_turn.id, text=turn.text, is_error=None)
+            )
 
-    def _correction_after_stop(self, turn: Turn, last: Turn) -> Iterator[ErrorSite]:
+    def _find_correction_after_stop(self, turn: Turn, assistant_turn: Turn) -> Iterator[ErrorSite]:
         """Yield the site of the last call in a stopped turn, if the next message clearly rejects it."""
         words = find_user_text(turn.text)
-        if words is not None and last.calls and corrects(turn.text[slice(*words)], plainly=True):
-            call = last.calls[-1]
+        if words is not None and assistant_turn.calls and is_correction(turn.text[slice(*words)], is_explicit=True):
+            call = assistant_turn.calls[-1]
             result = ToolResult(call_id=call.id, text=turn.text, is_error=None)
-            yield self._site(_AnsweredCall(last, call, turn, result), correction_verdict(words))
+            yield self._make_site(_AnsweredCall(assistant_turn, call, turn, result), correction_verdict(words))
 
-    def _judge(self, answered: _AnsweredCall) -> ErrorSite | None:
+    def _classify_call(self, answered: _AnsweredCall) -> ErrorSite | None:
         call, result = answered.call, answered.result
         verdict = classify(
             call.name, call.arguments, result.text, result.is_error, before=self._state, extra_rules=self._rules
         )
         verdict = apply_correction(verdict, result.text)
         self._state.add(call, result.text, failed=verdict.is_failure)
-        first_cd = _FIRST_CD.match(_command(call))
+        first_cd = _LEADING_CD.match(_call_command(call))
         if verdict.is_soft and result.is_error is False and first_cd is not None:
             # The log does not mark an error, so the `cd` succeeded and the shell stays in that folder.
             cd_call = ToolCall(id=call.id, name=call.name, arguments={"command": first_cd[1]})
             self._state.add(cd_call, "", failed=False)
         revised = self._reviser.revise(call, result, verdict)
         if not revised.is_failure:
-            if _looks_bad(result.text) and (result.is_error is None or channel_of(call.name) == "shell"):
+            if _looks_like_failure(result.text) and (result.is_error is None or tool_channel(call.name) == "shell"):
                 self._add_false_alarm(answered, revised.reason)
             return None
-        site = self._reviser.count_repeats(self._site(answered, revised), call, result)
-        gate = gate_of(verdict, Command.of(_command(call)), result.text)
-        if gate and gate not in self._gates and revised.blame != "model":
-            self.refusals.append(first_refusal(self._conversation, gate, site, min_confidence=self._min_confidence))
-        self._gates.add(gate)
+        site = self._reviser.count_repeats(self._make_site(answered, revised), call, result)
+        check = refused_check(verdict, Command.of(_call_command(call)), result.text)
+        if check and check not in self._refused_checks and revised.blame != "model":
+            self.refusals.append(first_refusal(self._conversation, check, site, min_confidence=self._min_confidence))
+        self._refused_checks.add(check)
         return site
 
     def _add_false_alarm(self, answered: _AnsweredCall, reason: str) -> None:
-        self._false_alarms.append(self._site(answered, Verdict(NO_FAILURE, "unknown", 0.0, (0, 0), False, reason)))
+        self._false_alarms.append(self._make_site(answered, Verdict(NO_FAILURE, "unknown", 0.0, (0, 0), False, reason)))
 
-    def _site(self, answered: _AnsweredCall, verdict: Verdict) -> ErrorSite:
+    def _make_site(self, answered: _AnsweredCall, verdict: Verdict) -> ErrorSite:
         turn, call, text = answered.turn, answered.call, answered.result.text
         link = self._conversation.parent
         reason = self._exclusion_reason(turn, verdict)
@@ -238,7 +248,7 @@ def _site_id(*parts: str) -> str:
     return hashlib.sha256("\0".join(parts).encode("utf-8", "surrogatepass")).hexdigest()[:12]
 
 
-def _command(call: ToolCall) -> str:
+def _call_command(call: ToolCall) -> str:
     return command_text(call.name, call.arguments)
 
 
@@ -247,7 +257,7 @@ def _is_observation(conversation: Conversation, turn: Turn) -> bool:
     return conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>")
 
 
-def _looks_bad(text: str) -> bool:
+def _looks_like_failure(text: str) -> bool:
     """Whether a successful result looks like a failure. Such results are listed as false alarms."""
     excerpt = (text if len(text) <= 2 * _MAX_SEARCHED else text[:_MAX_SEARCHED] + text[-_MAX_SEARCHED:]).lower()
-    return any(word in excerpt for word in _BAD_WORDS)
+    return any(word in excerpt for word in _FAILURE_WORDS)

@@ -17,16 +17,16 @@ from typing import Literal
 from composer_replication.errors import InputError, explain
 from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.actions.tools import Channel
-from composer_replication.sites.view import CleanedText
+from composer_replication.sites.cleaned_text import CleanedText
 from composer_replication.types import Blame
 
-Where = Literal["start", "line", "end"]
+MatchPosition = Literal["start", "line", "end"]
 CHANNELS: tuple[Channel, ...] = ("shell", "file", "other")
 LineFilter = Callable[[str], bool]
 # Maximum number of characters in a message; the limit bounds the time a pattern takes.
 _MAX_LINE = 1000
-_MAX_END = 300
-_MAX_SHOWN = 300
+_MAX_TAIL = 300
+_MAX_EVIDENCE = 300
 # A blank line, the closing tag of an envelope, or the end of the text: "\n\n"; "</error>"
 _MESSAGE_END = re.compile(r"\n\s*\n|\s*</|\s*\Z")
 
@@ -43,7 +43,7 @@ class FailureRule:
     needles: tuple[str, ...]
     """Lower-case words. Every match contains at least one, so searching for them first makes most rules cheap."""
     channels: tuple[Channel, ...] = ("shell", "file", "other")
-    where: Where = "line"
+    where: MatchPosition = "line"
     """Where the pattern is tried: on every line with a needle, at the start of the message, or near the end."""
     blame: Blame | None = None
     """Who is to blame. None: the usual blame for this kind."""
@@ -95,7 +95,7 @@ class FailureRule:
         if self.where == "line":
             return offset, offset + max(len(match.string.rstrip()), match.end())
         end = _MESSAGE_END.search(match.string, match.end())
-        limit = min(len(match.string), match.start() + _MAX_SHOWN)
+        limit = min(len(match.string), match.start() + _MAX_EVIDENCE)
         return offset + match.start(), offset + max(match.end(), min(end.start() if end else limit, limit))
 
     def _candidates(self, view: CleanedText) -> Iterator[tuple[int, str]]:
@@ -103,7 +103,7 @@ class FailureRule:
         if self.where == "start":
             yield view.start, view.text[view.start : view.start + _MAX_LINE]
         elif self.where == "end":
-            begin = max(0, len(view.text) - _MAX_END)
+            begin = max(0, len(view.text) - _MAX_TAIL)
             yield begin, view.text[begin:]
         else:
             yield from view.lines_with(self.needles)
@@ -114,7 +114,7 @@ def rule(
     pattern: str,
     *needles: str,
     channels: str = "shell file other",
-    where: Where = "line",
+    where: MatchPosition = "line",
     ignore_case: bool = True,
     blame: Blame | None = None,
     confidence: float = 0.9,

@@ -170,7 +170,9 @@ class _SessionContext:
             self._state_builder.add(message)
         self._read += messages[num_read:]
         state = self._state_builder.state
-        return ActionContext(cwd=self._cwd, tools=self._tools, files=dict(state.files), shell_moved=state.shell_moved)
+        return ActionContext(
+            cwd=self._cwd, tools=self._tools, files=dict(state.files), may_have_left_cwd=state.may_have_left_cwd
+        )
 
 
 class StateContexts:

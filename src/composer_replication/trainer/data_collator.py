@@ -21,7 +21,7 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.batch.trace_messages import to_conversation
 from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator import HINT_TEMPLATES
-from composer_replication.hint_generator.context import is_json_error
+from composer_replication.hint_generator.facts import is_json_error
 from composer_replication.sites import KINDS, classify
 from composer_replication.trainer.trace_rows import SegmentRenderer, TraceRenderer, TraceRows, pair_tensors
 from composer_replication.types import Conversation, DPOPair, ToolCall, ToolResult, Turn

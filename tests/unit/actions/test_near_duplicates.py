@@ -6,7 +6,13 @@ import random
 
 import pytest
 
-from composer_replication.sites.actions.equality import MIN_LIKENESS, StateIndex, likeness, sketch, states_of
+from composer_replication.sites.actions.equality import (
+    MIN_SIMILARITY_OF_STATES,
+    StateIndex,
+    _sketch_similarity,
+    _text_sketch,
+    conversation_states,
+)
 from session_pieces import Session
 
 TASK = "Please round the totals of the invoice to cents and run the tests of the importer in {} afterwards"
@@ -22,7 +28,7 @@ def session(task, shown, *, name="one"):
 
 
 def last_state(conversation):
-    return list(states_of(conversation))[-1][1]
+    return list(conversation_states(conversation))[-1][1]
 
 
 LEARNT = session(TASK.format("/repo/a"), LISTING)
@@ -45,7 +51,7 @@ LEARNT = session(TASK.format("/repo/a"), LISTING)
 )
 def test_planted_states(task, shown, is_near):
     index = StateIndex()
-    for _, state in states_of(LEARNT):
+    for _, state in conversation_states(LEARNT):
         index.add(state)
     assert index.has(last_state(session(task, shown))) is is_near
 
@@ -60,9 +66,9 @@ def test_the_last_messages_count_and_not_what_was_long_before():
         made.call("Read", "def total(lines): return sum(line.amount for line in lines)", file_path="src/invoice.py")
         made.says("Now the totals.")
     index = StateIndex()
-    for _, state in states_of(short.conversation()):
+    for _, state in conversation_states(short.conversation()):
         index.add(state)
-    near = [index.has(state) for _, state in states_of(long.conversation())]
+    near = [index.has(state) for _, state in conversation_states(long.conversation())]
     assert near[-1] is True
     assert not any(near[1:7])
 
@@ -84,7 +90,7 @@ def test_the_likeness_is_jaccard_s_and_of_long_texts_an_estimate_of_it(size, sha
     errors = []
     for seed in range(20):
         first, second, exact = texts_that_share(share, size, seed)
-        errors.append(likeness(sketch([first]), sketch([second])) - exact)
+        errors.append(_sketch_similarity(_text_sketch([first]), _text_sketch([second])) - exact)
     assert max(map(abs, errors)) <= (0.02 if size == 60 else 0.13)
     assert abs(sum(errors) / len(errors)) <= 0.03
 
@@ -92,21 +98,21 @@ def test_the_likeness_is_jaccard_s_and_of_long_texts_an_estimate_of_it(size, sha
 def test_every_state_that_is_alike_is_found_among_many():
     index, found, wrong = StateIndex(), 0, 0
     pairs = [texts_that_share(share, 300, seed) for seed in range(30) for share in (0.4, 0.92)]
-    asked = sketch(["do it"])
+    asked = _text_sketch(["do it"])
     for first, _, _ in pairs:
-        index.add((asked, sketch([first])))
+        index.add((asked, _text_sketch([first])))
     for _, second, exact in pairs:
-        is_near = index.has((asked, sketch([second])))
-        found += is_near and exact > MIN_LIKENESS
-        wrong += is_near and exact < MIN_LIKENESS - 0.15
+        is_near = index.has((asked, _text_sketch([second])))
+        found += is_near and exact > MIN_SIMILARITY_OF_STATES
+        wrong += is_near and exact < MIN_SIMILARITY_OF_STATES - 0.15
     assert (found, wrong) == (30, 0)
 
 
 def test_a_listing_of_paths_is_as_long_as_it_is():
     """All its words are `#`: were a pair counted once, a listing of three would be that of thirty."""
-    few, many = (sketch([" ".join(f"src/{at}.py" for at in range(number))]) for number in (3, 30))
-    assert likeness(few, many) < 0.2
-    assert likeness(few, few) == 1.0
+    few, many = (_text_sketch([" ".join(f"src/{at}.py" for at in range(number))]) for number in (3, 30))
+    assert _sketch_similarity(few, many) < 0.2
+    assert _sketch_similarity(few, few) == 1.0
 
 
 def states_of_one_kind(number, seed):
@@ -127,7 +133,9 @@ def test_the_index_finds_exactly_what_comparing_every_pair_finds():
         index.add(state)
     expected = [
         any(
-            min(likeness(one, other) for one, other in zip(state, each, strict=True)) >= MIN_LIKENESS for each in learnt
+            min(_sketch_similarity(one, other) for one, other in zip(state, each, strict=True))
+            >= MIN_SIMILARITY_OF_STATES
+            for each in learnt
         )
         for state in asked
     ]
@@ -139,7 +147,7 @@ def test_sessions_of_one_kind_are_not_all_compared_with_each_other(monkeypatch):
     """5,000 of them would take hours: the words that they share find nobody."""
     compared = []
     module = "composer_replication.sites.actions.equality.likeness"
-    monkeypatch.setattr(module, lambda *both: compared.append(both) or likeness(*both))
+    monkeypatch.setattr(module, lambda *both: compared.append(both) or _sketch_similarity(*both))
     index = StateIndex()
     for state in states_of_one_kind(300, 3):
         index.add(state)

@@ -36,7 +36,7 @@ def answers(state):
         "build_failed": state.build_failed,
         "shown": [state.has_shown(path) for path in ("src/cart.py", "src/shop.py", "/repo/b.py", "nowhere.py")],
         "files": dict(state.files),
-        "shell_moved": state.shell_moved,
+        "shell_moved": state.may_have_left_cwd,
         "is_there": [state.paths.status(path).exists for path in ("/repo/a.py", "/repo/never.py")],
     }
 

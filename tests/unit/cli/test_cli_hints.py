@@ -12,7 +12,7 @@ from composer_replication.cli.pipeline import STEPS
 from composer_replication.config import CrfConfig, SitesConfig
 from composer_replication.evaluation.report.plots import _sum_teacher_costs
 from composer_replication.evaluation.report.records import RunRecords
-from composer_replication.hint_generator.writer import QUOTES
+from composer_replication.hint_generator.teacher_hints import QUOTES
 from composer_replication.runs import RunDir
 from fault_server import FaultServer, Reply
 from output_facts import lines_with

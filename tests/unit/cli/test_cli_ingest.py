@@ -14,7 +14,7 @@ from run_pieces import write_chat, write_session, write_subagent
 from composer_replication.cli.main import build_parser, main
 from composer_replication.ingestion import IngestReport
 from composer_replication.ingestion.formats import atif
-from composer_replication.ingestion.source import SourceFile
+from composer_replication.ingestion.source_files import SourceFile
 from output_facts import lines_with
 
 

@@ -18,7 +18,7 @@ from composer_replication.envs.logs import log_lines, session_id, to_atif, to_co
 from composer_replication.envs.policies import CARELESS, MISTAKES, RememberingRunner, expected_findings, play
 from composer_replication.envs.workspace import Difficulty, generate_task
 from composer_replication.ingestion import IngestReport, ingest
-from composer_replication.pairs.corrections import ACTED, own_pairs
+from composer_replication.pairs.corrections import ACTED, find_session_pairs
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_pairs, read_sites
 from composer_replication.sites import find_error_sites
@@ -70,7 +70,7 @@ def test_sites_and_corrections_are_exactly_those_of_the_script(episodes, note):
         assert shown == scripted_sites(episode), (episode.task.difficulty, episode.seed)
         corrections = [
             (each.turn_number, each.how, each.chosen.name, dict(each.chosen.arguments))
-            for each in own_pairs(conversation, sites)
+            for each in find_session_pairs(conversation, sites)
             if each.source != ACTED
         ]
         assert corrections == scripted_corrections(episode), (episode.task.difficulty, episode.seed)
@@ -99,7 +99,7 @@ def test_an_atif_document_gives_the_same_sites_and_corrections(episodes, tmp_pat
         assert conversation.format == "atif"
         sites, shown = sites_of(conversation)
         assert shown == scripted_sites(episode)
-        corrections = [each for each in own_pairs(conversation, sites) if each.source != ACTED]
+        corrections = [each for each in find_session_pairs(conversation, sites) if each.source != ACTED]
         assert [each.turn_number for each in corrections] == [each[0] for each in scripted_corrections(episode)]
 
 

@@ -16,7 +16,7 @@ from composer_replication.evaluation.figures import NATS
 from composer_replication.evaluation.questions import _is_right
 from composer_replication.evaluation.sampling import SampledText, State, sampled_rows, sampled_values
 from composer_replication.runs.files import read_rows, tool_table
-from composer_replication.sites.judge.walk import earlier_sessions
+from composer_replication.sites.judge.judged_calls import earlier_sessions
 from composer_replication.trainer.sessions.rendering import LoggedSession, RenderedSession
 from composer_replication.types import ToolCall
 from session_pieces import Session

@@ -12,11 +12,11 @@ from pathlib import Path
 import pytest
 
 from composer_replication.hint_generator import count_sentences, write_hint
-from composer_replication.hint_generator.context import RIGHT, right_texts
-from composer_replication.hint_generator.write import quotes_call
+from composer_replication.hint_generator.context import CORRECT_FACTS, correct_texts
+from composer_replication.hint_generator.hint_sources import quoted_call_parts
 from composer_replication.ingestion import IngestReport, ingest
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.user_words import CORRECTED
+from composer_replication.sites.user_corrections import CORRECTED
 from composer_replication.types import ToolCall
 from data.labelled import rows
 from session_pieces import Session
@@ -57,7 +57,7 @@ def stands_in(part, text):
 
 def why_right(part, hint, site, conversation):
     """Where it is said that this part is right; None where nothing says so."""
-    facts = [(name, text) for name in RIGHT for text in right_texts({name: hint.facts.get(name)})]
+    facts = [(name, text) for name in CORRECT_FACTS for text in correct_texts({name: hint.facts.get(name)})]
     for name, text in facts:
         if part not in text:
             continue
@@ -199,15 +199,15 @@ def test_the_check_itself_finds_every_kind_of_quotation():
         "Set run_now otherwise": "run_now",
     }
     for text, part in quoting.items():
-        assert part in quotes_call(text, call, ()), text
-    assert quotes_call("List a folder before reading a file in it.", call, ()) == []
-    assert quotes_call("The file is `src/deep/file_one.pyi`.", call, ["src/deep/file_one.pyi"]) == []
-    assert quotes_call("Open file_one.py.", call, ["lib/file_one.py"]) == []
-    assert quotes_call("Open `other.py`, not file_one.py.", call, (), only_quoted=True) == []
+        assert part in quoted_call_parts(text, call, ()), text
+    assert quoted_call_parts("List a folder before reading a file in it.", call, ()) == []
+    assert quoted_call_parts("The file is `src/deep/file_one.pyi`.", call, ["src/deep/file_one.pyi"]) == []
+    assert quoted_call_parts("Open file_one.py.", call, ["lib/file_one.py"]) == []
+    assert quoted_call_parts("Open `other.py`, not file_one.py.", call, (), only_quoted=True) == []
 
 
 def test_arguments_that_are_no_json_are_looked_through_too():
     call = ToolCall(
         id="c", name="Read", arguments={}, raw_arguments=json.dumps({"file_path": "/repo/odd_name.py"})[:-2]
     )
-    assert "odd_name.py" in quotes_call("Do not read odd_name.py.", call, ())
+    assert "odd_name.py" in quoted_call_parts("Do not read odd_name.py.", call, ())

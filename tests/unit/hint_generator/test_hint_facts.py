@@ -7,16 +7,14 @@ from typing import get_args
 
 import pytest
 
-from composer_replication.hint_generator import write_hint
+from composer_replication.hint_generator import facts, write_hint
 from composer_replication.hint_generator.context import (
     EditProblem,
-    choices_in,
-    command_to_run,
-    meant_name,
-    nearest,
-    options_in,
+    listed_choices,
+    nearest_name,
+    suggested_name,
 )
-from composer_replication.hint_generator.shell_facts import advice_for
+from composer_replication.hint_generator.shell_facts import _advice_for
 from composer_replication.hint_generator.templates import (
     hint_edit_ambiguous,
     hint_edit_no_match,
@@ -230,26 +228,32 @@ def test_an_option_is_named_only_where_it_is_nearly_what_was_typed():
     ],
 )
 def test_names_that_an_error_lists_are_read(said, choices):
-    assert choices_in(said) == choices
+    assert listed_choices(said) == choices
 
 
 def test_what_an_error_asks_for_is_read():
-    assert meant_name("File does not exist. Did you mean config.ts?") == "config.ts"
+    assert suggested_name("File does not exist. Did you mean config.ts?") == "config.ts"
     ubuntu = "Command 'pytset' not found, did you mean:\n  command 'pytest' from deb python3-pytest"
-    assert meant_name(ubuntu) == "pytest"
-    assert meant_name("no such thing") is None
-    assert command_to_run("Code is not formatted. Run `mise run fmt` first.") == "mise run fmt"
-    assert command_to_run("has no upstream branch, use\n\n    git push -u origin fix\n") == "git push -u origin fix"
-    assert options_in("no usage here\n  --flag x") == []
-    assert nearest("code-simplifier", ["Bash", "code-simplifier:code-simplifier"]) == "code-simplifier:code-simplifier"
-    assert nearest("reed", ["read", "reel"]) is None
+    assert suggested_name(ubuntu) == "pytest"
+    assert suggested_name("no such thing") is None
+    assert facts._requested_command("Code is not formatted. Run `mise run fmt` first.") == "mise run fmt"
+    assert (
+        facts._requested_command("has no upstream branch, use\n\n    git push -u origin fix\n")
+        == "git push -u origin fix"
+    )
+    assert facts._listed_options("no usage here\n  --flag x") == []
+    assert (
+        nearest_name("code-simplifier", ["Bash", "code-simplifier:code-simplifier"])
+        == "code-simplifier:code-simplifier"
+    )
+    assert nearest_name("reed", ["read", "reel"]) is None
 
 
 def test_advice_is_for_the_message_and_the_command():
-    assert "`pulls/comments/ID`" not in str(advice_for("api_misuse", "gh: Not Found (HTTP 404)", "gh api repos/a/b"))
-    single = advice_for("api_misuse", "gh: Not Found (HTTP 404)", "gh api repos/a/b/pulls/7/comments/123")
+    assert "`pulls/comments/ID`" not in str(_advice_for("api_misuse", "gh: Not Found (HTTP 404)", "gh api repos/a/b"))
+    single = _advice_for("api_misuse", "gh: Not Found (HTTP 404)", "gh api repos/a/b/pulls/7/comments/123")
     assert "`repos/OWNER/REPO/pulls/comments/ID`" in str(single)
-    assert advice_for("edit_noop", "HTTP 404", "gh api") is None
+    assert _advice_for("edit_noop", "HTTP 404", "gh api") is None
 
 
 def test_a_parameter_of_another_name_is_named_as_this_tool_calls_it():

@@ -7,10 +7,11 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.hint_generator import write_hint
-from composer_replication.hint_generator.context import near_option, unknown_option
-from composer_replication.hint_generator.shell_facts import advice_for
+from composer_replication.hint_generator.facts import _find_mistyped_option as near_option
+from composer_replication.hint_generator.facts import _unknown_option as unknown_option
+from composer_replication.hint_generator.hint_sources import hint_from_user_words
+from composer_replication.hint_generator.shell_facts import _advice_for
 from composer_replication.hint_generator.templates import hint_file_not_found, hint_shell_path_missing, hint_usage_error
-from composer_replication.hint_generator.write import hint_from_user_words
 from composer_replication.sites import find_error_sites
 from session_pieces import Session, quoted
 
@@ -164,7 +165,7 @@ def test_the_near_option_is_one_alone():
 
 def test_a_package_without_files_needs_its_tag_and_not_other_options():
     said = "package shop/e2e: build constraints exclude all Go files in /home/u/shop/e2e"
-    assert "`-tags`" in str(advice_for("usage_error", said, "go vet ./e2e"))
+    assert "`-tags`" in str(_advice_for("usage_error", said, "go vet ./e2e"))
     assert "option" not in hint_usage_error({})
 
 
@@ -178,7 +179,7 @@ def test_a_package_without_files_needs_its_tag_and_not_other_options():
     ],
 )
 def test_what_is_said_of_a_jq_filter_fits_its_error(said, stated, not_stated):
-    advice = str(advice_for("shell_syntax", said, "jq x"))
+    advice = str(_advice_for("shell_syntax", said, "jq x"))
     assert stated in advice
     assert not_stated not in advice
 
@@ -222,7 +223,9 @@ def test_git_in_another_folder_is_told_of_the_folder():
     said = "fatal: pathspec 'web/api/routes.py' did not match any files"
     moved = shell("git add web/api/routes.py", said, LISTING, ("cd web/api", ""))
     assert quoted(moved.text) == ["web/api", "routes.py"]
-    stayed = advice_for("git_state", "error: pathspec 'nwe' did not match any file(s) known to git", "git checkout nwe")
+    stayed = _advice_for(
+        "git_state", "error: pathspec 'nwe' did not match any file(s) known to git", "git checkout nwe"
+    )
     assert "`git branch -a`" in str(stayed)
 
 

@@ -275,7 +275,7 @@ def test_nothing_is_said_about_tools_of_other_sessions_or_about_what_calls_merel
     ],
 )
 def test_only_names_are_taken_for_names(message, named):
-    from composer_replication.hint_generator.context import parameter_facts
+    from composer_replication.hint_generator.facts import parameter_facts
 
     assert parameter_facts(None, message, None).get("missing_parameters") == named
 

@@ -8,7 +8,7 @@ from claude_records import Log, call, text
 
 from composer_replication.cli.replay import RunStates
 from composer_replication.config import ReplayConfig
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION

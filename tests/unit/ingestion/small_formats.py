@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 
 SHARED = Path(__file__).resolve().parents[4] / "shared" / "fixtures" / "sessions" / "other"
 

@@ -13,7 +13,7 @@ from small_formats import SHARED
 from composer_replication.action_text import action_text
 from composer_replication.ingestion import registry
 from composer_replication.ingestion.formats.atif_write import to_atif
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn, Usage
 
 # Files beside the samples that hold no session: the list of sources, and recorded answers of a service.

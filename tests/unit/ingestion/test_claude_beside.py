@@ -11,7 +11,7 @@ from raw_counts import lost, raw
 from test_claude_code import read
 
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 
 FOLDER = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"
 FILES = sorted(FOLDER.rglob("*.jsonl")) if FOLDER.is_dir() else []

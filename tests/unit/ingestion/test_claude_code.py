@@ -10,7 +10,7 @@ from claude_records import Log, call, text, thinking
 from composer_replication.action_text import action_text
 from composer_replication.ingestion import ingest
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.ingestion.states import states
 
 

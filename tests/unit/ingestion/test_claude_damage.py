@@ -9,7 +9,7 @@ from claude_records import Log, call, text
 
 from composer_replication.ingestion.formats import claude_code
 from composer_replication.ingestion.formats.claude_code.links import GUESSED, GUESSED_END, NO_PARENT, ORPHAN
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 
 
 def read(path, data):

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 
 FOLDER = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"
 FILES = sorted(FOLDER.rglob("*.json*")) if FOLDER.is_dir() else []

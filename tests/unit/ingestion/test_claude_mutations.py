@@ -15,7 +15,7 @@ from claude_pieces import lines_of, lost, pieces
 from claude_sessions import long_session, session, sub_agent, sub_agents
 
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 
 NUM_MUTATIONS = 3_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 150
 FIXTURES = Path(__file__).parents[4] / "shared" / "fixtures" / "sessions" / "claude_code"

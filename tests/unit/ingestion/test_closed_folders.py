@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from composer_replication.ingestion.registry import discover
-from composer_replication.ingestion.source import IngestReport
+from composer_replication.ingestion.source_files import IngestReport
 
 
 @pytest.mark.skipif(os.geteuid() == 0, reason="root may enter every folder")

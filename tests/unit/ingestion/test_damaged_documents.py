@@ -12,8 +12,8 @@ import pytest
 from format_sessions import SAID, SESSIONS
 from session_bytes import ingest
 
-from composer_replication.ingestion.documents import before_damage
 from composer_replication.ingestion.formats import claude_code
+from composer_replication.ingestion.json_documents import salvage_messages
 
 DOCUMENTS = {name: session for name, session in SESSIONS.items() if not session.is_lines and name != "inspect_eval"}
 BROKEN = (b"\xff", b"\x00", b'"', b"{", b"}", b"[", b"]", b",", b"\\", b"x")
@@ -83,11 +83,11 @@ def test_records_of_a_list_stay_that_stand_before_a_broken_one(tmp_path):
 def test_what_lies_deeper_than_messages_is_never_taken_for_one():
     inner = '{"role": "user", "content": [{"role": "user", "content": "inner"}, tru, {"role": "user", "x": 1}]}'
     text = f'{{"messages": [{{"role": "user", "content": "first"}}, {inner}]}}'
-    assert before_damage(text.encode()) == ({"messages": [{"role": "user", "content": "first"}]}, 2)
+    assert salvage_messages(text.encode()) == ({"messages": [{"role": "user", "content": "first"}]}, 2)
 
 
 @pytest.mark.timeout(20)
 @pytest.mark.parametrize("piece", ['[{"a":', ',{"a":[', '[{"', ',{"a":1,"', ',{"a":"b"', '{"a":[1],"b":[{"c":'])
 def test_looking_for_the_damage_ends_soon_however_the_text_is_made(piece):
-    before_damage(b'{"messages": [tru, ' + (piece * 100_000).encode())
-    before_damage(b'{"messages": [' + (piece * 100_000).encode())
+    salvage_messages(b'{"messages": [tru, ' + (piece * 100_000).encode())
+    salvage_messages(b'{"messages": [' + (piece * 100_000).encode())

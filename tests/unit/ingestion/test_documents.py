@@ -9,8 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 from session_bytes import jsonl
 
-from composer_replication.ingestion.documents import head_values, read_lines_or_document, salvage
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.json_documents import _salvage_document, head_values, read_lines_or_document
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 
 VALUES = st.recursive(
     st.none() | st.booleans() | st.integers(-9, 9) | st.text('ab"\\{}[],:é\n'),
@@ -22,9 +22,9 @@ VALUES = st.recursive(
 @given(st.lists(VALUES, max_size=4), st.floats(0, 1), st.sampled_from([None, 1]))
 def test_a_cut_document_gives_its_whole_messages_in_order(messages, share, indent):
     data = json.dumps({"id": 1, "messages": messages}, indent=indent, ensure_ascii=False).encode()
-    kept = (salvage(data[: int(share * len(data))], depth=2) or {}).get("messages", [])
+    kept = (_salvage_document(data[: int(share * len(data))], depth=2) or {}).get("messages", [])
     assert kept == messages[: len(kept)]
-    whole = (salvage(data, depth=2) or {}).get("messages")
+    whole = (_salvage_document(data, depth=2) or {}).get("messages")
     assert whole == messages
 
 
@@ -37,13 +37,13 @@ def test_a_head_cut_anywhere_never_raises(value, share):
 @given(st.binary(max_size=64))
 def test_any_bytes_are_survived(data):
     head_values(data)
-    salvage(data)
+    _salvage_document(data)
 
 
 def test_a_string_may_hold_every_sign_of_the_syntax():
-    assert salvage(b'{"a": "}],{\\"", "b": [1, 2, "x') == {"a": '}],{"', "b": [1, 2]}
-    assert salvage(b'[{"a": 1}, {"b": 2, "c"', depth=1) == [{"a": 1}]
-    assert salvage(b'{"a": 1, "b": 2]') == {"a": 1}
+    assert _salvage_document(b'{"a": "}],{\\"", "b": [1, 2, "x') == {"a": '}],{"', "b": [1, 2]}
+    assert _salvage_document(b'[{"a": 1}, {"b": 2, "c"', depth=1) == [{"a": 1}]
+    assert _salvage_document(b'{"a": 1, "b": 2]') == {"a": 1}
 
 
 def test_head_values_are_the_lines_or_the_document():

@@ -11,9 +11,9 @@ from format_sessions import SESSIONS
 from session_bytes import ingest
 
 from composer_replication.ingestion import registry
-from composer_replication.ingestion import source as json_text
+from composer_replication.ingestion import source_files as json_text
 from composer_replication.ingestion.formats import openai_messages
-from composer_replication.ingestion.source import IngestReport, SourceFile, read_records
+from composer_replication.ingestion.source_files import IngestReport, SourceFile, read_records
 
 TEXT_SESSIONS = {name: session for name, session in SESSIONS.items() if name != "inspect_eval"}
 ENCODINGS = {

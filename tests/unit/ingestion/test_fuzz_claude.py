@@ -19,7 +19,7 @@ from hypothesis import strategies as st
 
 from composer_replication.action_text import action_text
 from composer_replication.ingestion.formats import claude_code
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.ingestion.states import states
 
 NUM_MUTATIONS = 20_000 if os.environ.get("CRF_TEST_PROFILE") == "full" else 1_000

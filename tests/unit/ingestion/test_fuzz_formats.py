@@ -16,7 +16,7 @@ from format_sessions import SAID, SESSIONS
 from composer_replication.action_text import action_text
 from composer_replication.canonical_json import encode
 from composer_replication.ingestion.formats.atif_write import to_atif
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.ingestion.states import states
 from composer_replication.runs import files as rows
 

@@ -20,7 +20,7 @@ from composer_replication.ingestion.formats import (
     openhands,
     sweagent,
 )
-from composer_replication.ingestion.source import unplaced_in
+from composer_replication.ingestion.source_files import _count_unplaced
 
 PIXEL = {"type": "image_url", "image_url": {"url": "data:image/png;base64,AAAA"}}
 WORDS = {"type": "text", "text": "look"}
@@ -205,7 +205,7 @@ def test_an_image_leaves_its_mark_in_the_text_and_in_the_turn(tmp_path, name):
     assert user.extra["images"] == 1
     assert "[image]" in "".join([last.text, *(result.text for result in last.results)])
     assert last.extra["images"] == 1
-    assert unplaced_in(conversation)["images"] == 2
+    assert _count_unplaced(conversation)["images"] == 2
 
 
 def test_claude_code_images_too(tmp_path):

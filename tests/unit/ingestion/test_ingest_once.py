@@ -19,7 +19,7 @@ from run_pieces import bytes_of, ingested, stored, write_chat, write_session, wr
 
 import composer_replication
 from composer_replication.cli.forget import forget
-from composer_replication.ingestion.scrubbing import code_files
+from composer_replication.ingestion.scrubbing import _code_files
 
 HEAD_LINES = 16
 PACKAGE = Path(composer_replication.__file__).parent
@@ -139,13 +139,13 @@ def test_rows_are_made_anew_when_any_code_changes_that_reads_or_scrubs():
     """What is loaded to read a family is in the fingerprint of its rows, but for what has no say in what they hold."""
     program = (
         "import sys\nfrom composer_replication.ingestion import registry\n"
-        "from composer_replication.ingestion import gather\n"
+        "from composer_replication.ingestion import read_sessions\n"
         "list(map(registry.ingester, registry.FORMATS))\n"
         "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('composer_replication')))\n"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()
     names = {Path(file).relative_to(PACKAGE).as_posix() for file in loaded}
-    hashed = {file.relative_to(PACKAGE).as_posix() for file in code_files()}
+    hashed = {file.relative_to(PACKAGE).as_posix() for file in _code_files()}
     no_say = {"__init__.py", "atomic.py", "errors.py", "optional.py", "version.py"}
     assert {name for name in names - hashed - no_say if not name.startswith("runs/")} == set()
     assert {"runs/files.py", "messages.py", "privacy/scrubber.py", "ingestion/formats/codex.py"} <= hashed

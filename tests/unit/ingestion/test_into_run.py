@@ -8,7 +8,7 @@ import pytest
 from run_pieces import bytes_of, ingested, stored, write_chat, write_session, write_subagent
 
 from composer_replication.errors import InputError
-from composer_replication.ingestion import gather as family_reading
+from composer_replication.ingestion import read_sessions as family_reading
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.runs import RunDir
 from refusals import refusal
@@ -29,11 +29,11 @@ def read_files(monkeypatch):
     """Names of the families that were really read, in order."""
     names = []
 
-    def spy(draft, family, *rest, real=family_reading.read_lines):
+    def spy(draft, family, *rest, real=family_reading._read_session_lines):
         names.append(family.name)
         return real(draft, family, *rest)
 
-    monkeypatch.setattr(family_reading, "read_lines", spy)
+    monkeypatch.setattr(family_reading, "_read_session_lines", spy)
     return names
 
 
@@ -91,7 +91,7 @@ def test_no_process_is_started_for_what_is_read_before_it_has_begun(tmp_path, lo
     monkeypatch.setattr(family_reading.os, "cpu_count", lambda: 12)
     monkeypatch.setattr(family_reading.os, "sched_getaffinity", lambda _process: set(range(12)), raising=False)
     ingested(tmp_path / "run", logs, num_workers=None)
-    assert [family_reading.workers_for(size) for size in (0, 1_000_000, 3_500_000, 2**40)] == [1, 1, 4, 8]
+    assert [family_reading._choose_num_workers(size) for size in (0, 1_000_000, 3_500_000, 2**40)] == [1, 1, 4, 8]
     with pytest.raises(TypeError):
         ingested(tmp_path / "asked-for", logs, num_workers=2)
 

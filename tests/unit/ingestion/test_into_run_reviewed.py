@@ -67,8 +67,8 @@ def test_what_is_gone_of_a_family_stays_however_often_the_rest_is_read_again(tmp
 def test_a_new_file_with_the_inode_of_a_deleted_one_does_not_take_its_place(tmp_path, monkeypatch):
     from composer_replication.ingestion import registry as discovery
 
-    real = discovery._stamp_of
-    monkeypatch.setattr(discovery, "_stamp_of", lambda path: real(path)._replace(inode=7))
+    real = discovery._read_stamp
+    monkeypatch.setattr(discovery, "_read_stamp", lambda path: real(path)._replace(inode=7))
     write_session(tmp_path / "logs", "11111111-aaaa").unlink()
     gone = write_session(tmp_path / "logs", "11111111-aaaa", said="first")
     run, _ = ingested(tmp_path / "run", tmp_path / "logs")
@@ -281,9 +281,9 @@ def test_people_whose_folders_look_alike_scrubbed_keep_their_sessions(tmp_path):
 
 
 def test_a_very_long_line_is_named_and_not_held_in_memory(tmp_path, monkeypatch):
-    from composer_replication.ingestion import source
+    from composer_replication.ingestion import source_files
 
-    monkeypatch.setattr(source, "MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(source_files, "MAX_LINE_BYTES", 10_000)
     path = write_session(tmp_path / "logs", "11111111-aaaa")
     first, _, rest = path.read_bytes().partition(b"\n")
     path.write_bytes(first + b"\n" + b"\x00" * 3_000_000 + b"\n" + rest)

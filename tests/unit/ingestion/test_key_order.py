@@ -15,7 +15,7 @@ from composer_replication.cli.export import export_atif
 from composer_replication.errors import RunError
 from composer_replication.ingestion import IngestReport, SourceFile
 from composer_replication.ingestion.formats.atif import read as read_atif
-from composer_replication.ingestion.session_sources import mark_of
+from composer_replication.ingestion.session_sources import _content_mark
 from composer_replication.ingestion.states import states, trace_state
 from composer_replication.pairs.export import export_preferences
 from composer_replication.pairs.extract import save_pairs
@@ -162,7 +162,7 @@ def test_marks_and_equality_do_not_depend_on_it():
         {"turns": [{"role": "assistant", "text": "", "thinking": "", "results": [], "calls": [made]}]}
         for made in ({"name": "Edit", "arguments": a, "raw_arguments": None} for a in (WRITTEN, turned))
     ]
-    assert mark_of(rows[0]) == mark_of(rows[1])
+    assert _content_mark(rows[0]) == _content_mark(rows[1])
 
 
 def make_old(run):

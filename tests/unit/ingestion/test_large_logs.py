@@ -12,10 +12,10 @@ import pytest
 from run_pieces import ingested, write_session
 
 import composer_replication
-from composer_replication.ingestion import documents, source
-from composer_replication.ingestion import source as json_text
-from composer_replication.ingestion.registry import read_any
-from composer_replication.ingestion.source import IngestReport, SourceFile, read_records
+from composer_replication.ingestion import json_documents, source_files
+from composer_replication.ingestion import source_files as json_text
+from composer_replication.ingestion.registry import _read_file
+from composer_replication.ingestion.source_files import IngestReport, SourceFile, read_records
 
 MB = 10**6
 on_linux = pytest.mark.skipif(not sys.platform.startswith("linux"), reason="reads the peak from /proc")
@@ -23,7 +23,7 @@ USER = '{"role": "user", "content": "%s"}'
 CODE = """
 import json, re, sys
 from pathlib import Path
-from composer_replication.ingestion.source import IngestReport, SourceFile
+from composer_replication.ingestion.source_files import IngestReport, SourceFile
 from composer_replication.ingestion.registry import read_any
 report = IngestReport()
 path = Path(sys.argv[1])
@@ -87,7 +87,7 @@ def test_a_document_of_200_mb_is_named_and_not_read(tmp_path, name):
 
 def test_lines_beyond_what_is_read_of_one_file_are_counted(session, monkeypatch):
     lines = session.read_bytes().splitlines(keepends=True)
-    monkeypatch.setattr(source, "MAX_FILE_WEIGHT", sum(map(source.weight_of, lines[:-2])))
+    monkeypatch.setattr(source_files, "MAX_FILE_WEIGHT", sum(map(source_files._memory_weight, lines[:-2])))
     report = IngestReport()
     records = list(read_records(SourceFile(session, session.name), report))
     assert [number for number, _ in records] == list(range(1, len(lines) - 1))
@@ -96,7 +96,7 @@ def test_lines_beyond_what_is_read_of_one_file_are_counted(session, monkeypatch)
 
 
 def test_the_summary_of_an_ingest_counts_them(session, tmp_path, monkeypatch):
-    monkeypatch.setattr(source, "MAX_LINE_BYTES", 10_000)
+    monkeypatch.setattr(source_files, "MAX_LINE_BYTES", 10_000)
     with session.open("ab") as file:
         file.write(b'"' + b"x" * 20_000 + b'"\n')
     _, summary = ingested(tmp_path / "run", tmp_path / "logs")
@@ -109,7 +109,7 @@ def test_long_lines_are_cut_in_every_encoding(tmp_path, encoding):
     path = tmp_path / "log.jsonl"
     path.write_bytes(text.encode(encoding))
     with path.open("rb") as file:
-        lines = list(json_text.utf8_lines(file, 100))
+        lines = list(json_text.read_utf8_lines(file, 100))
     assert [len(line) <= 100 for line in lines] == [True, False, True, True, False]
     assert [lines[0], lines[2], lines[3]] == ["short é\n".encode(), b"\n", b"short\n"]
     assert max(map(len, lines)) <= 4 * 101
@@ -119,10 +119,10 @@ def test_a_large_file_of_lines_with_a_damaged_first_one_is_still_read_as_lines(t
     path = tmp_path / "chat.jsonl"
     talk = '{"messages": [' + USER % "hello" + ', {"role": "assistant", "content": "hi"}]}\n'
     path.write_text("[damaged\n" + talk * 50)
-    for module in (source, documents):
+    for module in (source_files, json_documents):
         monkeypatch.setattr(module, "MAX_LINE_BYTES", 1000)
     report = IngestReport()
-    values = list(documents.read_lines_or_document(SourceFile(path, path.name), report))
+    values = list(json_documents.read_lines_or_document(SourceFile(path, path.name), report))
     assert len(values) == 50
     assert report.skipped == {"invalid JSON": 1}
 
@@ -133,5 +133,5 @@ def test_a_zipped_sample_with_too_many_values_is_named(tmp_path):
         archive.writestr("samples/1_epoch_1.json", b'{"messages": [' + b"[]," * (10 * MB) + b"[]]}")
         archive.writestr("samples/2_epoch_1.json", '{"messages": [' + USER % "hello" + "]}")
     report = IngestReport()
-    assert len(list(read_any(SourceFile(path, path.name), report))) == 1
+    assert len(list(_read_file(SourceFile(path, path.name), report))) == 1
     assert report.skipped == {"zip member too large": 1}

@@ -13,7 +13,7 @@ from test_claude_code import read
 
 from composer_replication.ingestion.formats import sweagent
 from composer_replication.ingestion.session_sources import OLDER
-from composer_replication.ingestion.source import counts_of, unplaced_in
+from composer_replication.ingestion.source_files import _count_unplaced, count_contents
 from composer_replication.types import Conversation, Provenance, ToolCall, ToolResult, Turn
 
 
@@ -41,7 +41,7 @@ def test_thought_and_action_logs_of_older_versions_keep_every_result(tmp_path):
     calls = [each for turn in conversation.turns for each in turn.calls]
     assert [results[each.id] for each in calls] == [f"O{number}" for number in range(20)]
     assert [turn.text for turn in conversation.turns if turn.role == "user"] == ["a demonstration", "ISSUE"]
-    assert not unplaced_in(conversation)
+    assert not _count_unplaced(conversation)
     assert not report.skipped
 
 
@@ -49,7 +49,7 @@ def test_another_step_at_the_end_is_no_result_of_the_last_action(tmp_path):
     history = [{"role": "assistant", "content": "x", "thought": "x", "action": "ls", "agent": "a"}]
     steps = [{"action": "pwd", "observation": "/"}]
     (conversation,), _ = read_json(sweagent, tmp_path, "a.traj", {"history": history, "trajectory": steps})
-    assert dict(unplaced_in(conversation)) == {"calls in flight at the end of a log": 1}
+    assert dict(_count_unplaced(conversation)) == {"calls in flight at the end of a log": 1}
 
 
 def turns_of(*steps):
@@ -89,8 +89,8 @@ def test_calls_without_a_result_are_counted_by_what_became_of_them(steps, expect
     names = {"flight": "calls in flight at the end of a log", "interrupted": "calls that the user interrupted"}
     conversation = turns_of(*steps)
     wanted = {names.get(name, name): number for name, number in expected.items()}
-    assert dict(unplaced_in(conversation)) == wanted
-    assert {name: counts_of(conversation)[name] for name in wanted} == wanted
+    assert dict(_count_unplaced(conversation)) == wanted
+    assert {name: count_contents(conversation)[name] for name in wanted} == wanted
 
 
 def test_the_summary_of_an_ingest_says_so_by_format(tmp_path):

@@ -110,12 +110,12 @@ def test_the_known_ingester_gives_one_state_per_assistant_message_with_secrets_o
     log.assistant("m2", text("done"))
     path = tmp_path / "s-1.jsonl"
     path.write_bytes(log.lines() + b'{"cut')
-    ingester = ClaudeCodeIngester()
-    states = list(ingester.ingest(path))
+    format_module = ClaudeCodeIngester()
+    states = list(format_module.ingest(path))
     assert [state["state_id"] for state in states] == ["s-1::0000", "s-1::0001"]
     assert secret not in json.dumps(states)
     assert states[0]["student_action"].startswith("I see\n[TOOL_USE] name=Bash input=")
-    stats = ingester.last_stats
+    stats = format_module.last_stats
     assert (stats.n_states_emitted, stats.n_assistant_turns, stats.n_tool_use_blocks) == (2, 2, 1)
     assert stats.skipped_truncated_lines == 1
     assert stats.version_warnings == []
@@ -125,7 +125,7 @@ def test_the_known_ingester_gives_one_state_per_assistant_message_with_secrets_o
 
 def test_sub_agent_files_are_skipped_unless_asked_for(project):
     agent = project / "-repo" / "s-1" / "subagents" / "agent-abc.jsonl"
-    ingester = ClaudeCodeIngester()
-    assert list(ingester.ingest(agent)) == []
-    assert ingester.last_stats.skipped_subagent == 2
+    format_module = ClaudeCodeIngester()
+    assert list(format_module.ingest(agent)) == []
+    assert format_module.last_stats.skipped_subagent == 2
     assert len(list(ClaudeCodeIngester(skip_sidechain=False).ingest(agent))) == 1

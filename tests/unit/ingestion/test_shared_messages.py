@@ -15,9 +15,9 @@ import pytest
 from claude_records import Log, text
 from run_pieces import ingested
 
-from composer_replication.ingestion import into_run
-from composer_replication.ingestion.gather import GatheredFamily
-from composer_replication.ingestion.session_sources import COPY, OLDER, SessionSource, facts_of, marks_along
+from composer_replication.ingestion import ingest_run
+from composer_replication.ingestion.read_sessions import GatheredSession
+from composer_replication.ingestion.session_sources import COPY, OLDER, SessionSource, extract_facts, prefix_marks
 from cpu_time import cpu_seconds
 
 IS_FULL = os.environ.get("CRF_TEST_PROFILE") == "full"
@@ -52,13 +52,13 @@ def family(number, conversations):
         for name, turns in conversations
     ]
     lines = b"".join(orjson.dumps(row) + b"\n" for row in rows)
-    facts = [facts_of(row, frozenset()) for row in rows]
+    facts = [extract_facts(row, frozenset()) for row in rows]
     source = SessionSource(path=f"logs/{number:05}.jsonl", name=f"{number:05}.jsonl", status="kept")
-    return GatheredFamily(source, True, facts, io.BytesIO(lines), 0)
+    return GatheredSession(source, True, facts, io.BytesIO(lines), 0)
 
 
 def settled(families):
-    return [each.source.skips[0][0] if each.source.skips else None for each in into_run.drop_duplicates(families)]
+    return [each.source.skips[0][0] if each.source.skips else None for each in ingest_run._drop_duplicates(families)]
 
 
 def num_lines(families):
@@ -67,7 +67,7 @@ def num_lines(families):
 
     def trace(frame, event, _):
         nonlocal count
-        if frame.f_code.co_filename != into_run.__file__:
+        if frame.f_code.co_filename != ingest_run.__file__:
             return None
         count += event == "line"
         return trace
@@ -104,19 +104,19 @@ def test_so_are_twice_as_many_conversations_of_two_families(at_the_end):
 def test_a_row_that_may_be_a_copy_is_read_once_to_find_out(monkeypatch):
     num_read = 0
 
-    def counting(row, real=marks_along):
+    def counting(row, real=prefix_marks):
         nonlocal num_read
         num_read += 1
         return real(row)
 
     families = [family(i, [(f"log-{i}", [turn(*each) for each in SHAPES["forks"](i)])]) for i in range(20)]
-    monkeypatch.setattr(into_run, "marks_along", counting)
+    monkeypatch.setattr(ingest_run, "prefix_marks", counting)
     assert settled(families) == [None] * 20
     assert num_read == 20
 
 
 def test_people_whose_paths_look_alike_scrubbed_are_numbered_once_each(tmp_path):
-    from composer_replication.ingestion.gather import _Planning
+    from composer_replication.ingestion.read_sessions import _Planning
     from composer_replication.ingestion.scrubbing import ScrubFingerprint
     from composer_replication.ingestion.session_sources import EarlierIngest
 
@@ -154,7 +154,7 @@ def is_part(turns, others):
 
 
 def marks(turns):
-    return list(marks_along({"turns": turns}))
+    return list(prefix_marks({"turns": turns}))
 
 
 def have_a_name_in_common(one, other):

@@ -9,7 +9,7 @@ import pytest
 
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.judge import Judge, Repository
-from composer_replication.sites.judge.checkout import FileHistory, merged_branches
+from composer_replication.sites.judge.project_files import _FileHistory, _parse_merged_branches
 from composer_replication.types import ToolCall
 
 DAYS = [f"2026-01-{day:02d}T10:00:00+00:00" for day in range(1, 31)]
@@ -110,9 +110,9 @@ def test_names_of_merged_branches_are_read_as_git_and_hosts_write_them():
         "1 5 6\t50\tMerge branch 'three' at once",
         "1 7\t50\tNote: Merge branch 'quoted' is what git writes",
     ]
-    found = merged_branches("\n".join(lines).encode())
+    found = _parse_merged_branches("\n".join(lines).encode())
     assert found == {"ada/tax": [(50, "2")], "bob-fix": [(50, "3")], "eve": [(50, "4")]}
-    assert merged_branches(b"\xff\t\n\n\t") == {}
+    assert _parse_merged_branches(b"\xff\t\n\n\t") == {}
 
 
 def test_what_was_removed_is_gone_unless_it_was_just_now_or_another_branch_has_it(project):
@@ -124,7 +124,7 @@ def test_what_was_removed_is_gone_unless_it_was_just_now_or_another_branch_has_i
 
 
 def test_a_history_that_is_cut_short_is_read_as_far_as_it_goes():
-    history = FileHistory(b"5 c1\n7 c2\n", b"c1\0:0 1 00 aa A\0x/y\0c2\0:1 0 aa 00 D\0x/y\0:1 1 aa")
+    history = _FileHistory(b"5 c1\n7 c2\n", b"c1\0:0 1 00 aa A\0x/y\0c2\0:1 0 aa 00 D\0x/y\0:1 1 aa")
     assert history.removed_at("x") == 7
     assert history.added_on_other_branch("x/y", {"c2"}) is True
     assert history.added_on_other_branch("x/y", {"c1"}) is False

@@ -6,10 +6,10 @@ import subprocess
 
 import pytest
 
+from composer_replication.sites.actions.known_paths import remove_reminders
 from composer_replication.sites.actions.session_state import SessionState
-from composer_replication.sites.actions.shown_paths import without_reminders
 from composer_replication.sites.judge import Judge, Repository
-from composer_replication.sites.judge.checkout import EarlierSessions
+from composer_replication.sites.judge.project_files import EarlierSessions
 from composer_replication.types import Conversation, Provenance, ToolCall, Turn
 from cpu_time import least_cpu_seconds
 
@@ -36,9 +36,9 @@ def test_a_glob_full_of_stars_takes_no_time():
 
 def test_reminders_are_taken_off_in_time_that_grows_with_the_text():
     half = REMINDER * 20_000
-    assert without_reminders(f"text\n{half}") == "text"
-    seconds = least_cpu_seconds(lambda: without_reminders(half), enough=0.05)
-    assert least_cpu_seconds(lambda: without_reminders(half * 2), enough=0.1) < 3 * max(seconds, 0.1)
+    assert remove_reminders(f"text\n{half}") == "text"
+    seconds = least_cpu_seconds(lambda: remove_reminders(half), enough=0.05)
+    assert least_cpu_seconds(lambda: remove_reminders(half * 2), enough=0.1) < 3 * max(seconds, 0.1)
 
 
 @pytest.mark.parametrize("branch", ["a\0b", "a\udc80b"])

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.sites import classify
+from composer_replication.sites.actions.known_paths import PathStatus
 from composer_replication.sites.actions.session_state import SessionState
-from composer_replication.sites.actions.shown_paths import PathStatus
 from composer_replication.sites.judge import Judge
 from composer_replication.types import ToolCall
 

@@ -10,7 +10,7 @@ import pytest
 
 from composer_replication.sites.actions.session_state import SessionState
 from composer_replication.sites.judge import Judge, Repository
-from composer_replication.sites.judge.checkout import FileHistory, merged_branches
+from composer_replication.sites.judge.project_files import _FileHistory, _parse_merged_branches
 from composer_replication.types import ToolCall
 
 TEXT = "".join(f"line {number} of the file\n" for number in range(60))
@@ -93,8 +93,8 @@ def test_however_often_a_name_was_merged_git_is_asked_about_one_of_them(project,
 
 def test_the_time_of_a_merge_is_read_with_it():
     lines = ["commit 9", "1 2\t70\tMerge pull request #3 from shop/ada/tax", "1 3\t50\tMerge branch 'ada/tax'"]
-    assert merged_branches("\n".join(lines).encode()) == {"ada/tax": [(50, "3"), (70, "2")]}
-    assert merged_branches(b"1 2\tsoon\tMerge branch 'x'") == {}
+    assert _parse_merged_branches("\n".join(lines).encode()) == {"ada/tax": [(50, "3"), (70, "2")]}
+    assert _parse_merged_branches(b"1 2\tsoon\tMerge branch 'x'") == {}
 
 
 def test_what_the_trunk_removed_may_still_be_on_a_branch_that_nobody_finds(project):
@@ -126,7 +126,7 @@ def test_a_path_was_removed_only_where_that_came_after_it_was_added():
     entry = ":0 1 00 aa A\0{}\0"
     gone = ":1 0 aa 00 D\0{}\0"
     changes = "c1\0" + entry.format("x/a") + "c2\0" + gone.format("x/a") + "c3\0" + entry.format("x/b")
-    history = FileHistory(b"5 c1\n7 c2\n9 c3\n", changes.encode())
+    history = _FileHistory(b"5 c1\n7 c2\n9 c3\n", changes.encode())
     assert [history.removed_at(path) for path in ("x/a", "x/b", "x", "y")] == [7, None, None, 0]
 
 
@@ -139,8 +139,8 @@ def count_calls(monkeypatch, repository):
 
 @pytest.mark.parametrize(("sizes", "is_asked"), [((500, 500), True), ((500, 1500), False), ((800, 800, 800), False)])
 def test_texts_that_are_too_large_in_all_are_never_taken_into_memory(project, monkeypatch, sizes, is_asked):
-    monkeypatch.setattr("composer_replication.sites.judge.checkout._MAX_TEXT", 1000)
-    monkeypatch.setattr("composer_replication.sites.judge.checkout._MAX_TEXTS", 2000)
+    monkeypatch.setattr("composer_replication.sites.judge.project_files._MAX_TEXT", 1000)
+    monkeypatch.setattr("composer_replication.sites.judge.project_files._MAX_TEXTS", 2000)
     for number, size in enumerate(sizes):
         commit(project, number + 1, {"data.json": str(number) * size})
     repository = Repository(project)

@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from composer_replication.sites.actions.session_state import SessionState
-from composer_replication.sites.actions.shell_command import Written, written_by
+from composer_replication.sites.actions.shell_command import _WrittenFiles, files_written_by
 from composer_replication.sites.judge import Judge, Repository
 from composer_replication.types import ToolCall
 
@@ -188,7 +188,7 @@ def test_after_a_formatter_a_text_that_is_not_there_fails_all_the_same(checkout)
     ],
 )
 def test_what_a_command_surely_writes(command, names):
-    assert written_by(command).names == names
+    assert files_written_by(command).names == names
 
 
 @pytest.mark.parametrize(
@@ -206,4 +206,4 @@ def test_what_a_command_surely_writes(command, names):
     ],
 )  # fmt: skip
 def test_what_may_format_whatever_there_is(command, formats):
-    assert written_by(command) == Written(frozenset(), formats)
+    assert files_written_by(command) == _WrittenFiles(frozenset(), formats)

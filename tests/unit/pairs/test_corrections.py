@@ -7,7 +7,7 @@ from dataclasses import replace
 
 import pytest
 
-from composer_replication.pairs.corrections import own_pairs
+from composer_replication.pairs.corrections import find_session_pairs
 from composer_replication.sites import find_error_sites
 from correction_steps import (
     BAD,
@@ -29,6 +29,10 @@ from correction_steps import (
     session,
 )
 from session_pieces import Session
+
+
+def pairs_of(conversation):
+    return list(find_session_pairs(conversation, find_error_sites(conversation)))
 
 
 def test_an_edit_as_it_worked_is_chosen_where_its_text_had_been_shown():
@@ -87,12 +91,14 @@ def test_of_an_ambiguous_edit_the_one_that_worked_is_chosen_where_it_had_been_sh
 def test_a_file_that_was_not_read_is_to_be_read_unless_it_had_been():
     assert decided((GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
     conversation = session((read(), TEXT), (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
-    assert [each.source for each in own_pairs(conversation, find_error_sites(conversation))] == ["acted_at_once"]
+    assert [each.source for each in pairs_of(conversation)] == ["acted_at_once"]
     before = "This session is being continued from a previous conversation that ran out of context."
     assert decided(before, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE)) == ("look_first", *read())
     named = f"see @{FILE}"  # what is named so may have been shown with the words
     conversation = session(named, (GOOD, NOT_READ, True), (read(), TEXT), (GOOD, DONE))
-    assert not [each for each in own_pairs(conversation, find_error_sites(conversation)) if each.source == "correction"]
+    assert not [
+        each for each in find_session_pairs(conversation, find_error_sites(conversation)) if each.source == "correction"
+    ]
 
 
 @pytest.mark.parametrize(
@@ -164,7 +170,7 @@ def test_a_refused_edit_is_set_against_the_one_that_the_user_let_through():
     assert decided((read(), TEXT), (first, said, True), (second, DONE)) == ("corrected", *second)
     assert decided((read(), TEXT), (first, said, True), (edit("return 1", "return 2"), DONE)) is None
     conversation = session((read(), TEXT), (first, said, True), (second, DONE))
-    (pair, acted) = own_pairs(conversation, find_error_sites(conversation))
+    (pair, acted) = find_session_pairs(conversation, find_error_sites(conversation))
     assert (pair.source, pair.kind, acted.source) == ("user", "user_corrected", "acted_at_once")
 
 
@@ -181,7 +187,7 @@ def test_one_pair_for_each_call_of_a_turn_without_words_and_with_one_id_on_both_
     built.calls([(*GOOD, NOT_READ, True, None), (*other, NOT_READ, True, None)])
     built.calls([(*read(OTHER), TEXT, False, None), (*read(), TEXT, False, None)])
     conversation = replace(built.conversation(), cwd="/repo")
-    found = list(own_pairs(conversation, find_error_sites(conversation)))
+    found = list(find_session_pairs(conversation, find_error_sites(conversation)))
     assert [(each.turn_number, each.call_number, each.chosen.arguments["file_path"]) for each in found] == [
         (0, 0, FILE),
         (0, 1, OTHER),
@@ -194,7 +200,9 @@ def test_what_a_parallel_call_brought_was_not_known_when_the_turn_was_written():
     built.calls([(*read(), TEXT, False, None), (*BAD, NOT_READ, True, None)])
     built.call(*GOOD[:1], DONE, **GOOD[1])
     conversation = replace(built.conversation(), cwd="/repo")
-    assert not [each for each in own_pairs(conversation, find_error_sites(conversation)) if each.source == "correction"]
+    assert not [
+        each for each in find_session_pairs(conversation, find_error_sites(conversation)) if each.source == "correction"
+    ]
 
 
 def test_copied_turns_and_failures_of_others_give_nothing():
@@ -204,7 +212,7 @@ def test_copied_turns_and_failures_of_others_give_nothing():
     built.call("Bash", "Exit code 1\n3 failed", is_error=True, command="pytest")
     built.call("Bash", "ok", command="pytest -x")
     conversation = replace(built.conversation(), cwd="/repo")
-    assert list(own_pairs(conversation, find_error_sites(conversation))) == []
+    assert list(find_session_pairs(conversation, find_error_sites(conversation))) == []
 
 
 def test_where_a_log_uses_ids_again_nobody_knows_whose_result_is_whose():
@@ -218,14 +226,14 @@ def test_where_a_log_uses_ids_again_nobody_knows_whose_result_is_whose():
         )
         for turn in conversation.turns
     ]
-    assert list(own_pairs(conversation, find_error_sites(conversation)))
+    assert list(find_session_pairs(conversation, find_error_sites(conversation)))
     conversation = replace(conversation, turns=tuple(same))
-    assert list(own_pairs(conversation, find_error_sites(conversation))) == []
+    assert list(find_session_pairs(conversation, find_error_sites(conversation))) == []
 
 
 def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
     conversation = session((("Glob", {"pattern": "app/*.py"}), FILE), (read(), TEXT), (GOOD, DONE))
-    path, text = own_pairs(conversation, [])
+    path, text = find_session_pairs(conversation, [])
     assert (path.how, path.chosen.arguments, path.failed.name, path.failed.arguments) == (
         "looked_for_path",
         {"file_path": FILE},
@@ -243,7 +251,7 @@ def test_acting_at_once_is_set_against_the_look_that_was_not_needed():
 
 def test_no_look_is_called_needless_where_nobody_knows_that_it_was():
     part = (read(offset=4, limit=2), "     4\tdef best(items):\n     5\t    return 1")
-    assert [each.how for each in own_pairs(session(part, (GOOD, DONE)), [])] == []
+    assert [each.how for each in find_session_pairs(session(part, (GOOD, DONE)), [])] == []
 
 
 def test_long_texts_of_one_word_take_no_time():
@@ -259,5 +267,5 @@ def test_long_texts_of_one_word_take_no_time():
     conversation = session(*steps)
     failures = find_error_sites(conversation)
     started = time.process_time()
-    list(own_pairs(conversation, failures))
+    list(find_session_pairs(conversation, failures))
     assert time.process_time() - started < 5

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 from action_forms import CWD, call, calls, key
 
-from composer_replication.sites.actions.edits import changes_of, edit_operations, read_patch
+from composer_replication.sites.actions.edits import _read_patch, compute_changes, edit_operations
 from composer_replication.sites.actions.equality import ActionContext
 
 TEXT = "import os\n\n\ndef f(a):\n    return a + 1\n\n\ndef g(a):\n    return a + 1\n"
@@ -137,7 +137,7 @@ def test_a_parameter_that_is_not_understood_leaves_the_arguments_to_decide():
 def test_what_single_operations_leave(tool, arguments, changes):
     operations = edit_operations(call(tool, **arguments).calls[0], CWD)
     assert operations is not None
-    assert changes_of(operations, KNOWN.files) == changes
+    assert compute_changes(operations, KNOWN.files) == changes
 
 
 @pytest.mark.parametrize(
@@ -154,7 +154,7 @@ def test_what_single_operations_leave(tool, arguments, changes):
     ],
 )
 def test_a_patch_that_is_not_surely_read_is_no_patch(text):
-    assert read_patch(text) is None
+    assert _read_patch(text) is None
 
 
 def test_a_changed_byte_of_the_content_changes_the_key():

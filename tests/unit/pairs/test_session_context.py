@@ -125,7 +125,7 @@ def test_a_note_that_a_file_was_changed_makes_it_unknown():
     ],
 )
 def test_whether_the_shell_may_stand_elsewhere(command, moved):
-    assert _SessionContext(cwd=CWD).at(turn("Bash", "ok", command=command)).shell_moved is moved
+    assert _SessionContext(cwd=CWD).at(turn("Bash", "ok", command=command)).may_have_left_cwd is moved
 
 
 def test_blocks_of_the_anthropic_shape_are_read_as_well():

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 
 from composer_replication.sites.actions.equality import ActionContext
 from composer_replication.sites.actions.shell_keys import command_key
-from composer_replication.sites.actions.shell_tree import parse_script
+from composer_replication.sites.actions.shell_parser import parse_script
 
 SAME = [
     ("ls -la", "ls -al"),
@@ -191,7 +191,7 @@ def test_without_a_folder_relative_and_absolute_paths_are_apart_and_relative_one
 
 
 def test_a_shell_that_may_stand_elsewhere_does_not_know_the_folder():
-    moved = ActionContext(cwd=CWD, shell_moved=True)
+    moved = ActionContext(cwd=CWD, may_have_left_cwd=True)
     assert key(bash("cat a.py"), moved) != key(bash("cat /repo/a.py"), moved)
     assert key(bash("cd /repo && ls"), moved) != key(bash("ls"), moved)
 

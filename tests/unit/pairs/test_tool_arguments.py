@@ -10,7 +10,7 @@ from action_forms import CWD, call, key
 from hypothesis import given
 from hypothesis import strategies as st
 
-from composer_replication.sites.actions.equality import ActionContext, canonical_arguments, tool_schemas
+from composer_replication.sites.actions.equality import ActionContext, _canonical_arguments, tool_schemas
 from composer_replication.sites.actions.tools import normal_path
 
 SEARCH = {
@@ -181,5 +181,5 @@ def test_two_values_share_a_key_only_if_they_are_the_same_json(arguments, name, 
 
 @given(values)
 def test_canonical_arguments_are_their_own_canonical_form(value):
-    once = canonical_arguments("search", {"query": value}, SEARCH, CWD)
-    assert canonical_arguments("search", once, SEARCH, CWD) == once
+    once = _canonical_arguments("search", {"query": value}, SEARCH, CWD)
+    assert _canonical_arguments("search", once, SEARCH, CWD) == once

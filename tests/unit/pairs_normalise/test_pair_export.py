@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.export import SCHEMA, export_preferences, preference_row
+from composer_replication.pairs.export import SCHEMA, build_preference_row, export_preferences
 from composer_replication.pairs.normalise import DJNormalizer
 from refusals import refusal
 
@@ -34,7 +34,7 @@ def call(arguments: object, identity: str = "call_0", name: str = "Bash") -> dic
 
 
 def test_an_action_with_calls_becomes_a_message_with_structured_calls():
-    row = preference_row(pair(), tools=[TOOL])
+    row = build_preference_row(pair(), tools=[TOOL])
     assert row == {
         "state_id": "s",
         "prompt": [{"role": "user", "content": "Repair it."}],
@@ -45,7 +45,7 @@ def test_an_action_with_calls_becomes_a_message_with_structured_calls():
 
 
 def test_arguments_as_text_for_templates_that_take_text():
-    (message,) = preference_row(pair(), arguments="text")["chosen"]
+    (message,) = build_preference_row(pair(), arguments="text")["chosen"]
     assert message["tool_calls"] == [call('{"command": "ls", "a": 1}')]
 
 
@@ -60,7 +60,7 @@ def test_arguments_as_text_for_templates_that_take_text():
     ],
 )
 def test_arguments_that_would_not_come_back_stand_as_text(written, stands):
-    (message,) = preference_row(pair(chosen=f"[TOOL_USE] name=Bash input={written}"))["chosen"]
+    (message,) = build_preference_row(pair(chosen=f"[TOOL_USE] name=Bash input={written}"))["chosen"]
     assert message["tool_calls"][0]["function"]["arguments"] == stands
 
 
@@ -72,7 +72,7 @@ def test_a_state_keeps_its_calls_results_and_thinking():
         {"role": "tool", "tool_call_id": "t1", "content": "out"},
         {"role": "tool", "tool_call_id": "t9", "content": "out"},
     ]
-    assert preference_row(pair(state_messages=state))["prompt"] == [
+    assert build_preference_row(pair(state_messages=state))["prompt"] == [
         {"role": "system", "content": "Be\nbrief."},
         {"role": "user", "content": "Go."},
         {"role": "assistant", "content": "", "reasoning_content": "Hm.", "tool_calls": [call({"b": 1, "a": 2}, "t1")]},
@@ -95,8 +95,8 @@ def test_the_file_has_a_row_a_line_in_order_and_only_its_first_messages_are_mark
 def test_normalized_pairs_make_the_same_rows():
     given_pair = pair(tools=[TOOL])
     (normalized,) = DJNormalizer().normalize([given_pair])
-    assert preference_row(normalized) == preference_row(given_pair)
-    assert json.loads(preference_row(normalized)["tools"]) == [TOOL]
+    assert build_preference_row(normalized) == build_preference_row(given_pair)
+    assert json.loads(build_preference_row(normalized)["tools"]) == [TOOL]
 
 
 BAD = [
@@ -134,7 +134,7 @@ def test_no_pairs_and_unknown_forms_are_errors(tmp_path):
 
 @given(st.text(), st.text())
 def test_any_two_texts_make_a_row_with_one_message_on_each_side(chosen, rejected):
-    row = preference_row(pair(chosen=chosen, rejected=rejected))
+    row = build_preference_row(pair(chosen=chosen, rejected=rejected))
     for side in ("chosen", "rejected"):
         (message,) = row[side]
         assert message["role"] == "assistant"

@@ -11,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
-from composer_replication.pairs.normalise import DJNormalizer, DocumentDeduplicator, NormalizedDPOPair, pair_text
+from composer_replication.pairs.normalise import DJNormalizer, NormalizedDPOPair, _DocumentDeduplicator, _pair_text
 from refusals import refusal
 
 
@@ -105,9 +105,9 @@ def test_maths_that_differs_in_numbers_only_is_kept():
 
 
 def test_the_parts_of_a_pair_cannot_run_into_each_other():
-    same = DocumentDeduplicator(lowercase=True, ignore_non_character=True)
-    first = pair_text(pair(chosen="ab", rejected="c"), "state_chosen_rejected")
-    assert same.key(first) != same.key(pair_text(pair(chosen="a", rejected="bc"), "state_chosen_rejected"))
+    same = _DocumentDeduplicator(lowercase=True, ignore_non_character=True)
+    first = _pair_text(pair(chosen="ab", rejected="c"), "state_chosen_rejected")
+    assert same.key(first) != same.key(_pair_text(pair(chosen="a", rejected="bc"), "state_chosen_rejected"))
 
 
 PARTS = st.text("ab\ue000\ue001\ue002", max_size=4)
@@ -116,7 +116,7 @@ PARTS = st.text("ab\ue000\ue001\ue002", max_size=4)
 @given(PARTS, PARTS, PARTS, PARTS)
 def test_two_pairs_have_one_text_only_if_they_are_equal(chosen, rejected, other_chosen, other_rejected):
     texts = [
-        pair_text(pair(chosen=one, rejected=two), "state_chosen_rejected")
+        _pair_text(pair(chosen=one, rejected=two), "state_chosen_rejected")
         for one, two in ((chosen, rejected), (other_chosen, other_rejected))
     ]
     assert (texts[0] == texts[1]) == ((chosen, rejected) == (other_chosen, other_rejected))
@@ -126,8 +126,8 @@ def test_the_text_of_a_state_holds_calls_and_does_not_depend_on_the_order_of_key
     call = {"id": "t", "function": {"name": "Bash", "arguments": '{"command": "ls"}'}}
     one = pair(state_messages=[{"role": "assistant", "content": None, "tool_calls": [call]}])
     two = pair(state_messages=[{"tool_calls": [call], "content": None, "role": "assistant"}])
-    assert pair_text(one, "state") == pair_text(two, "state")
-    assert '{"command": "ls"}' in pair_text(one, "state")
+    assert _pair_text(one, "state") == _pair_text(two, "state")
+    assert '{"command": "ls"}' in _pair_text(one, "state")
 
 
 BAD = [

@@ -11,13 +11,13 @@ from hypothesis import strategies as st
 
 from composer_replication.errors import InputError
 from composer_replication.pairs.normalise import (
-    DocumentDeduplicator,
-    RangeFilter,
-    SpecialCharactersFilter,
-    TextLengthFilter,
-    WordsNumFilter,
-    count_words,
-    special_ratio,
+    _count_words,
+    _DocumentDeduplicator,
+    _RangeFilter,
+    _special_character_ratio,
+    _SpecialCharactersFilter,
+    _TextLengthFilter,
+    _WordsNumFilter,
 )
 from cpu_time import least_cpu_seconds
 
@@ -36,20 +36,20 @@ TEXTS = st.one_of(ANY, st.text("aZ9 .\n\t\r\x1c\u00a0🙂é", max_size=60))
     ],
 )
 def test_a_range_keeps_its_ends_unless_told_otherwise(settings, kept):
-    assert [value for value in range(1, 6) if RangeFilter(**settings).is_kept(value, 2, 4)] == kept
+    assert [value for value in range(1, 6) if _RangeFilter(**settings).is_kept(value, 2, 4)] == kept
 
 
 def test_a_missing_limit_is_no_limit():
-    assert RangeFilter().is_kept(10**9, None, None)
-    assert not RangeFilter().is_kept(3, 4, None)
-    assert not RangeFilter().is_kept(5, None, 4)
+    assert _RangeFilter().is_kept(10**9, None, None)
+    assert not _RangeFilter().is_kept(3, 4, None)
+    assert not _RangeFilter().is_kept(5, None, 4)
 
 
 def test_length_is_counted_in_characters_and_both_ends_are_kept():
-    judge = TextLengthFilter(min_len=8, max_len=10).judge()
+    judge = _TextLengthFilter(min_len=8, max_len=10).judge()
     assert [judge(text) for text in ("sevench", "eight ch", "ten chars!", "eleven char")] == [False, True, True, False]
     assert judge("éééééééé")  # 16 bytes
-    assert not TextLengthFilter().judge()("nine char")  # data-juicer's default is 10
+    assert not _TextLengthFilter().judge()("nine char")  # data-juicer's default is 10
 
 
 WORDS_BY_HAND = {
@@ -74,18 +74,18 @@ WORDS_BY_HAND = {
 
 @pytest.mark.parametrize("text", WORDS_BY_HAND)
 def test_words_counted_by_hand(text):
-    assert count_words(text) == WORDS_BY_HAND[text]
+    assert _count_words(text) == WORDS_BY_HAND[text]
 
 
 def test_both_ends_of_the_number_of_words_are_kept():
-    judge = WordsNumFilter(min_num=2, max_num=3).judge()
+    judge = _WordsNumFilter(min_num=2, max_num=3).judge()
     assert [judge(text) for text in ("a", "a b", "a b c", "a b c d")] == [False, True, True, False]
-    assert not WordsNumFilter().judge()("one two three four five six seven eight nine")  # default 10
+    assert not _WordsNumFilter().judge()("one two three four five six seven eight nine")  # default 10
 
 
 def test_words_by_a_model_are_not_native():
     with pytest.raises(InputError, match='backend="data_juicer"'):
-        WordsNumFilter(tokenization=True)
+        _WordsNumFilter(tokenization=True)
 
 
 RATIOS_BY_HAND = {
@@ -105,22 +105,22 @@ RATIOS_BY_HAND = {
 
 @pytest.mark.parametrize("text", RATIOS_BY_HAND)
 def test_the_share_of_special_characters_by_hand(text):
-    assert special_ratio(text) == RATIOS_BY_HAND[text]
+    assert _special_character_ratio(text) == RATIOS_BY_HAND[text]
 
 
 def test_every_ascii_sign_digit_and_blank_is_special_and_no_ascii_letter_is():
-    assert special_ratio(string.punctuation + string.digits + string.whitespace) == 1.0
-    assert special_ratio(string.ascii_letters) == 0.0
+    assert _special_character_ratio(string.punctuation + string.digits + string.whitespace) == 1.0
+    assert _special_character_ratio(string.ascii_letters) == 0.0
 
 
 def test_the_limit_itself_is_kept():
-    judge = SpecialCharactersFilter(max_ratio=0.5).judge()
+    judge = _SpecialCharactersFilter(max_ratio=0.5).judge()
     assert [judge(text) for text in ("ab1", "ab12", "ab123", "")] == [True, True, False, True]
-    assert not SpecialCharactersFilter().judge()("abc12")  # default 0.25
+    assert not _SpecialCharactersFilter().judge()("abc12")  # default 0.25
 
 
 def kept(texts: list[str], **settings: bool) -> list[str]:
-    judge = DocumentDeduplicator(**settings).judge()
+    judge = _DocumentDeduplicator(**settings).judge()
     return [text for text in texts if judge(text)]
 
 
@@ -133,7 +133,7 @@ def test_the_first_of_equal_texts_is_kept():
 
 
 def test_what_counts_as_no_character():
-    same = DocumentDeduplicator(ignore_non_character=True)
+    same = _DocumentDeduplicator(ignore_non_character=True)
     for sign in ("\u00a0", "\u2003", "٣", "\uff17", "\U0001e5f1", "_", "~"):
         assert same.key(f"a{sign}b") == same.key("ab"), hex(ord(sign))
     for sign in ("\x1c", "\u200b", "²", "½", "…", "é", "🙂", "\ue000"):
@@ -141,7 +141,7 @@ def test_what_counts_as_no_character():
 
 
 def test_each_pass_forgets_the_one_before():
-    operator = DocumentDeduplicator()
+    operator = _DocumentDeduplicator()
     assert operator.judge()("a")
     assert operator.judge()("a")
 
@@ -149,14 +149,14 @@ def test_each_pass_forgets_the_one_before():
 @given(TEXTS)
 def test_words_are_pieces_with_at_least_one_ordinary_character(text):
     pieces = [piece for piece in re.split("[ \n\t]", text) if piece]
-    assert count_words(text) == sum(any(special_ratio(each) == 0.0 for each in piece) for piece in pieces)
+    assert _count_words(text) == sum(any(_special_character_ratio(each) == 0.0 for each in piece) for piece in pieces)
 
 
 @given(TEXTS, TEXTS)
 def test_special_characters_are_counted_one_by_one(text, other):
-    count = sum(special_ratio(each) for each in text)
-    assert special_ratio(text) * len(text) == pytest.approx(count)
-    assert special_ratio(text + other) == pytest.approx(special_ratio(other + text))
+    count = sum(_special_character_ratio(each) for each in text)
+    assert _special_character_ratio(text) * len(text) == pytest.approx(count)
+    assert _special_character_ratio(text + other) == pytest.approx(_special_character_ratio(other + text))
 
 
 @given(st.lists(TEXTS, max_size=12), st.booleans(), st.booleans())
@@ -181,8 +181,8 @@ HOSTILE = [
 @pytest.mark.parametrize("text", HOSTILE, ids=lambda text: ascii(text[:2]))
 def test_hostile_texts_take_time_in_step_with_their_length(text):
     def work() -> None:
-        for operator in (TextLengthFilter(), WordsNumFilter(), SpecialCharactersFilter()):
+        for operator in (_TextLengthFilter(), _WordsNumFilter(), _SpecialCharactersFilter()):
             operator.judge()(text)
-        DocumentDeduplicator(lowercase=True, ignore_non_character=True).judge()(text)
+        _DocumentDeduplicator(lowercase=True, ignore_non_character=True).judge()(text)
 
     assert least_cpu_seconds(work, enough=0.5) < 0.5

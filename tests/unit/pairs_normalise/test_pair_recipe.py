@@ -12,7 +12,13 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.errors import ArtefactNotFoundError, InputError, MissingExtraError
-from composer_replication.pairs.normalise import DEFAULT_RECIPE, DJNormalizer, native_operator, read_recipe, steps_of
+from composer_replication.pairs.normalise import (
+    DEFAULT_RECIPE,
+    DJNormalizer,
+    _native_operator,
+    _parse_steps,
+    read_recipe,
+)
 from refusals import refusal
 
 LENGTH = "text_length_filter: {text_key: chosen}"
@@ -53,7 +59,7 @@ process:
 """
     steps = read_recipe(recipe(text)).steps
     assert [step.text_key for step in steps] == ["chosen", "rejected", "rejected"]
-    assert native_operator(steps[1]).min_num == 3
+    assert _native_operator(steps[1]).min_num == 3
 
 
 def test_two_steps_of_one_kind_are_counted_apart(recipe):
@@ -154,5 +160,5 @@ PARAMETERS = st.dictionaries(
 )
 def test_any_parsed_yaml_is_steps_or_an_input_error(parsed):
     with contextlib.suppress(InputError):
-        for step in steps_of(parsed, "recipe"):
-            native_operator(step).judge()("any text")
+        for step in _parse_steps(parsed, "recipe"):
+            _native_operator(step).judge()("any text")

@@ -126,7 +126,7 @@ def test_arguments_written_as_text_are_scrubbed_as_the_data_they_mean():
     raw = '{"command": "login", "password": "zwei drei", "password": "rot gr\\u00fcn"}'
     call = ToolCall(id="a", name="Do", arguments={"command": "login", "password": "rot grün"}, raw_arguments=raw)
     turns = (turn("user", "go", number=0), turn("assistant", number=1, calls=(call,)), turn("user", "ok", number=2))
-    scrubber = ScrubSettings().family_scrubber()
+    scrubber = ScrubSettings().session_scrubber()
     clean = scrubber.scrub(
         Conversation(id="c", format="test", turns=(*turns, turn("assistant", "done", number=3))), scrubber.scope()
     )

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from composer_replication.privacy import Scrubber
-from composer_replication.privacy.names import CORRECTIONS, Strength, name_strength
+from composer_replication.privacy.secret_names import CORRECTIONS, Strength, name_strength
 
 VALUE = "zonne" + "bloem42"
 UUID = "7c9e6679-7425-40de-" + "944b-e07fc1f90ae7"

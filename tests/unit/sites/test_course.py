@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.course import repeated_refusals
+from composer_replication.sites.verdict_revision import repeated_refusals
 from session_pieces import Session
 
 NO_FILE = "<tool_use_error>File does not exist.</tool_use_error>"

@@ -10,7 +10,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.sites import BLAMES, classify
-from composer_replication.sites.view import CleanedText
+from composer_replication.sites.cleaned_text import CleanedText
 from cpu_time import least_cpu_seconds
 
 MB = 1_000_000
@@ -96,7 +96,7 @@ def test_colours_and_line_ends_do_not_hide_a_failure_and_the_place_is_that_of_th
 
 @given(st.text(alphabet="ab\n\r\x1b[0m;", max_size=60), st.sampled_from([None, 1, 2, 3]))
 def test_every_place_of_a_cleaned_text_is_the_same_character_in_the_original(text, num_lines):
-    view = CleanedText.of(text) if num_lines is None else CleanedText.of(text).head_and_tail(num_lines)
+    view = CleanedText.of(text) if num_lines is None else CleanedText.of(text).first_and_last_lines(num_lines)
     for index, letter in enumerate(view.text):
         start, end = view.to_original(index, index + 1)
         between = num_lines is not None and letter == "\n"  # the line end that stands for what was left out
@@ -105,9 +105,11 @@ def test_every_place_of_a_cleaned_text_is_the_same_character_in_the_original(tex
 
 def test_the_ends_of_a_text_are_its_first_and_last_lines():
     text = "\n".join(map(str, range(9)))
-    assert CleanedText.of(text).head_and_tail(2).text == "0\n1\n7\n8"
+    assert CleanedText.of(text).first_and_last_lines(2).text == "0\n1\n7\n8"
     assert (
-        CleanedText.of(text).head_and_tail(5).text == CleanedText.of(text + "\n").head_and_tail(5).text.rstrip() == text
+        CleanedText.of(text).first_and_last_lines(5).text
+        == CleanedText.of(text + "\n").first_and_last_lines(5).text.rstrip()
+        == text
     )
 
 

@@ -6,9 +6,14 @@ import re
 
 import pytest
 
-from composer_replication.hint_generator.write import write_hint
+from composer_replication.hint_generator.hint_sources import write_hint
 from composer_replication.sites import find_error_sites
-from composer_replication.sites.user_words import convention_in, corrects, find_user_text, find_words_of_refusal
+from composer_replication.sites.user_corrections import (
+    _find_refusal_comment,
+    find_user_rule,
+    find_user_text,
+    is_correction,
+)
 from composer_replication.types import Turn
 from session_pieces import HERE, Session
 
@@ -53,7 +58,7 @@ STOP = "[Request interrupted by user for tool use]"
     ],
 )
 def test_words_that_correct_a_call(words, expected):
-    assert (find_user_text(words) is not None and corrects(words)) is expected
+    assert (find_user_text(words) is not None and is_correction(words)) is expected
 
 
 @pytest.mark.parametrize(
@@ -71,7 +76,7 @@ def test_words_that_correct_a_call(words, expected):
     ],
 )
 def test_after_a_stop_only_plain_words_count(words, expected):
-    assert corrects(words, plainly=True) is expected
+    assert is_correction(words, is_explicit=True) is expected
 
 
 @pytest.mark.parametrize(
@@ -87,7 +92,7 @@ def test_after_a_stop_only_plain_words_count(words, expected):
     ],
 )
 def test_a_rule_is_named_where_nothing_points_at_one_place(words, expected):
-    assert convention_in(words) == expected
+    assert find_user_rule(words) == expected
 
 
 @pytest.mark.parametrize(
@@ -105,7 +110,7 @@ def test_a_rule_is_named_where_nothing_points_at_one_place(words, expected):
     ],
 )
 def test_the_users_own_words_in_a_refusal(text, expected):
-    found = find_words_of_refusal(text)
+    found = _find_refusal_comment(text)
     assert (None if found is None else text[slice(*found)]) == expected
 
 

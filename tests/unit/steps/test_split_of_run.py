@@ -19,7 +19,7 @@ from composer_replication.config import PairsConfig, ReplayConfig, SitesConfig, 
 from composer_replication.errors import InputError, StaleArtefactError
 from composer_replication.runs.files import read_sites, read_tools
 from composer_replication.runs.split import read_split, read_split_rows, read_test_ids
-from composer_replication.sites.course import Refusal, repeated_refusals
+from composer_replication.sites.verdict_revision import Refusal, repeated_refusals
 from composer_replication.trainer.sessions.rendering import read_sessions
 from refusals import refusal
 

@@ -10,7 +10,7 @@ from replay_pieces import KEY, TEACHERS, options_for
 
 from composer_replication.errors import InputError
 from composer_replication.hint_generator import write_hint
-from composer_replication.hint_generator.writer import prompt_of, why_refused, write_hints
+from composer_replication.hint_generator.teacher_hints import _build_prompt, _reason_to_reject, write_hints
 from composer_replication.sites import find_error_sites
 from fault_server import FaultServer, Reply
 from refusals import refusal
@@ -85,7 +85,7 @@ def test_what_may_not_teach_is_refused_and_the_template_speaks(text, reason):
 
 def test_the_prompt_holds_the_call_and_its_error_and_nothing_later():
     site, conversation = erring()
-    text = json.dumps(prompt_of(site, conversation))
+    text = json.dumps(_build_prompt(site, conversation))
     assert "/repo/parser.py" in text
     assert "File does not exist" in text
     assert "grammar" not in text
@@ -98,15 +98,15 @@ def test_what_is_known_to_be_right_is_in_the_prompt_and_may_be_quoted():
     session.call("Read", error, is_error=True, file_path="/repo/parser.js")
     conversation = session.conversation()
     (site,) = find_error_sites(conversation)
-    assert "Known to be right: parser.ts" in str(prompt_of(site, conversation))
-    assert why_refused("The file is called parser.ts here.", site, conversation) is None
-    assert why_refused("There is no parser.js.", site, conversation) == "quotes the failing call"
+    assert "Known to be right: parser.ts" in str(_build_prompt(site, conversation))
+    assert _reason_to_reject("The file is called parser.ts here.", site, conversation) is None
+    assert _reason_to_reject("There is no parser.js.", site, conversation) == "quotes the failing call"
 
 
 def test_words_known_before_are_no_knowledge_of_what_comes():
     site, conversation = erring()
-    assert why_refused("List the folder with the `Read` tool's help first.", site, conversation) is None
-    assert why_refused("Search for the class first.", site, conversation) is None
+    assert _reason_to_reject("List the folder with the `Read` tool's help first.", site, conversation) is None
+    assert _reason_to_reject("Search for the class first.", site, conversation) is None
 
 
 def test_a_cap_without_room_for_one_call_is_an_error_and_nothing_is_sent():

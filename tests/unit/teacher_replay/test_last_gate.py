@@ -17,13 +17,13 @@ from composer_replication.cli.export import export_atif
 from composer_replication.cli.sites import write_sites
 from composer_replication.config import SitesConfig
 from composer_replication.errors import InputError, RunError
-from composer_replication.hint_generator.writer import prompt_of, write_hints
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.hint_generator.teacher_hints import _build_prompt, write_hints
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.pairs.export import export_preferences
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy import outgoing as last_gate
-from composer_replication.privacy.outgoing import LastGate, OpenGate, gate_of
+from composer_replication.privacy.outgoing import LastGate, OpenGate, outgoing_gate
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_sites
 from composer_replication.sites import find_error_sites
@@ -191,7 +191,7 @@ def test_a_secret_that_the_question_would_cut_in_two_stays_here_whole(num_shown,
         session.call("Read", error, is_error=True, file_path="/repo/parser.py")
     conversation = session.conversation()
     (site,) = [each for each in find_error_sites(conversation) if each.is_kept]
-    shown = json.dumps(prompt_of(site, conversation))
+    shown = json.dumps(_build_prompt(site, conversation))
     assert WORDS[: num_shown - 1] in shown
     assert WORDS not in shown
     found, num_sent = hinted([(site, conversation)], ENVIRONMENT)
@@ -220,8 +220,8 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
     run = a_run(tmp_path, "hi", scrub=None)
     parts = {"what": str(run.root), "got": "--no-scrub"}
     with refusal(RunError, **parts, fix="--no-scrub"):
-        gate_of(run, {}, no_scrub=False)
-    assert isinstance(gate_of(run, {}, no_scrub=True), OpenGate)
+        outgoing_gate(run, {}, no_scrub=False)
+    assert isinstance(outgoing_gate(run, {}, no_scrub=True), OpenGate)
     with refusal(RunError, **parts):
         export_atif(run, tmp_path / "atif")
     assert not (tmp_path / "atif").exists()
@@ -241,12 +241,12 @@ def test_a_run_made_without_scrubbing_needs_the_word_once_more(tmp_path):
 def test_an_export_with_a_secret_writes_nothing_and_names_the_step(tmp_path):
     run = a_run(tmp_path, f"the word is {WORDS}", scrub=ScrubSettings())
     with refusal(InputError, what="ATIF", got="ENV_SECRET x1", fix="step 1: ENV_SECRET x1 (id ") as error:
-        export_atif(run, tmp_path / "atif", gate=gate_of(run, ENVIRONMENT, no_scrub=False))
+        export_atif(run, tmp_path / "atif", gate=outgoing_gate(run, ENVIRONMENT, no_scrub=False))
     assert re.match(r"1\b", error.value.got)
     assert WORDS not in str(error.value)
     assert not (tmp_path / "atif").exists()
     allowed = error.value.fix.partition("(id ")[2][:12]
-    gate = gate_of(run, ENVIRONMENT, no_scrub=False, allowed=[allowed])
+    gate = outgoing_gate(run, ENVIRONMENT, no_scrub=False, allowed=[allowed])
     assert len(export_atif(run, tmp_path / "atif", gate=gate)) == 1
 
 

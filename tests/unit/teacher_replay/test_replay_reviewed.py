@@ -9,7 +9,7 @@ import pytest
 from replay_pieces import KEY, TEACHERS, collect, options_for, states
 
 from composer_replication.errors import InputError
-from composer_replication.hint_generator.writer import why_refused
+from composer_replication.hint_generator.teacher_hints import _reason_to_reject
 from composer_replication.teacher_replay import replay_trace
 from composer_replication.teacher_replay.ask_and_retry import RetryPolicy
 from composer_replication.teacher_replay.endpoint import FailedRequest, _parse_response
@@ -217,4 +217,4 @@ def test_names_that_come_later_are_found_in_any_spelling(text, is_refused):
 
     later = dataclasses.replace(last, text="It listens on localhost:8431, see src/grammar/tokens.py.")
     changed = dataclasses.replace(conversation, turns=(*conversation.turns[:-1], later))
-    assert (why_refused(text, site, changed) == "knows what comes later") is is_refused
+    assert (_reason_to_reject(text, site, changed) == "knows what comes later") is is_refused

@@ -12,7 +12,7 @@ from replay_pieces import KEY, TEACHERS, options_for
 from composer_replication.cli import replay as step
 from composer_replication.config import ReplayConfig
 from composer_replication.errors import RunError, StaleArtefactError
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.privacy.outgoing import LastGate, OpenGate
 from composer_replication.runs import RunDir

@@ -14,7 +14,7 @@ from composer_replication.batch.render.dialect import ThinkingRules
 from composer_replication.batch.render.renderer import THINKING_COMES_LATE, WITHOUT_ANSWER, Renderer
 from composer_replication.cli.replay import RunStates
 from composer_replication.config import ReplayConfig
-from composer_replication.ingestion.into_run import ingest_into
+from composer_replication.ingestion.ingest_run import ingest_into
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_conversations
 from composer_replication.trainer.sessions.rendering import LoggedSession, good_turns

@@ -35,7 +35,7 @@ from composer_replication.config.values import to_toml
 from composer_replication.diloco.store import ObjectStore
 from composer_replication.diloco.store.opening import scheme_of
 from composer_replication.errors import ArtefactCorruptError, ConfigError, InputError, explain
-from composer_replication.privacy.outgoing import Find, LastGate, gate_of, refusal
+from composer_replication.privacy.outgoing import Find, LastGate, outgoing_gate, refusal
 from composer_replication.runs import ARTEFACTS, RunDir
 
 ENTRYPOINT = "composer_replication.diloco.serverless.replica_entrypoint"
@@ -283,7 +283,7 @@ def _run_files(run: RunDir) -> dict[str, Path]:
 
 def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, allowed: Iterable[str]) -> None:
     """Raise an error if a row of the files to upload contains what looks like a secret."""
-    gate = gate_of(run, os.environ, no_scrub=no_scrub, allowed=allowed)
+    gate = outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     finds: dict[bytes, Find] = {}
     for name, path in files.items():
         if gate.is_open or path.suffix != _JSONL:

@@ -12,7 +12,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any, cast, get_args
 
-from composer_replication.ingestion.documents import read_lines_or_document
 from composer_replication.ingestion.formats.atif_write import (
     CACHE_KEY,
     ERROR_KEY,
@@ -24,19 +23,20 @@ from composer_replication.ingestion.formats.atif_write import (
     UNMAPPED_STEP_KEYS,
     USUAL_ORIGIN,
 )
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
+from composer_replication.ingestion.json_documents import read_lines_or_document
+from composer_replication.ingestion.source_files import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
 from composer_replication.ingestion.turn_list import (
     NO_CALL,
     TurnList,
     as_list,
     as_record,
     as_string,
-    count,
-    logged_call,
-    outline,
-    stem,
-    unique,
-    usage_of,
+    key_paths,
+    make_call,
+    make_unique,
+    read_usage,
+    session_name,
+    valid_count,
 )
 from composer_replication.types import (
     Conversation,
@@ -59,7 +59,7 @@ _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assista
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
     """Return whether the head has an ATIF schema version, or steps with ATIF keys."""
-    keys, head = outline(head), as_utf8(head)
+    keys, head = key_paths(head), as_utf8(head)
     return ("schema_version" in keys and b'"ATIF-' in head) or {"steps[].step_id", "steps[].source"} <= keys
 
 
@@ -77,10 +77,10 @@ def _conversations(
     document: Record, source: SourceFile, report: IngestReport, taken_ids: set[str]
 ) -> Iterator[Conversation]:
     """Yield the conversation in a document, then those of its embedded subagents."""
-    waiting: deque[tuple[Record, Link | None, str]] = deque([(document, None, stem(source.name))])
+    waiting: deque[tuple[Record, Link | None, str]] = deque([(document, None, session_name(source.name))])
     while waiting:
         trajectory, parent, name = waiting.popleft()
-        reader = _TrajectoryReader(trajectory, unique(_id(trajectory) or name, taken_ids), source.name, report)
+        reader = _TrajectoryReader(trajectory, make_unique(_id(trajectory) or name, taken_ids), source.name, report)
         conversation = reader.conversation(parent)
         if conversation.turns:
             yield conversation
@@ -120,7 +120,7 @@ class _TrajectoryReader:
         # The name is stored only if it differs from the log format.
         handled_keys = {"version", "name"} if self._agent.get("name") == source_format else {"version"}
         unmapped_fields |= _rest("agent", self._agent, handled_keys)
-        extra = self.turns.safe_fields(as_record(our_fields.get("extra")), 0)
+        extra = self.turns.storable_fields(as_record(our_fields.get("extra")), 0)
         if source_format not in (None, FORMAT):
             extra["source_format"] = source_format
         return Conversation(
@@ -132,7 +132,7 @@ class _TrajectoryReader:
             title=as_string(our_fields.get("title")),
             cwd=as_string(our_fields.get("cwd")),
             agent_version=None if version == UNKNOWN_VERSION else version,
-            extra=extra | self.turns.safe_fields({"atif": unmapped_fields} if unmapped_fields else {}, 0),
+            extra=extra | self.turns.storable_fields({"atif": unmapped_fields} if unmapped_fields else {}, 0),
         )
 
     def _add(self, step: Record, number: int) -> None:
@@ -155,7 +155,7 @@ class _TrajectoryReader:
         # One step holds the results of several tool turns; `n` is the number of results in each of them.
         for tool_turn in as_list(our_fields.get("tool_turns")) if results else []:
             part = as_record(tool_turn)
-            part_results, results = results[: count(part.get("n"))], results[count(part.get("n")) :]
+            part_results, results = results[: valid_count(part.get("n"))], results[valid_count(part.get("n")) :]
             if part_results:
                 self._add_results(self._tool_turn(step, part, turn, number), part_results, caller=turn)
         if results:
@@ -189,15 +189,15 @@ class _TrajectoryReader:
             logprobs=self._numbers(metrics.get("logprobs"), float, number),
             extra=image_count(message)
             | self._extra(our_fields, number)
-            | self.turns.safe_fields(
-                {"atif": self.turns.safe_fields(unmapped_fields, number)} if unmapped_fields else {}, number
+            | self.turns.storable_fields(
+                {"atif": self.turns.storable_fields(unmapped_fields, number)} if unmapped_fields else {}, number
             ),
         )
 
     def _extra(self, our_fields: Record, number: int) -> Record:
         """Return what `atif_write` stored about a turn: its `extra` and its original location."""
         read_from = {"read_from": our_fields["read_from"]} if isinstance(our_fields.get("read_from"), dict) else {}
-        extra = self.turns.safe_fields(as_record(our_fields.get("extra")) | read_from, number)
+        extra = self.turns.storable_fields(as_record(our_fields.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
         # Links between conversations are derived from these fields, so a forged document must not use other types for
         # them.
@@ -212,7 +212,7 @@ class _TrajectoryReader:
             if not isinstance(entry, dict):
                 self._report.skip(NO_CALL, self._file, number)
                 continue
-            call = logged_call(entry.get("tool_call_id"), entry.get("function_name"), entry.get("arguments"))
+            call = make_call(entry.get("tool_call_id"), entry.get("function_name"), entry.get("arguments"))
             raw = as_record(entry.get("extra")).get(RAW_KEY)
             calls.append(replace(call, raw_arguments=raw) if isinstance(raw, str) else call)
         return tuple(calls)
@@ -248,7 +248,7 @@ class _TrajectoryReader:
                     outside.setdefault(id, []).append(ref)
         extra = image_count(*(entry.get("content") for entry in entries)) | dict(turn.extra)
         if outside:
-            extra |= self.turns.safe_fields(
+            extra |= self.turns.storable_fields(
                 {"atif": {**extra.get("atif", {}), "references": outside}}, turn.provenance.lines[0]
             )
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
@@ -277,7 +277,7 @@ def _origin(step: Record, our_fields: Record, role: Role) -> Origin:
 
 def _usage(metrics: Record) -> Usage | None:
     is_counted = any(isinstance(metrics.get(key), int) for key in _COUNTS)
-    return usage_of(metrics, *_COUNTS, f"extra.{CACHE_KEY}") if is_counted else None
+    return read_usage(metrics, *_COUNTS, f"extra.{CACHE_KEY}") if is_counted else None
 
 
 def _link(fields: Any, parent: Link | None) -> Link | None:

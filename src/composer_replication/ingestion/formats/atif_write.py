@@ -13,7 +13,7 @@ from dataclasses import asdict
 from datetime import datetime
 from typing import Any
 
-from composer_replication.ingestion.source import as_text
+from composer_replication.ingestion.source_files import as_text
 from composer_replication.ingestion.turn_list import as_list, as_record
 from composer_replication.types import Conversation, Origin, ToolCall, Turn
 

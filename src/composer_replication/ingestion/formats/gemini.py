@@ -13,8 +13,8 @@ from typing import Any, cast
 
 import orjson
 
-from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import (
+from composer_replication.ingestion.json_documents import head_values, read_lines_or_document
+from composer_replication.ingestion.source_files import (
     TOO_DEEP,
     IngestReport,
     Record,
@@ -28,9 +28,9 @@ from composer_replication.ingestion.turn_list import (
     as_list,
     as_record,
     as_string,
-    logged_call,
-    safe_fields,
-    usage_of,
+    make_call,
+    read_usage,
+    storable_fields,
 )
 from composer_replication.types import Conversation, Link, Origin, Provenance, ToolCall, ToolResult, Turn
 
@@ -99,7 +99,7 @@ class _ChatLog:
             if isinstance(messages, list):
                 self._replace(cast("list[Any]", messages), line)
             fields = {key: value for key, value in change.items() if key != "messages"}
-            self.meta.update(safe_fields(fields, self.source.name, line, self.report))
+            self.meta.update(storable_fields(fields, self.source.name, line, self.report))
         else:
             self._put(self.entries, record, line, line)
 
@@ -201,7 +201,7 @@ class _ChatLog:
             thinking=_thinking(message.get("thoughts")),
             calls=calls,
             model=as_string(message.get("model")),
-            usage=usage_of(message.get("tokens"), "input", "output thoughts", "cached"),
+            usage=read_usage(message.get("tokens"), "input", "output thoughts", "cached"),
             timestamp=timestamp,
             provenance=where,
         )
@@ -224,7 +224,7 @@ class _ChatLog:
                 self.report.skip(NO_CALL, self.source.name, line)
                 continue
             call_id = as_string(call.get("id")) or f"{key}:call-{index}"
-            calls.append(logged_call(call_id, call.get("name"), call.get("args")))
+            calls.append(make_call(call_id, call.get("name"), call.get("args")))
             is_error = _IS_ERROR.get(as_string(call.get("status")) or "")
             if call.get("result") is not None or is_error is not None:
                 # Some calls have only a result for display.

@@ -14,8 +14,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.documents import before_damage, parsed
-from composer_replication.ingestion.source import (
+from composer_replication.ingestion.json_documents import parse_document, salvage_messages
+from composer_replication.ingestion.source_files import (
     MAX_FILE_WEIGHT,
     MAX_LINE_BYTES,
     IngestReport,
@@ -25,7 +25,15 @@ from composer_replication.ingestion.source import (
     image_count,
     is_too_large,
 )
-from composer_replication.ingestion.turn_list import TurnList, as_list, as_record, as_string, stem, unique, usage_of
+from composer_replication.ingestion.turn_list import (
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    make_unique,
+    read_usage,
+    session_name,
+)
 from composer_replication.types import Conversation
 
 FORMAT = "inspect_eval"
@@ -77,7 +85,9 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             sample = _load(archive, info, remaining_bytes, source.name, report)
             remaining_bytes -= info.file_size
             if isinstance(sample, dict):
-                yield from _conversation(sample, header, f"{stem(source.name)}:{index}", source.name, report, taken_ids)
+                yield from _conversation(
+                    sample, header, f"{session_name(source.name)}:{index}", source.name, report, taken_ids
+                )
             elif sample is not None:
                 report.skip("sample is not an object", source.name)
 
@@ -113,9 +123,9 @@ def _load(
         report.skip("zip member too large", file)
         return None
     try:
-        return parsed(data, report)
+        return parse_document(data, report)
     except ValueError:
-        value, position = before_damage(data)
+        value, position = salvage_messages(data)
         report.skip("invalid JSON document", file, position)
         return value or None
 
@@ -132,13 +142,13 @@ def _conversation(
     task = {key: header[key] for key in ("task", "model") if isinstance(header.get(key), str)}
     packages = as_record(header.get("packages"))
     yield from reader.turns.conversation(
-        unique(as_string(sample.get("uuid")) or name, taken_ids),
+        make_unique(as_string(sample.get("uuid")) or name, taken_ids),
         FORMAT,
         # Epochs of a sample repeat the same task; the samples of an evaluation are different tasks.
         session_id=f"{as_string(header.get('eval_id')) or name}/{sample.get('id', name)}",
         title=as_string(header.get("task")),
         agent_version=as_string(packages.get("inspect_ai")),
-        extra=reader.turns.safe_fields({"sample_id": sample.get("id"), **sample_fields, **task}),
+        extra=reader.turns.storable_fields({"sample_id": sample.get("id"), **sample_fields, **task}),
     )
 
 
@@ -190,10 +200,10 @@ class _EvalSample:
         role, id = message.get("role"), as_string(message.get("id")) or str(number)
         if role == "tool":
             error = message.get("error")
-            failed = self.turns.safe_fields({"error": error} if error is not None else {}, number)
+            failed = self.turns.storable_fields({"error": error} if error is not None else {}, number)
             extra = failed | image_count(message.get("content"))
             call_id, text = as_text(message.get("tool_call_id")), _tool_text(message)
-            self.turns.answer(call_id, text, error is not None, id=id, line=number, extra=extra)
+            self.turns.add_result(call_id, text, error is not None, id=id, line=number, extra=extra)
         elif not self.turns.add_message(
             message, id, number, **self._answer_fields(message, id) if role == "assistant" else {}
         ):
@@ -209,7 +219,7 @@ class _EvalSample:
             "text": as_text([block for block in blocks if not _is_reasoning(block)]),
             "thinking": "\n".join(_reasoning(block) for block in blocks if _is_reasoning(block)),
             "model": as_string(message.get("model")) or as_string(event.get("model")),
-            "usage": usage_of(usage, "input_tokens", "output_tokens", *_CACHED, is_disjoint=True),
+            "usage": read_usage(usage, "input_tokens", "output_tokens", *_CACHED, is_disjoint=True),
             "timestamp": as_string(event.get("timestamp")),
             "extra": {},
         }

@@ -7,9 +7,16 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
-from composer_replication.ingestion.turn_list import TurnList, as_record, as_string, outline, stem, unique
+from composer_replication.ingestion.json_documents import read_lines_or_document
+from composer_replication.ingestion.source_files import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
+from composer_replication.ingestion.turn_list import (
+    TurnList,
+    as_record,
+    as_string,
+    key_paths,
+    make_unique,
+    session_name,
+)
 from composer_replication.types import Conversation, Origin
 
 FORMAT = "mini_sweagent"
@@ -28,7 +35,7 @@ _KEPT_INFO_KEYS = ("exit_status", "submission")
 
 def sniff(head: bytes, path: Path) -> bool:
     """Return whether the head is a trajectory from this agent."""
-    keys, head = outline(head), as_utf8(head)
+    keys, head = key_paths(head), as_utf8(head)
     ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
     if head.lstrip()[:1] == b"[":
         return ours and {"[].role", "[].content"} <= keys
@@ -55,10 +62,10 @@ def _conversation(
     turns, info = TurnList(source.name, report), as_record(record.get("info"))
     turns.for_each_object(messages, lambda message, number: _add(turns, message, number))
     yield from turns.conversation(
-        unique(as_string(record.get("instance_id")) or stem(source.name), taken_ids),
+        make_unique(as_string(record.get("instance_id")) or session_name(source.name), taken_ids),
         FORMAT,
         agent_version=as_string(info.get("mini_version")),
-        extra=turns.safe_fields({key: info[key] for key in _KEPT_INFO_KEYS if key in info}),
+        extra=turns.storable_fields({key: info[key] for key in _KEPT_INFO_KEYS if key in info}),
     )
 
 
@@ -66,7 +73,7 @@ def _add(turns: TurnList, message: Record, number: int) -> None:
     role, content, id = message.get("role"), message.get("content"), str(number)
     if role == "tool":
         call_id, extra = as_text(message.get("tool_call_id")), image_count(content)
-        turns.answer(call_id, as_text(content), None, id=id, line=number, extra=extra)
+        turns.add_result(call_id, as_text(content), None, id=id, line=number, extra=extra)
         return
     # Later versions call tools. In older versions the command is part of the model's text, and stays there.
     fields = {"origin": _origin(turns, as_text(content))} if role == "user" else {"model": _model(message)}

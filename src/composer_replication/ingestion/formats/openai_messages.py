@@ -7,9 +7,9 @@ from itertools import chain
 from pathlib import Path
 from typing import Any, NamedTuple, cast
 
-from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
-from composer_replication.ingestion.turn_list import NO_OBJECT, TurnList, as_string, openai_usage
+from composer_replication.ingestion.json_documents import head_values, read_lines_or_document
+from composer_replication.ingestion.source_files import TOO_DEEP, IngestReport, Record, SourceFile, as_text, image_count
+from composer_replication.ingestion.turn_list import NO_OBJECT, TurnList, as_string, read_openai_usage
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "openai_messages"
@@ -77,7 +77,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
             thread.take(message, at, position)
         if not thread.turns.turns:
             report.skip("no messages", source.name, line)
-        extra = thread.turns.safe_fields({key: value for key, value in around.items() if key not in _LISTS}, line)
+        extra = thread.turns.storable_fields({key: value for key, value in around.items() if key not in _LISTS}, line)
         yield from thread.turns.conversation(conversation_id, FORMAT, session_id=session_id, extra=extra)
 
 
@@ -129,7 +129,7 @@ class _Thread:
             self.turns.skip(TOO_DEEP, line)
 
     def _add_message(self, message: Record, turn_id: str, line: int) -> bool:
-        calls = self.turns.calls(message, line, f"{turn_id}:call-") if message.get("role") == "assistant" else ()
+        calls = self.turns.read_calls(message, line, f"{turn_id}:call-") if message.get("role") == "assistant" else ()
         self._waiting.extend(calls)
         return self.turns.add_message(
             message,
@@ -138,7 +138,7 @@ class _Thread:
             calls=calls,
             text=as_text(message.get("content")) or as_string(message.get("refusal")) or "",
             model=as_string(message.get("model")),
-            usage=openai_usage(message.get("usage")),
+            usage=read_openai_usage(message.get("usage")),
             timestamp=as_string(message.get("timestamp")),
         )
 
@@ -150,6 +150,6 @@ class _Thread:
         call_id = as_string(message.get("tool_call_id")) or oldest
         self._waiting = [call for call in self._waiting if call.id != call_id]
         content, written = message.get("content"), as_string(message.get("timestamp"))
-        self.turns.answer(
+        self.turns.add_result(
             call_id, as_text(content), None, id=turn_id, line=line, extra=image_count(content), timestamp=written
         )

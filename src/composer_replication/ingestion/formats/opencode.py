@@ -7,16 +7,24 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.documents import head_values, read_lines_or_document
-from composer_replication.ingestion.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text, is_image
+from composer_replication.ingestion.json_documents import head_values, read_lines_or_document
+from composer_replication.ingestion.source_files import (
+    IMAGE,
+    TOO_DEEP,
+    IngestReport,
+    Record,
+    SourceFile,
+    as_text,
+    is_image,
+)
 from composer_replication.ingestion.turn_list import (
     NO_OBJECT,
     TurnList,
     as_list,
     as_record,
     as_string,
-    logged_call,
-    usage_of,
+    make_call,
+    read_usage,
 )
 from composer_replication.types import Conversation, Link, Origin, ToolCall, ToolResult
 
@@ -56,7 +64,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 def _session(record: Record, number: int, source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """Yield the conversations in one export; every summary begins a new one."""
     turns = TurnList(source.name, report)
-    info, stem = turns.safe_fields(as_record(record.get("info"))), Path(source.name).stem
+    info, stem = turns.storable_fields(as_record(record.get("info"))), Path(source.name).stem
     session_id = as_string(info.get("id")) or (f"{stem}:{number}" if number else stem)
     owner, part = as_string(info.get("parentID")), 0
     parent = Link(kind="subagent", conversation_id=owner) if owner else None
@@ -182,19 +190,19 @@ class _ExportedMessage:
         if texts:
             extra = {"images": images} if images else {}
             text, when = "\n".join(texts), self._timestamp
-            self._turns.say(self._id, "user", origin, self._position, text, timestamp=when, extra=extra)
+            self._turns.add_turn(self._id, "user", origin, self._position, text, timestamp=when, extra=extra)
 
     def _add_assistant(self) -> None:
         answers = [answer for answer in self._answers() if not answer.is_empty]
         error_fields = {} if self._info.get("error") is None else {"error": self._info["error"]}
-        error_fields = self._turns.safe_fields(error_fields, self._position)
+        error_fields = self._turns.storable_fields(error_fields, self._position)
         # An answer that failed before its first word is a turn as well.
         if not answers and error_fields:
             answers = [_ModelAnswer()]
         for number, answer in enumerate(answers):
             turn_id = f"{self._id}#{number + 1}" if number else self._id
             is_last = number == len(answers) - 1
-            self._turns.say(
+            self._turns.add_turn(
                 turn_id,
                 "assistant",
                 "summary" if _is_summary(self._message) else "model",
@@ -204,13 +212,13 @@ class _ExportedMessage:
                 calls=tuple(answer.calls),
                 parent_id=as_string(self._info.get("parentID")),
                 model=as_string(self._info.get("modelID")),
-                usage=usage_of(self._info.get("tokens"), *_TOKENS, is_disjoint=True) if is_last else None,
+                usage=read_usage(self._info.get("tokens"), *_TOKENS, is_disjoint=True) if is_last else None,
                 timestamp=self._timestamp,
                 extra=answer.extra | (error_fields if is_last else {}),
             )
             if answer.results:
                 results, extra = tuple(answer.results), {"images": answer.images} if answer.images else {}
-                self._turns.say(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
+                self._turns.add_turn(f"{turn_id}:results", "tool", "tool", self._position, results=results, extra=extra)
 
     def _answers(self) -> list[_ModelAnswer]:
         """Return the answers in the message, which are separated by `step-start` parts."""
@@ -234,7 +242,7 @@ class _ExportedMessage:
     def _add_tool(self, part: Record, index: int, answer: _ModelAnswer) -> None:
         state = as_record(part.get("state"))
         call_id = as_string(part.get("callID")) or f"{self._id}:call-{index}"
-        answer.calls.append(logged_call(call_id, part.get("tool"), state.get("input")))
+        answer.calls.append(make_call(call_id, part.get("tool"), state.get("input")))
         answer.order.append("call")
         answer.images += sum(is_image(attachment) for attachment in as_list(state.get("attachments")))
         status = state.get("status")

@@ -12,18 +12,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text
+from composer_replication.ingestion.json_documents import read_lines_or_document
+from composer_replication.ingestion.source_files import IMAGE, TOO_DEEP, IngestReport, Record, SourceFile, as_text
 from composer_replication.ingestion.turn_list import (
     TurnList,
     as_list,
     as_record,
     as_string,
-    logged_call,
-    openai_usage,
-    outline,
-    stem,
-    unique,
+    key_paths,
+    make_call,
+    make_unique,
+    read_openai_usage,
+    session_name,
 )
 from composer_replication.types import Conversation, Origin, Role, ToolCall
 
@@ -52,7 +52,7 @@ _NOT_ARGUMENTS = _words(
 
 def sniff(head: bytes, path: Path) -> bool:
     """Return whether the head has a history of events, or the keys of an OpenHands output file."""
-    keys = outline(head)
+    keys = key_paths(head)
     # SWE-agent files have actions and observations, too.
     if path.suffix == ".traj" or "trajectory" in keys or "history[].role" in keys:
         return False
@@ -70,7 +70,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     in_lines = source.path.suffix == ".jsonl"
     for index, (line, value) in enumerate(read_lines_or_document(source, report)):
         record = {"history": value} if isinstance(value, list) else value
-        name = f"{stem(source.name)}:{index}" if in_lines else stem(source.name)
+        name = f"{session_name(source.name)}:{index}" if in_lines else session_name(source.name)
         yield from _conversation(as_record(record), name, line if in_lines else 0, source.name, report, taken_ids)
 
 
@@ -93,10 +93,10 @@ def _conversation(
     extra = {key: record[key] for key in ("instance_id", "error", "test_result") if record.get(key) is not None}
     extra |= {"tools": reader.tools} if reader.tools else {}
     yield from reader.turns.conversation(
-        unique(as_string(record.get("instance_id")) or name, taken_ids),
+        make_unique(as_string(record.get("instance_id")) or name, taken_ids),
         FORMAT,
         agent_version=reader.version or as_string(metadata.get("git_commit")),
-        extra=reader.turns.safe_fields(extra, line),
+        extra=reader.turns.storable_fields(extra, line),
     )
 
 
@@ -154,13 +154,13 @@ class _History:
         role: Role = "system" if kind == "system" else "user"
         text, extra = _with_images(text, event.get("args"))
         when = as_string(event.get("timestamp"))
-        self.turns.say(_event_id(event, index), role, _ORIGINS[kind], line, text, timestamp=when, extra=extra)
+        self.turns.add_turn(_event_id(event, index), role, _ORIGINS[kind], line, text, timestamp=when, extra=extra)
 
     def _add_calls(self, event: Record, action: str, args: Record, index: int, line: int) -> None:
         """Add the call in an action to the turn of its model response, or as the first call in a new turn."""
         metadata = as_record(event.get("tool_call_metadata"))
         response = as_record(metadata.get("model_response"))
-        calls = self.turns.calls(_message(response), line)
+        calls = self.turns.read_calls(_message(response), line)
         call_id = as_string(metadata.get("tool_call_id")) or f"event-{_event_id(event, index)}"
         # An observation names its cause by event id.
         if isinstance(event.get("id"), int):
@@ -181,7 +181,7 @@ class _History:
         response = as_record(as_record(event.get("tool_call_metadata")).get("model_response"))
         if response_id := as_string(response.get("id")):
             self._response_at[response_id] = len(self.turns.turns)
-        self.turns.say(
+        self.turns.add_turn(
             _event_id(event, index),
             "assistant",
             "model",
@@ -190,7 +190,7 @@ class _History:
             thinking=as_text(_message(response).get("reasoning_content")),
             calls=calls,
             model=as_string(response.get("model")),
-            usage=openai_usage(response.get("usage")),
+            usage=read_openai_usage(response.get("usage")),
             timestamp=as_string(event.get("timestamp")),
             extra={"response_id": response_id} if response_id else {},
         )
@@ -200,7 +200,7 @@ class _History:
         if kind == "recall" and (knowledge := _knowledge(event)):
             self._say(event, "meta", knowledge, index, line)
             return
-        cause, waiting = event.get("cause"), self.turns.open_calls()
+        cause, waiting = event.get("cause"), self.turns.unanswered_calls()
         call_id = as_string(as_record(event.get("tool_call_metadata")).get("tool_call_id"))
         if call_id is None and isinstance(cause, int):
             call_id = self._call_of_event.get(cause)
@@ -215,7 +215,7 @@ class _History:
         text, extra = _with_images(as_text(event.get("content")), event.get("extras"))
         when, id = as_string(event.get("timestamp")), _event_id(event, index)
         is_error = _is_error(event, kind)
-        self.turns.answer(call_id or "", text, is_error, id=id, line=line, extra=extra, timestamp=when)
+        self.turns.add_result(call_id or "", text, is_error, id=id, line=line, extra=extra, timestamp=when)
 
 
 def _with_images(text: str, fields: Any) -> tuple[str, Record]:
@@ -238,7 +238,7 @@ def _message(response: Record) -> Record:
 def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -> ToolCall:
     """Return the call as described by the action, for events without the model's original response."""
     arguments = {key: value for key, value in args.items() if action == "think" or key not in _NOT_ARGUMENTS}
-    return logged_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
+    return make_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
 
 
 def _knowledge(event: Record) -> str:

@@ -9,9 +9,17 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.source import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
-from composer_replication.ingestion.turn_list import TurnList, as_list, as_record, as_string, outline, stem, unique
+from composer_replication.ingestion.json_documents import read_lines_or_document
+from composer_replication.ingestion.source_files import IngestReport, Record, SourceFile, as_text, as_utf8, image_count
+from composer_replication.ingestion.turn_list import (
+    TurnList,
+    as_list,
+    as_record,
+    as_string,
+    key_paths,
+    make_unique,
+    session_name,
+)
 from composer_replication.types import Conversation, ToolCall
 
 FORMAT = "sweagent"
@@ -22,7 +30,7 @@ _STEP_KEYS = frozenset({"action", "observation", "response", "thought", "state"}
 
 def sniff(head: bytes, path: Path) -> bool:
     """Return whether the head is a document with steps or a history in this format."""
-    keys, head = outline(head), as_utf8(head)
+    keys, head = key_paths(head), as_utf8(head)
     if head.lstrip()[:1] != b"{":
         return False
     # Two keys are enough: not every step has all of them.
@@ -35,13 +43,13 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
     """Yield the conversations in the file."""
     taken_ids: set[str] = set()
     for _, value in read_lines_or_document(source, report):
-        document, name = as_record(value), stem(source.name)
+        document, name = as_record(value), session_name(source.name)
         # A retrying agent stores all attempts, and repeats the best attempt at the top level.
         attempts = [attempt for attempt in as_list(document.get("attempts")) if isinstance(attempt, dict)]
         for index, attempt in enumerate(attempts):
-            yield from _conversation(attempt, unique(f"{name}:{index}", taken_ids), source.name, report)
+            yield from _conversation(attempt, make_unique(f"{name}:{index}", taken_ids), source.name, report)
         if not attempts:
-            yield from _conversation(document, unique(name, taken_ids), source.name, report)
+            yield from _conversation(document, make_unique(name, taken_ids), source.name, report)
 
 
 def _conversation(document: Record, id: str, file: str, report: IngestReport) -> Iterator[Conversation]:
@@ -62,12 +70,12 @@ def _conversation(document: Record, id: str, file: str, report: IngestReport) ->
     if environment := as_string(document.get("environment")):
         extra["environment"] = environment
     version = as_string(info.get("swe_agent_version"))
-    yield from turns.conversation(id, FORMAT, agent_version=version, extra=turns.safe_fields(extra))
+    yield from turns.conversation(id, FORMAT, agent_version=version, extra=turns.storable_fields(extra))
 
 
 def _add_message(turns: TurnList, message: Record, number: int) -> None:
     role, content, id = message.get("role"), message.get("content"), str(number)
-    waiting = [call.id for call in turns.open_calls()]
+    waiting = [call.id for call in turns.unanswered_calls()]
     # Demonstrations were shown to the model, but come from another session.
     fields: Record = {"origin": "copied"} if message.get("is_demo") is True else {}
     if role == "tool" or (role == "user" and waiting and _is_observation(message)):
@@ -75,7 +83,7 @@ def _add_message(turns: TurnList, message: Record, number: int) -> None:
         ids = [as_text(call_id) for call_id in as_list(message.get("tool_call_ids"))]
         ids = ids or [as_text(message.get("tool_call_id"))] if role == "tool" else ids or waiting[:1]
         for call_id in ids:
-            turns.answer(call_id, as_text(content), None, id=id, line=number, extra=image_count(content))
+            turns.add_result(call_id, as_text(content), None, id=id, line=number, extra=image_count(content))
         return
     fields |= _answer_fields(turns, message, number) if role == "assistant" else {}
     if not turns.add_message(message, id, number, **fields):
@@ -85,7 +93,7 @@ def _add_message(turns: TurnList, message: Record, number: int) -> None:
 def _answer_fields(turns: TurnList, message: Record, number: int) -> Record:
     """Return the fields of an assistant turn that have special keys in this format."""
     content, action = as_text(message.get("content")), as_text(message.get("action"))
-    calls, text, extra = turns.calls(message, number), content, {}
+    calls, text, extra = turns.read_calls(message, number), content, {}
     if not calls and action.strip():
         calls = (_shell(action, number),)
         text = as_text(message["thought"]) if isinstance(message.get("thought"), str) else content
@@ -102,13 +110,13 @@ def _is_observation(message: Record) -> bool:
 
 def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
     """Add the result of the last action, which only the last step has: the history ends with the action."""
-    waiting, last = turns.open_calls(), as_record(steps[-1]) if steps else {}
+    waiting, last = turns.unanswered_calls(), as_record(steps[-1]) if steps else {}
     if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
         return
     call_input = waiting[0].arguments.get("input")
     if call_input is None or call_input == as_text(last.get("action")):
         line = turns.turns[-1].provenance.lines[-1]
-        turns.answer(waiting[0].id, as_text(last["observation"]), None, id=f"observation-{line}", line=line)
+        turns.add_result(waiting[0].id, as_text(last["observation"]), None, id=f"observation-{line}", line=line)
 
 
 def _add_step(turns: TurnList, step: Record, number: int) -> None:
@@ -120,15 +128,15 @@ def _add_step(turns: TurnList, step: Record, number: int) -> None:
     text = as_text(step["thought"]) if isinstance(step.get("thought"), str) else response
     calls = (_shell(action, number),) if action.strip() else ()
     extra: dict[str, Any] = {} if response in ("", text) else {"content": response}
-    extra |= turns.safe_fields({"state": step["state"]} if "state" in step else {}, number)
-    turns.say(f"step-{number}", "assistant", "model", number, text, calls=calls, extra=extra)
+    extra |= turns.storable_fields({"state": step["state"]} if "state" in step else {}, number)
+    turns.add_turn(f"step-{number}", "assistant", "model", number, text, calls=calls, extra=extra)
     observation, id = step.get("observation"), f"observation-{number}"
     if observation is None:
         return
     if calls:
-        turns.answer(calls[0].id, as_text(observation), None, id=id, line=number)
+        turns.add_result(calls[0].id, as_text(observation), None, id=id, line=number)
     else:  # the harness replied to a text without an action
-        turns.say(id, "user", "meta", number, as_text(observation))
+        turns.add_turn(id, "user", "meta", number, as_text(observation))
 
 
 def _shell(action: str, number: int) -> ToolCall:

@@ -1,8 +1,8 @@
 """Parse edits into operations on files, and compute the resulting files.
 
 `edit_operations` parses an editing call from any agent: a replacement, a whole file, an insertion or a patch.
-`changes_of` applies operations to known files. Two edits with the same result count as the same action, whichever tool
-was used.
+`compute_changes` applies operations to known files. Two edits with the same result count as the same action, whichever
+tool was used.
 
 A patch may be a unified diff or in Codex's `*** Begin Patch` format. A patch that does not match the text exactly is
 not applied, since tools handle such patches differently.
@@ -15,21 +15,21 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import Any, cast
 
-from composer_replication.sites.actions.shell_tree import lone_command
+from composer_replication.sites.actions.shell_parser import single_command
 from composer_replication.sites.actions.tools import (
-    EVERYWHERE,
-    NEW_TEXT,
-    OLD_TEXT,
-    PATH,
+    NEW_TEXT_KEYS,
+    OLD_TEXT_KEYS,
+    PATH_KEYS,
+    REPLACE_ALL_KEYS,
     command_parameter,
-    is_label,
+    is_descriptive_parameter,
     normal_path,
     plain_name,
     word_set,
 )
 from composer_replication.types import ToolCall
 
-Changes = dict[str, str | None]
+FileChanges = dict[str, str | None]
 """Path -> full text of the file, or None for a removed file."""
 
 
@@ -42,7 +42,7 @@ class Replace:
     new: str
     everywhere: bool = False
 
-    def applied(self, files: Mapping[str, str]) -> Changes | None:
+    def apply(self, files: Mapping[str, str]) -> FileChanges | None:
         """Return the changed file, or None if the file is unknown or a tool would reject the edit."""
         text = files.get(self.path)
         if text is None or not self.old or self.old == self.new:
@@ -61,7 +61,7 @@ class Put:
     text: str
     is_new: bool = False
 
-    def applied(self, files: Mapping[str, str]) -> Changes | None:
+    def apply(self, files: Mapping[str, str]) -> FileChanges | None:
         """Return the written file, or None if it was supposed to be new but exists."""
         return None if self.is_new and self.path in files else {self.path: self.text}
 
@@ -75,7 +75,7 @@ class Insert:
     line: int
     text: str
 
-    def applied(self, files: Mapping[str, str]) -> Changes | None:
+    def apply(self, files: Mapping[str, str]) -> FileChanges | None:
         """Return the changed file, or None if the file is unknown or has too few lines."""
         text = files.get(self.path)
         lines = text.split("\n") if text is not None else []
@@ -87,7 +87,7 @@ class Insert:
 
 
 @dataclass
-class Hunk:
+class _Hunk:
     """One hunk of a patch: replaces the lines `old` by the lines `new`.
 
     `at` is the line number in a unified diff, `header` the text after `@@` in Codex's format.
@@ -119,9 +119,9 @@ class FilePatch:
     kind: str
     path: str
     target: str
-    hunks: list[Hunk] = field(default_factory=list[Hunk])
+    hunks: list[_Hunk] = field(default_factory=list[_Hunk])
 
-    def applied(self, files: Mapping[str, str]) -> dict[str, str | None] | None:
+    def apply(self, files: Mapping[str, str]) -> dict[str, str | None] | None:
         """Return the files after the patch (None: removed), or None if the patch does not apply to the known files."""
         if self.kind == "add":
             if self.path in files:
@@ -132,7 +132,7 @@ class FilePatch:
             return {self.path: None} if self.kind == "delete" else None
         if self.kind == "delete":
             return {self.path: None}
-        changed = _with_hunks(text, self.hunks)
+        changed = _apply_hunks(text, self.hunks)
         if changed is None or (self.target != self.path and self.target in files):
             return None
         removed_file: dict[str, str | None] = {self.path: None} if self.target != self.path else {}
@@ -154,19 +154,19 @@ def edit_operations(call: ToolCall, cwd: str | None) -> list[Operation] | None:
     if call.raw_arguments is not None:
         return None
     arguments = {name: value for name, value in call.arguments.items() if value is not None}
-    arguments = {name: value for name, value in arguments.items() if not is_label(call.name, name)}
+    arguments = {name: value for name, value in arguments.items() if not is_descriptive_parameter(call.name, name)}
     base = normal_path(arguments["workdir"], cwd) if isinstance(arguments.get("workdir"), str) else cwd
     operations = _operations(plain_name(call.name), call, arguments)
-    return None if operations is None else [_with_normal_paths(operation, base) for operation in operations]
+    return None if operations is None else [_normalize_paths(operation, base) for operation in operations]
 
 
-def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes | None:
+def compute_changes(operations: list[Operation], files: Mapping[str, str]) -> FileChanges | None:
     """Return the changed files after all operations, or None if one of the operations cannot be applied."""
     if len(operations) == 1:  # no need to copy the files
-        return operations[0].applied(files)
-    current_files, changes = dict(files), Changes()
+        return operations[0].apply(files)
+    current_files, changes = dict(files), FileChanges()
     for operation in operations:
-        operation_changes = operation.applied(current_files)
+        operation_changes = operation.apply(current_files)
         if operation_changes is None:
             return None
         changes |= operation_changes
@@ -174,7 +174,7 @@ def changes_of(operations: list[Operation], files: Mapping[str, str]) -> Changes
     return changes
 
 
-def apply_changes(files: dict[str, str], changes: Changes) -> None:
+def apply_changes(files: dict[str, str], changes: FileChanges) -> None:
     """Apply the changes to `files` in place."""
     for path, text in changes.items():
         if text is None:
@@ -192,18 +192,18 @@ def _operations(tool: str, call: ToolCall, arguments: dict[str, Any]) -> list[Op
     if tool == "multiedit":
         return _list_edits(arguments)
     if tool in _WRITERS:
-        path, text = _single_text(arguments, PATH), _single_text(arguments, _CONTENT_KEYS)
+        path, text = _only_text(arguments, PATH_KEYS), _only_text(arguments, _CONTENT_KEYS)
         is_new = tool.startswith("create")
         return [Put(path, text, is_new)] if path and text is not None and len(arguments) == 2 else None
     if tool in _PATCH_TOOLS:
-        patch = _single_text(arguments, _PATCH_KEYS)
+        patch = _only_text(arguments, _PATCH_KEYS)
         return _patch_operations(patch) if patch is not None and len(arguments) == 1 else None
     return _shell_patch(call, arguments)
 
 
 def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
     """Return the operations of the editor tool in Claude's API, whose `command` parameter selects the operation."""
-    command, path = arguments.get("command"), _single_text(arguments, PATH)
+    command, path = arguments.get("command"), _only_text(arguments, PATH_KEYS)
     if path is None:
         return None
     if command == "create" and isinstance(arguments.get("file_text"), str) and len(arguments) == 3:
@@ -211,7 +211,7 @@ def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
     if command == "str_replace":
         rest = {name: value for name, value in arguments.items() if name != "command"}
         return _replace_edit({"new_str": "", **rest})  # without new_str, the text is deleted
-    line, text = arguments.get("insert_line"), _single_text(arguments, ("new_str", "insert_text"))
+    line, text = arguments.get("insert_line"), _only_text(arguments, ("new_str", "insert_text"))
     if command == "insert" and type(line) is int and text is not None and len(arguments) == 4:
         return [Insert(path, line, text)]
     return None
@@ -219,9 +219,13 @@ def _command_edits(arguments: dict[str, Any]) -> list[Operation] | None:
 
 def _replace_edit(arguments: dict[str, Any]) -> list[Operation] | None:
     """Return a replacement, or None if a parameter is missing or unknown."""
-    path, old, new = _single_text(arguments, PATH), _single_text(arguments, OLD_TEXT), _single_text(arguments, NEW_TEXT)
-    unexpected = arguments.keys() - {*PATH, *OLD_TEXT, *NEW_TEXT, *EVERYWHERE}
-    everywhere = next((arguments[name] for name in EVERYWHERE if name in arguments), False)
+    path, old, new = (
+        _only_text(arguments, PATH_KEYS),
+        _only_text(arguments, OLD_TEXT_KEYS),
+        _only_text(arguments, NEW_TEXT_KEYS),
+    )
+    unexpected = arguments.keys() - {*PATH_KEYS, *OLD_TEXT_KEYS, *NEW_TEXT_KEYS, *REPLACE_ALL_KEYS}
+    everywhere = next((arguments[name] for name in REPLACE_ALL_KEYS if name in arguments), False)
     if path is None or old is None or new is None or unexpected or not isinstance(everywhere, bool):
         return None
     return [Replace(path, old, new, everywhere)]
@@ -229,8 +233,8 @@ def _replace_edit(arguments: dict[str, Any]) -> list[Operation] | None:
 
 def _list_edits(arguments: dict[str, Any]) -> list[Operation] | None:
     """Return the operations of a call such as `MultiEdit`, with a list of replacements in one file."""
-    path, edits = _single_text(arguments, PATH), arguments.get("edits")
-    if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH, "edits"}:
+    path, edits = _only_text(arguments, PATH_KEYS), arguments.get("edits")
+    if path is None or not isinstance(edits, list) or arguments.keys() - {*PATH_KEYS, "edits"}:
         return None
     operations: list[Operation] = []
     for edit in cast("list[object]", edits):
@@ -252,7 +256,7 @@ def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] |
     # "apply_patch <<'EOF'" and " applypatch '…'"; not "git apply x.patch"
     if not isinstance(command, str) or not re.match(r"\s*apply_?patch\b", command):
         return None
-    simple = lone_command(command)
+    simple = single_command(command)
     if simple is None:
         return None
     texts = [word.literal for word in simple.words[1:]]
@@ -261,17 +265,17 @@ def _shell_patch(call: ToolCall, arguments: dict[str, Any]) -> list[Operation] |
 
 
 def _patch_operations(text: str) -> list[Operation] | None:
-    patches = read_patch(text)
+    patches = _read_patch(text)
     return None if patches is None else [*patches]
 
 
-def _single_text(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
+def _only_text(arguments: dict[str, Any], names: tuple[str, ...]) -> str | None:
     """Return the argument with one of these names, or None unless exactly one is present and it is a string."""
     present = [arguments[name] for name in names if name in arguments]
     return present[0] if len(present) == 1 and isinstance(present[0], str) else None
 
 
-def _with_normal_paths(operation: Operation, cwd: str | None) -> Operation:
+def _normalize_paths(operation: Operation, cwd: str | None) -> Operation:
     """Return the operation with its paths normalized."""
     path = normal_path(operation.path, cwd)
     if isinstance(operation, FilePatch):
@@ -290,7 +294,7 @@ _MAX_COMPARED_LINES = 20_000_000  # a patch of 1,000 lines against a file of 20,
 _NO_NEWLINE = "\\ No newline at end of file"
 
 
-def read_patch(text: str) -> list[FilePatch] | None:
+def _read_patch(text: str) -> list[FilePatch] | None:
     """Return the changes in a patch of either format, or None for any other text."""
     stripped = text.strip("\n")
     if stripped.lstrip().startswith(_BEGIN):
@@ -308,17 +312,17 @@ def _read_codex(lines: list[str]) -> list[FilePatch] | None:
         if section:
             path = section[2].strip()
             patches.append(FilePatch(section[1].lower(), path, path))
-        elif not patches or not _add_codex_line(patches[-1], line):
+        elif not patches or not _add_patch_line(patches[-1], line):
             return None
     return patches or None
 
 
-def _add_codex_line(patch: FilePatch, line: str) -> bool:
+def _add_patch_line(patch: FilePatch, line: str) -> bool:
     """Add a line from a file's section to its patch. Return False if the line does not belong there."""
     if patch.kind == "delete":
         return False
     if patch.kind == "add":
-        patch.hunks = patch.hunks or [Hunk()]
+        patch.hunks = patch.hunks or [_Hunk()]
         patch.hunks[0].new.append(line[1:])
         return line.startswith("+")
     if line.startswith(_MOVE) and not patch.hunks:
@@ -327,14 +331,14 @@ def _add_codex_line(patch: FilePatch, line: str) -> bool:
     if line.startswith("@@"):
         if patch.hunks and not (patch.hunks[-1].old or patch.hunks[-1].new):
             return False  # several headers in a row (class, then method) are not supported
-        patch.hunks.append(Hunk(header=line[2:].strip()))
+        patch.hunks.append(_Hunk(header=line[2:].strip()))
         return True
     if line.strip() == _END_OF_FILE and patch.hunks:
         patch.hunks[-1].ends_file = True
         return True
     if line.startswith("*** "):
         return False
-    patch.hunks = patch.hunks or [Hunk()]
+    patch.hunks = patch.hunks or [_Hunk()]
     return patch.hunks[-1].add(line)
 
 
@@ -380,19 +384,19 @@ def _unified_file(old: str, new: str) -> FilePatch | None:
 def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: FilePatch) -> int | None:
     """Read a hunk with the line counts in its header. Return the position after it, or None if they are wrong."""
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
-    hunk = Hunk(at=int(head[1]))
+    hunk = _Hunk(at=int(head[1]))
     while len(hunk.old) < num_old or len(hunk.new) < num_new:
         if at >= len(lines) or not hunk.add(lines[at]):
             return None
         at += 1
-    # A file without a final newline is not supported: `_with_hunks` always ends the text with one.
+    # A file without a final newline is not supported: `_apply_hunks` always ends the text with one.
     if len(hunk.old) != num_old or len(hunk.new) != num_new or (at < len(lines) and lines[at] == _NO_NEWLINE):
         return None
     patch.hunks.append(hunk)
     return at
 
 
-def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
+def _apply_hunks(text: str, hunks: list[_Hunk]) -> str | None:
     """Return the text after applying all hunks in order, or None if a hunk does not apply."""
     lines = text.removesuffix("\n").split("\n")
     result: list[str] = []
@@ -406,7 +410,7 @@ def _with_hunks(text: str, hunks: list[Hunk]) -> str | None:
     return "\n".join([*result, *lines[cursor:]]) + "\n"
 
 
-def _hunk_start(hunk: Hunk, lines: list[str], cursor: int) -> int | None:
+def _hunk_start(hunk: _Hunk, lines: list[str], cursor: int) -> int | None:
     """Return the index of the line where a hunk applies, or None if there is no such line or it is ambiguous.
 
     A unified diff applies at its line number, or else at the only place that matches. A Codex hunk applies at the first

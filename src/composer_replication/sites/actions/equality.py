@@ -3,12 +3,12 @@
 - An action with calls consists of its calls; the text around them is ignored.
 - The order of calls matters unless they only read.
 - Edits of known files are compared by the resulting files, other calls by their canonical arguments
-  (`canonical_arguments`), shell commands by `shell_keys`.
-- A reply without calls is compared as prose (`text_key`), ignoring case, whitespace and Markdown.
+  (`_canonical_arguments`), shell commands by `shell_keys`.
+- A reply without calls is compared as prose (`_text_key`), ignoring case, whitespace and Markdown.
 
 As a fallback, the exact text decides: treating different actions as equal is worse than the opposite mistake.
 
-The last part of the module, from `MIN_LIKENESS` on, finds near-duplicate states from two sessions.
+The last part of the module, from `MIN_SIMILARITY_OF_STATES` on, finds near-duplicate states from two sessions.
 """
 
 from __future__ import annotations
@@ -27,19 +27,19 @@ from functools import lru_cache
 from hashlib import blake2b
 from typing import Any, cast
 
-from composer_replication.sites.actions.edits import Changes, apply_changes, changes_of, edit_operations
-from composer_replication.sites.actions.shell_command import only_reads
+from composer_replication.sites.actions.edits import FileChanges, apply_changes, compute_changes, edit_operations
+from composer_replication.sites.actions.shell_command import is_read_only_command
 from composer_replication.sites.actions.shell_keys import argv_key, command_key
-from composer_replication.sites.actions.shell_tree import shell_script
-from composer_replication.sites.actions.shell_words import literal_word
+from composer_replication.sites.actions.shell_lexer import literal_word
+from composer_replication.sites.actions.shell_parser import nested_script
 from composer_replication.sites.actions.tools import (
     command_parameter,
-    is_label,
+    default_arguments,
+    is_descriptive_parameter,
     is_path_parameter,
-    known_defaults,
+    is_read_only_tool_call,
     normal_path,
-    null_is_absent,
-    only_looks,
+    treats_null_as_absent,
 )
 from composer_replication.types import Action, Conversation, ToolCall, Turn
 
@@ -52,19 +52,19 @@ Schema = Mapping[str, Any]
 class ActionContext:
     """What is known about the state in which an action takes place.
 
-    `tools` are JSON schemas by tool name, `files` whole files by normalized path. `shell_moved` is set if an earlier
-    `cd` may have changed the shell's folder.
+    `tools` are JSON schemas by tool name, `files` whole files by normalized path. `may_have_left_cwd` is set if an
+    earlier `cd` may have changed the shell's folder.
     """
 
     cwd: str | None = None
     tools: Mapping[str, Schema] = field(default_factory=dict[str, Schema])
     files: Mapping[str, str] = field(default_factory=dict[str, str])
-    shell_moved: bool = False
+    may_have_left_cwd: bool = False
 
     @property
     def shell_folder(self) -> str | None:
         """The folder in which a command starts, or None if it is unknown."""
-        return None if self.shell_moved else self.cwd
+        return None if self.may_have_left_cwd else self.cwd
 
 
 def same_action(a: Action, b: Action, context: ActionContext | None = None) -> bool:
@@ -76,10 +76,10 @@ def action_key(action: Action, context: ActionContext | None = None) -> str:
     """Return a text that is equal for two actions if and only if they count as the same in this context."""
     context = context if context is not None else ActionContext()
     if not action.calls:
-        return _to_json(["text", *text_key(action.text)])
-    steps = _steps(action.calls, context)
+        return _to_json(["text", *_text_key(action.text)])
+    steps = _action_steps(action.calls, context)
     # Calls that only read do not affect each other, so their order does not matter.
-    if all(only_looks_at(call) for call in action.calls):
+    if all(is_read_only_call(call) for call in action.calls):
         steps.sort()
     return _to_json(["calls", *steps])
 
@@ -89,11 +89,11 @@ def action_kind(action: Action) -> str:
     return "+".join(sorted({call.name for call in action.calls})) or "text"
 
 
-def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
+def _action_steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
     """Return one text per call, or per series of edits if the resulting files are known."""
     files = {normal_path(path, context.cwd): text for path, text in context.files.items()}
     steps: list[str] = []
-    changed: Changes = {}  # made by the edits since the last call of another kind
+    changed: FileChanges = {}  # made by the edits since the last call of another kind
     for call in calls:
         call_changes = _changes_by_edit(call, context, files)
         if call_changes is not None:
@@ -104,18 +104,18 @@ def _steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
             steps.append(_changes_key(changed))
             changed = {}
         steps.append(_to_json(_call_key(call, context)))
-        if not only_looks_at(call):
+        if not is_read_only_call(call):
             files.clear()  # the call may have changed any file
     return [*steps, _changes_key(changed)] if changed else steps
 
 
-def _changes_by_edit(call: ToolCall, context: ActionContext, files: dict[str, str]) -> Changes | None:
+def _changes_by_edit(call: ToolCall, context: ActionContext, files: dict[str, str]) -> FileChanges | None:
     """Return the files that an edit changes, or None for other calls and if the files are unknown."""
-    operations = None if _is_misspelled(call.name, context) else edit_operations(call, context.cwd)
-    return changes_of(operations, files) if operations is not None else None
+    operations = None if _is_unknown_tool(call.name, context) else edit_operations(call, context.cwd)
+    return compute_changes(operations, files) if operations is not None else None
 
 
-def _changes_key(changes: Changes) -> str:
+def _changes_key(changes: FileChanges) -> str:
     """Return the key for changed files: their paths and hashes."""
     digests = {
         path: None if text is None else hashlib.sha256(text.encode("utf-8", "surrogatepass")).hexdigest()
@@ -128,20 +128,20 @@ def _call_key(call: ToolCall, context: ActionContext) -> object:
     """Return the key for a call whose effect on files is unknown."""
     if call.raw_arguments is not None:
         return ["raw", call.name, call.raw_arguments.strip()]
-    if _is_misspelled(call.name, context):
+    if _is_unknown_tool(call.name, context):
         return ["unknown", call.name, _canonical_value(call.arguments)]
     operations = edit_operations(call, context.cwd)
     if operations is not None and len(operations) == 1:
         # A single operation has the same effect in every tool. For several operations, some tools apply all or none.
         return ["edit", type(operations[0]).__name__, astuple(operations[0])]
-    arguments = canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
+    arguments = _canonical_arguments(call.name, call.arguments, context.tools.get(call.name), context.cwd)
     key = command_parameter(call.name, call.arguments)
     if key is not None:
-        arguments[key] = _shell_key(call.arguments[key], _folder(arguments, context))
+        arguments[key] = _shell_key(call.arguments[key], _command_folder(arguments, context))
     return ["call", call.name, arguments]
 
 
-def _folder(arguments: Mapping[str, object], context: ActionContext) -> str | None:
+def _command_folder(arguments: Mapping[str, object], context: ActionContext) -> str | None:
     """Return the folder in which a command runs: the call's own parameter, or else the shell's folder."""
     workdir = next((arguments[name] for name in _WORKDIR if isinstance(arguments.get(name), str)), None)
     return str(workdir) if workdir is not None and workdir != context.cwd else context.shell_folder
@@ -154,24 +154,24 @@ def _shell_key(command: object, folder: str | None) -> object:
     words = cast("list[Any]", command)
     if not words or not all(isinstance(word, str) for word in words):
         return _canonical_value(words)
-    script = shell_script(words)
+    script = nested_script(words)
     if script is not None:
         return command_key(script, folder)
     return argv_key([literal_word(word) for word in words], folder)
 
 
-def only_looks_at(call: ToolCall) -> bool:
+def is_read_only_call(call: ToolCall) -> bool:
     """Return whether a call, to any tool, is certain to change nothing."""
     if call.raw_arguments is not None:
         return False
     key = command_parameter(call.name, call.arguments)
     if key is None:
-        return only_looks(call.name, call.arguments)
+        return is_read_only_tool_call(call.name, call.arguments)
     command = call.arguments[key]
-    return isinstance(command, str) and only_reads(command)
+    return isinstance(command, str) and is_read_only_command(command)
 
 
-def _is_misspelled(name: str, context: ActionContext) -> bool:
+def _is_unknown_tool(name: str, context: ActionContext) -> bool:
     """Return whether the tool does not exist, but a tool whose name differs only in case does. Such a call fails."""
     return name not in context.tools and any(name.lower() == tool.lower() for tool in context.tools)
 
@@ -187,7 +187,7 @@ _MIN_HEX_INTEGER = 2**64
 _MAX_EXACT_INTEGER = 2**53  # above this value, several integers map to the same float
 
 
-def canonical_arguments(
+def _canonical_arguments(
     tool: str, arguments: Mapping[str, Any], schema: Schema | None, cwd: str | None
 ) -> dict[str, object]:
     """Return the arguments of a call in canonical form, so that equivalent calls have equal arguments.
@@ -196,11 +196,13 @@ def canonical_arguments(
     tables in `tools` allow.
     """
     described = _properties_of(schema)
-    tool_defaults = {name: value for name, value in known_defaults(tool).items() if schema is None or name in described}
+    tool_defaults = {
+        name: value for name, value in default_arguments(tool).items() if schema is None or name in described
+    }
     call_values = {
         name: value
         for name, value in arguments.items()
-        if not is_label(tool, name) and not (value is None and _null_is_absent(tool, name, schema))
+        if not is_descriptive_parameter(tool, name) and not (value is None and _null_is_absent(tool, name, schema))
     }
     defaults = {**tool_defaults, **{name: entry["default"] for name, entry in described.items() if "default" in entry}}
     full = {**defaults, **call_values}
@@ -267,15 +269,15 @@ def _canonical_parameter(tool: str, name: str, value: object, described: Schema,
 def _null_is_absent(tool: str, name: str, schema: Schema | None) -> bool:
     """Return whether null means a missing parameter: the parameter is optional, and its schema does not allow null."""
     if schema is None:
-        return null_is_absent(tool)
+        return treats_null_as_absent(tool)
     described = _properties_of(schema).get(name)
-    if described is None or name in _as_list(schema.get("required")):
+    if described is None or name in _list_of_values(schema.get("required")):
         return False
-    kinds = _as_list(described.get("type"))
-    return bool(kinds) and "null" not in kinds and None not in _as_list(described.get("enum"))
+    kinds = _list_of_values(described.get("type"))
+    return bool(kinds) and "null" not in kinds and None not in _list_of_values(described.get("enum"))
 
 
-def _as_list(value: object) -> list[object]:
+def _list_of_values(value: object) -> list[object]:
     """Return the entries of a list in a schema. A single name counts as a one-element list."""
     if isinstance(value, str):
         return [value]
@@ -300,43 +302,43 @@ _SENTENCE_PUNCTUATION = re.compile(r"(?<=[^\s.,;:!])[.,;:!]+(?=\s|$)")
 _BLANKS_BEFORE_QUESTION = re.compile(r"\s+(?=\?)")
 # "x1", "a_b", "getName" and "-v" keep their case; not "Done" or "don't"
 _LOOKS_LIKE_CODE = re.compile(r".*[\d_./\\()\[\]{}<>=$@#%&|+*~^].*|.*[a-z][A-Z].*|-.*", re.DOTALL)
-_CODE_MARK = "\0"  # replaces backticks; `text_key` removes it from the text first
+_CODE_MARK = "\0"  # replaces backticks; `_text_key` removes it from the text first
 
 
-def text_key(text: str) -> list[str]:
+def _text_key(text: str) -> list[str]:
     """Return the key for a reply: prose and fenced code alternating, beginning with prose.
 
     Case, whitespace, sentence punctuation and Markdown are ignored. Possible code keeps its case: words in backticks,
     and words with a symbol, a digit or an inner capital. Fenced code is not changed.
     """
     parts = _FENCED_CODE.split(unicodedata.normalize("NFC", text.replace(_CODE_MARK, "\ufffd")))
-    return [_prose(part) if index % 2 == 0 else part for index, part in enumerate(parts)]
+    return [_normalize_prose(part) if index % 2 == 0 else part for index, part in enumerate(parts)]
 
 
-def _prose(text: str) -> str:
+def _normalize_prose(text: str) -> str:
     pieces = _INLINE_CODE.split(text)
-    marked = [_code(piece) if index % 2 else _plain(piece) for index, piece in enumerate(pieces)]
+    marked = [_mark_code(piece) if index % 2 else _remove_formatting(piece) for index, piece in enumerate(pieces)]
     sentence = _BLANKS_BEFORE_QUESTION.sub("", _SENTENCE_PUNCTUATION.sub("", "".join(marked)))
-    return unicodedata.normalize("NFC", " ".join(map(_word, sentence.split())))
+    return unicodedata.normalize("NFC", " ".join(map(_normalize_word, sentence.split())))
 
 
-def _plain(text: str) -> str:
-    return _without_emphasis(_BULLET.sub("", text.translate(_TYPOGRAPHY)))
+def _remove_formatting(text: str) -> str:
+    return _remove_emphasis(_BULLET.sub("", text.translate(_TYPOGRAPHY)))
 
 
-def _code(text: str) -> str:
+def _mark_code(text: str) -> str:
     """Return inline code as one word between marks. Code that contains blanks is hex-encoded, so it stays unchanged."""
     inner = text.strip("`")
     return _CODE_MARK + (inner if inner and not re.search(r"\s", inner) else inner.encode().hex()) + _CODE_MARK
 
 
-def _word(word: str) -> str:
+def _normalize_word(word: str) -> str:
     """Return a word in lower case, unless it may be code."""
     is_code = _CODE_MARK in word or _LOOKS_LIKE_CODE.fullmatch(word.rstrip("?"))
     return word.replace(_CODE_MARK, "") if is_code else word.casefold()
 
 
-def _without_emphasis(text: str) -> str:
+def _remove_emphasis(text: str) -> str:
     """Return the text without the asterisks that mark emphasis. An unpaired one, as in `*.py` or `2 * 3`, stays."""
     pieces = list[str]()
     open_at: dict[str, int] = {}  # asterisks -> the index in `pieces` of the run that may open emphasis
@@ -362,50 +364,50 @@ def _without_emphasis(text: str) -> str:
 # Texts are compared by their pairs of adjacent words. A word with a digit or a slash counts as `#`, so that identical
 # messages about different files are still similar.
 #
-#     likeness(a, b) = pairs in both / pairs in either          multiset Jaccard similarity
+#     similarity(a, b)= pairs in both / pairs in either          multiset Jaccard similarity
 #
-# The likeness of two states is the minimum over their requests and their last messages. If a text has more than 128
+# The similarity of two states is the minimum over their requests and their last messages. If a text has more than 128
 # pairs, only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
 
-MIN_LIKENESS = 0.7
-"""Two states are near-duplicates if their likeness is at least this."""
+MIN_SIMILARITY_OF_STATES = 0.7
+"""Two states are near-duplicates if their similarity is at least this."""
 _NUM_LAST_MESSAGES, _MAX_TEXT = 4, 4000
-# Hashes per sketch; hash bits that select a counter; tolerance for rounding errors in MIN_LIKENESS * length.
+# Hashes per sketch; hash bits that select a counter; tolerance for rounding errors in MIN_SIMILARITY_OF_STATES * length.
 _SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
 # Multiplicative (Fibonacci) hashing: 2^64 divided by the golden ratio.
-_PRIME, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
+_MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
 Sketch = Sequence[int]
 """The smallest hashes of the word pairs in a text, in ascending order."""
 State = tuple[Sketch, Sketch]
 """The sketch of the last request, and the sketch of the last messages."""
 
 
-def states_of(conversation: Conversation) -> Iterator[tuple[str, State]]:
+def conversation_states(conversation: Conversation) -> Iterator[tuple[str, State]]:
     """Yield the id of each model turn, with the state before it."""
-    request, last = sketch(()), list[Sketch]()
+    request, last = _text_sketch(()), list[Sketch]()
     for turn in conversation.turns:
         if turn.role == "assistant" and turn.origin == "model":
-            yield turn.id, (request, _smallest({digest for message in last for digest in message}))
-        message = sketch(_texts(turn))
+            yield turn.id, (request, _smallest_hashes({digest for message in last for digest in message}))
+        message = _text_sketch(_turn_texts(turn))
         last = [*last, message][-_NUM_LAST_MESSAGES:]
         request = message if turn.origin == "human" else request
 
 
-def _texts(turn: Turn) -> Iterator[str]:
+def _turn_texts(turn: Turn) -> Iterator[str]:
     yield turn.role
     yield turn.text
     yield from (json.dumps([call.name, dict(call.arguments)], default=str) for call in turn.calls)
     yield from (result.text for result in turn.results)
 
 
-def sketch(texts: Iterable[str]) -> Sketch:
+def _text_sketch(texts: Iterable[str]) -> Sketch:
     """Return the sketch of several texts in order. Only the first `_MAX_TEXT` characters of each text are used."""
-    words = [_blurred(word) for text in texts for word in text[:_MAX_TEXT].split()]
+    words = [_mask_names(word) for text in texts for word in text[:_MAX_TEXT].split()]
     pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
-    return _smallest({_hash(*pair, repetition) for pair, count in pairs.items() for repetition in range(count)})
+    return _smallest_hashes({_hash(*pair, repetition) for pair, count in pairs.items() for repetition in range(count)})
 
 
-def likeness(a: Sketch, b: Sketch) -> float:
+def _sketch_similarity(a: Sketch, b: Sketch) -> float:
     """Return the estimated Jaccard similarity: among the smallest hashes of the union, the fraction that is in both."""
     hashes_a, hashes_b = set(a), set(b)
     smallest = sorted(hashes_a | hashes_b)[:_SKETCH_SIZE]
@@ -419,7 +421,7 @@ class StateIndex:
         self._requests, self._last_messages = _SketchIndex(), _SketchIndex()
         self._numbers: dict[bytes, int] = {}
         self._request_numbers: list[int] = []
-        self._alike: dict[bytes, frozenset[int]] = {}
+        self._similar_requests: dict[bytes, frozenset[int]] = {}
 
     def add(self, state: State) -> None:
         """Add a state to the index."""
@@ -427,7 +429,7 @@ class StateIndex:
         key = bytes(array("I", request))
         if key not in self._numbers:
             self._numbers[key] = self._requests.add(request)
-            self._alike.clear()
+            self._similar_requests.clear()
         self._request_numbers.append(self._numbers[key])
         self._last_messages.add(last)
 
@@ -435,19 +437,19 @@ class StateIndex:
         """Return whether a state is a near-duplicate of one in the index."""
         request, last = state
         key = bytes(array("I", request))
-        if key not in self._alike:  # the same for all states that follow a request
-            matches = self._requests.alike(request) if request else (self._numbers.get(key, -1),)
-            self._alike[key] = frozenset(matches)
-        requests = self._alike[key]
-        matches = self._last_messages.alike(last, accepts=lambda number: self._request_numbers[number] in requests)
+        if key not in self._similar_requests:  # the same for all states that follow a request
+            matches = self._requests.similar(request) if request else (self._numbers.get(key, -1),)
+            self._similar_requests[key] = frozenset(matches)
+        requests = self._similar_requests[key]
+        matches = self._last_messages.similar(last, accepts=lambda number: self._request_numbers[number] in requests)
         return next(matches, None) is not None
 
 
 class _SketchIndex:
     """An index of sketches by their rarest hashes (prefix filtering).
 
-    Two sketches with a likeness of at least MIN_LIKENESS share at least that fraction of their hashes. Sort the hashes
-    in any fixed order, and take a prefix of each sketch with a fraction 1 - MIN_LIKENESS of the hashes, plus one: the
+    Two sketches with at least this similarity share at least that fraction of their hashes. Sort the hashes
+    in any fixed order, and take a prefix of each sketch with a fraction 1 - MIN_SIMILARITY_OF_STATES of the hashes, plus one: the
     two prefixes must have a hash in common. Sorting the rarest hashes first avoids comparing sketches that share only
     common phrases.
     """
@@ -465,47 +467,53 @@ class _SketchIndex:
         self._sketches.append(digests)
         return len(self._sketches) - 1
 
-    def alike(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
+    def similar(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
         """Yield the numbers of the accepted sketches that are near-duplicates of a nonempty sketch."""
         for number in dict.fromkeys(self._candidates(query)):
-            if accepts(number) and likeness(query, self._sketches[number]) >= MIN_LIKENESS:
+            if accepts(number) and _sketch_similarity(query, self._sketches[number]) >= MIN_SIMILARITY_OF_STATES:
                 yield number
 
     def _candidates(self, query: Sketch) -> Iterator[int]:
         """Yield the numbers of the sketches that share a rare hash with the query, possibly repeatedly."""
         if self._postings is None:
             # Built on the first query, since adding a sketch changes how rare the hashes are.
-            every = (digest << 32 | at for at, indexed in enumerate(self._sketches) for digest in self._rarest(indexed))
-            self._postings = array("Q", sorted(every))
+            postings = (
+                digest << 32 | position
+                for position, indexed in enumerate(self._sketches)
+                for digest in self._rarest(indexed)
+            )
+            self._postings = array("Q", sorted(postings))
         for digest in self._rarest(query):
             # A posting is a single integer: the hash in the upper half, the number of the sketch in the lower half.
-            at = bisect_left(self._postings, digest << 32)
-            while at < len(self._postings) and self._postings[at] >> 32 == digest:
-                yield self._postings[at] & 0xFFFFFFFF
-                at += 1
+            position = bisect_left(self._postings, digest << 32)
+            while position < len(self._postings) and self._postings[position] >> 32 == digest:
+                yield self._postings[position] & 0xFFFFFFFF
+                position += 1
 
     def _rarest(self, digests: Sketch) -> Sequence[int]:
         """Return the prefix of the rarest hashes: any near-duplicate must contain at least one of them."""
-        prefix_length = len(digests) - math.ceil(MIN_LIKENESS * len(digests) - _ROUNDING) + 1 if digests else 0
+        prefix_length = (
+            len(digests) - math.ceil(MIN_SIMILARITY_OF_STATES * len(digests) - _ROUNDING) + 1 if digests else 0
+        )
         return sorted(digests, key=lambda digest: (self._bucket_counts[digest >> (32 - _BUCKET_BITS)], digest))[
             :prefix_length
         ]
 
 
-def _smallest(hashes: set[int]) -> Sketch:
+def _smallest_hashes(hashes: set[int]) -> Sketch:
     return array("I", sorted(hashes)[:_SKETCH_SIZE])
 
 
-def _blurred(word: str) -> str:
+def _mask_names(word: str) -> str:
     return "#" if any(character in "/\\" or character.isdigit() for character in word) else word
 
 
-def _hash(first: str, second: str, again: int) -> int:
+def _hash(first: str, second: str, repetition: int) -> int:
     """Return a 32-bit hash of the n-th occurrence of a pair of words. The hash is the same in every process."""
-    mixed = (_hash_of_word(first) * _PRIME + _hash_of_word(second) + again * 0xD1B54A32D192ED03) & _MASK
-    return ((mixed ^ mixed >> 29) * _PRIME & _MASK) >> 32
+    combined = (_hash_word(first) * _MULTIPLIER + _hash_word(second) + repetition * 0xD1B54A32D192ED03) & _MASK
+    return ((combined ^ combined >> 29) * _MULTIPLIER & _MASK) >> 32
 
 
 @lru_cache(maxsize=1 << 16)
-def _hash_of_word(word: str) -> int:
+def _hash_word(word: str) -> int:
     return int.from_bytes(blake2b(word.encode("utf-8", "replace"), digest_size=8).digest(), "big")

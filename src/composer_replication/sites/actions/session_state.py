@@ -19,29 +19,29 @@ import re
 from dataclasses import dataclass, field
 from typing import NamedTuple, cast
 
-from composer_replication.sites.actions.edits import apply_changes, changes_of, edit_operations
-from composer_replication.sites.actions.shell_command import Command, keeps_sources, only_reads
-from composer_replication.sites.actions.shell_keys import folder_after
-from composer_replication.sites.actions.shell_tree import parse_script, shell_script
-from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
-from composer_replication.sites.actions.shown_paths import (
+from composer_replication.sites.actions.edits import apply_changes, compute_changes, edit_operations
+from composer_replication.sites.actions.file_contents import FileTexts
+from composer_replication.sites.actions.known_paths import (
     CHANGED_NOTE,
     KnownPaths,
     ShellFolder,
-    file_in_output,
-    file_in_view,
+    file_printed_by_cat,
+    file_shown_by_tool,
 )
-from composer_replication.sites.actions.shown_texts import FileTexts
+from composer_replication.sites.actions.shell_command import Command, is_read_only_command, leaves_sources_unchanged
+from composer_replication.sites.actions.shell_keys import folder_after
+from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
+from composer_replication.sites.actions.shell_parser import nested_script, parse_script
 from composer_replication.sites.actions.tools import (
-    channel_of,
     command_parameter,
     command_text,
+    is_descriptive_parameter,
     is_edit,
-    is_label,
+    is_read_only_tool_call,
     normal_path,
-    only_looks,
     path_argument,
     plain_name,
+    tool_channel,
     word_set,
 )
 from composer_replication.types import ToolCall
@@ -86,10 +86,10 @@ class SessionState:
         self._events: list[_Event] = []
         self._cwd = cwd
         self._touched: set[str] = set()  # files that were read, written or edited, by normalized path
-        self._refused: set[str] = set()  # files on which a call failed, by normalized path
-        self._shell, self._files = _Shell(cwd), _ShownFiles(cwd)
+        self._failed_paths: set[str] = set()  # files on which a call failed, by normalized path
+        self._shell, self._files = _ShellHistory(cwd), _WholeFiles(cwd)
         self._texts, self._known_paths = FileTexts(cwd, ShellFolder(cwd)), KnownPaths(cwd, ShellFolder(cwd))
-        self._attempts = Attempts()
+        self._attempts = _Attempts()
         self._num_processed: dict[str, int] = {}  # tracker -> how many events it has processed
 
     def add_message(self, text: str) -> None:
@@ -99,9 +99,9 @@ class SessionState:
     def add(self, call: ToolCall, text: str, *, failed: bool, kind: str = "") -> None:
         """Add a call and its result. `kind` is the kind of failure, if it has been classified."""
         self._events.append(_Event(call, text, failed, kind))
-        channel, path = channel_of(call.name), path_argument(call.arguments)
+        channel, path = tool_channel(call.name), path_argument(call.arguments)
         if failed:
-            self._refused |= {normal_path(path, self._cwd)} if path and channel == "file" else set()
+            self._failed_paths |= {normal_path(path, self._cwd)} if path and channel == "file" else set()
             return
         self.tools.setdefault(call.name, set()).update(call.arguments)
         if channel == "shell":
@@ -117,16 +117,16 @@ class SessionState:
     @property
     def programs(self) -> set[str]:
         """The programs that were run by successful commands."""
-        return self._shell_so_far().programs
+        return self._updated_shell().programs
 
     @property
     def build_failed(self) -> bool:
         """Whether the last build failed."""
-        return self._shell_so_far().build_failed
+        return self._updated_shell().build_failed
 
     def has_shown(self, path: str) -> bool:
         """Return whether a text has shown this path, or a longer path ending in it, since the path was last removed."""
-        return self._shell_so_far().has_shown(path)
+        return self._updated_shell().has_shown(path)
 
     def has_shown_text(self, path: str, text: str) -> bool:
         """Return whether the file contains this text, as far as the session has shown or written the file."""
@@ -156,7 +156,7 @@ class SessionState:
         return self._known_paths
 
     @property
-    def attempts(self) -> Attempts:
+    def attempts(self) -> _Attempts:
         """The calls that have failed, and whether anything has changed since."""
         for call, text, failed, kind in self._unprocessed_events("attempts"):
             if call is None:
@@ -169,26 +169,26 @@ class SessionState:
         """Return whether a tool has read, written or edited this file, however its path was spelled."""
         return normal_path(path, self._cwd) in self._touched
 
-    def had_failed(self, path: str) -> bool:
+    def has_failed_on(self, path: str) -> bool:
         """Return whether a call to a file tool has failed on this path."""
-        return normal_path(path, self._cwd) in self._refused
+        return normal_path(path, self._cwd) in self._failed_paths
 
-    def is_from_elsewhere(self, path: str) -> bool:
+    def was_shown_from_other_folder(self, path: str) -> bool:
         """Return whether a relative path was shown, but never relative to the shell's current folder."""
-        return self._shell_so_far().is_from_elsewhere(path)
+        return self._updated_shell().was_shown_from_other_folder(path)
 
     @property
     def files(self) -> dict[str, str]:
         """The files that were shown in full, updated by later edits."""
-        return self._files_so_far().files
+        return self._updated_files().files
 
     @property
-    def shell_moved(self) -> bool:
+    def may_have_left_cwd(self) -> bool:
         """Whether the shell may be in a folder other than the session's."""
-        files = self._files_so_far()
+        files = self._updated_files()
         return files.folder != files.cwd
 
-    def was_in_a_command(self, path: str) -> bool:
+    def appeared_in_command(self, path: str) -> bool:
         """Return whether a shell command contains the path or its name, which does not count as reading the file."""
         return any(path in command or path.rpartition("/")[2] in command for command in self.commands)
 
@@ -197,12 +197,12 @@ class SessionState:
         start, self._num_processed[name] = self._num_processed.get(name, 0), len(self._events)
         return self._events[start:]
 
-    def _shell_so_far(self) -> _Shell:
+    def _updated_shell(self) -> _ShellHistory:
         for event in self._unprocessed_events("shell"):
             self._shell.add(event)
         return self._shell
 
-    def _files_so_far(self) -> _ShownFiles:
+    def _updated_files(self) -> _WholeFiles:
         for call, text, failed, _ in self._unprocessed_events("files"):
             if call is None:
                 self._files.add_message(text)
@@ -211,7 +211,7 @@ class SessionState:
         return self._files
 
 
-class _Shell:
+class _ShellHistory:
     """The effects of commands: programs, builds, removed paths. Texts are stored, and searched for a path on demand."""
 
     def __init__(self, cwd: str | None) -> None:
@@ -239,15 +239,15 @@ class _Shell:
             return
         folder_before = self.folder
         if any(name in _FOLDER_CHANGERS for name, _ in programs):
-            self._shell_folder.follow(command.text, text, failed=False)
+            self._shell_folder.update(command.text, text, failed=False)
         path = path_argument(call.arguments)
-        if channel_of(call.name) == "file" and path and not text.startswith(_NO_MATCHES):
+        if tool_channel(call.name) == "file" and path and not text.startswith(_NO_MATCHES):
             self._add_text(path, self.folder)
         self.programs.update(name for name, _ in programs)
         if any(pair in _REMOVE_COMMANDS or (pair[0], "") in _REMOVE_COMMANDS for pair in programs):
             # Every word in the command counts as removed: `rm -r src docs`.
             self._removed |= dict.fromkeys(command.words, len(self._texts))
-        elif command.only_shows and not _HIDES_ERRORS.search(command.text):
+        elif command.is_display_only and not _HIDES_ERRORS.search(command.text):
             self._add_text(command.text, folder_before)
         self._add_text(text, self.folder)
 
@@ -260,7 +260,7 @@ class _Shell:
         self._texts.append(text)
         self._folders.append(folder)
 
-    def is_from_elsewhere(self, path: str) -> bool:
+    def was_shown_from_other_folder(self, path: str) -> bool:
         """Return whether a relative path was shown only in other folders, or only at the end of longer paths."""
         if self.folder is None or not self.has_shown(path):
             return False
@@ -304,13 +304,13 @@ def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | No
         )
         if not (before.isalnum() or before in ("_", "-") or is_part_of_longer_name):
             prefix = _PATH_DELIMITER.split(text[max(0, position - _MAX_PREFIX) : position])[-1] if before == "/" else ""
-            if prefix in ("", "./") or not (alone or (cwd and _leads_to_another_folder(prefix, cwd))):
+            if prefix in ("", "./") or not (alone or (cwd and _is_path_to_other_folder(prefix, cwd))):
                 return True
         position = text.find(path, position + 1)
     return False
 
 
-def _leads_to_another_folder(prefix: str, cwd: str) -> bool:
+def _is_path_to_other_folder(prefix: str, cwd: str) -> bool:
     """Return whether the text before a path leads to another folder in this project, not to a copy of it."""
     prefix = prefix.removeprefix(f"{cwd}/").removeprefix("./")
     if not prefix or prefix in ("a/", "b/") or f"/{cwd}/".endswith(f"/{prefix}"):
@@ -341,8 +341,10 @@ class _LastFailure(NamedTuple):
     is_unchanged: bool
 
 
-class Attempts:
-    """The failed calls in a session so far. Calls that differ only in labels (`tools.is_label`) count as the same."""
+class _Attempts:
+    """The failed calls in a session so far. Calls that differ only in labels (`tools.is_descriptive_parameter`) count
+    as the same.
+    """
 
     def __init__(self) -> None:
         self._failed: dict[str, tuple[str, int]] = {}
@@ -358,9 +360,11 @@ class Attempts:
     def add_call(self, call: ToolCall, text: str, kind: str, *, failed: bool) -> None:
         """Add a call and its result. `kind` is the kind of failure."""
         command = command_text(call.name, call.arguments)
-        is_shell = channel_of(call.name) == "shell"
+        is_shell = tool_channel(call.name) == "shell"
         # A failed call to a non-shell tool has changed nothing; a failed command may have.
-        is_read_only = only_reads(command) if is_shell else only_looks(call.name, call.arguments) or failed
+        is_read_only = (
+            is_read_only_command(command) if is_shell else is_read_only_tool_call(call.name, call.arguments) or failed
+        )
         self._num_changes += not is_read_only
         name = requested_agent_or_skill(call)
         # If the call failed for another reason, the agent or skill may or may not exist.
@@ -369,29 +373,29 @@ class Attempts:
             agent_list = _AVAILABLE_AGENTS.search(text[:_MAX_ERROR_TEXT]) if failed else None
             self.agents = frozenset(agent.strip() for agent in agent_list[1].split(",")) if agent_list else self.agents
         if failed:
-            self._failed[_key(call)] = (kind, self._num_changes)
+            self._failed[_call_key(call)] = (kind, self._num_changes)
             if is_shell:
                 self.missing_programs.update(
                     name_after or name_before
                     for name_after, name_before in _COMMAND_NOT_FOUND.findall(text[:_MAX_HEAD])
                 )
         elif self._failed:
-            self._failed.pop(_key(call), None)
+            self._failed.pop(_call_key(call), None)
 
-    def last(self, call: ToolCall) -> _LastFailure | None:
+    def last_failure(self, call: ToolCall) -> _LastFailure | None:
         """Return the last failure of this call, or None if it has not failed."""
-        if not self._failed or (failure := self._failed.get(_key(call))) is None:
+        if not self._failed or (failure := self._failed.get(_call_key(call))) is None:
             return None
         return _LastFailure(failure[0], failure[1] == self._num_changes)
 
 
-def _key(call: ToolCall) -> str:
-    arguments = {name: value for name, value in call.arguments.items() if not is_label(call.name, name)}
+def _call_key(call: ToolCall) -> str:
+    arguments = {name: value for name, value in call.arguments.items() if not is_descriptive_parameter(call.name, name)}
     return json.dumps([call.name, arguments, call.raw_arguments], sort_keys=True, default=str)
 
 
 @dataclass
-class _ShownFiles:
+class _WholeFiles:
     """The files that were shown in full, by normalized path. A file is dropped if it may have changed since.
 
     `folder` is the shell's folder, or None if it cannot be determined.
@@ -415,7 +419,7 @@ class _ShownFiles:
         operations = edit_operations(call, self.cwd)
         key = command_parameter(call.name, call.arguments)
         if operations is not None:
-            changes = changes_of(operations, self.files)
+            changes = compute_changes(operations, self.files)
             if changes is None:
                 for operation in operations:
                     self.files.pop(operation.path, None)  # its current content was not shown
@@ -423,23 +427,23 @@ class _ShownFiles:
                 apply_changes(self.files, changes)
         elif key is not None:
             self._add_command(call.arguments[key], text)
-        elif only_looks(call.name, call.arguments):
-            shown_file = file_in_view(call, text)
+        elif is_read_only_tool_call(call.name, call.arguments):
+            shown_file = file_shown_by_tool(call, text)
             if shown_file is not None:
                 self.files[normal_path(shown_file.path, self.cwd)] = shown_file.text
-        elif channel_of(call.name) == "file" or plain_name(call.name) in ("task", "agent"):
+        elif tool_channel(call.name) == "file" or plain_name(call.name) in ("task", "agent"):
             self.files.clear()  # the call may have changed any file
 
     def _add_command(self, command: object, output: str) -> None:
         words = [str(word) for word in cast("list[object]", command)] if isinstance(command, list) else None
-        text = str(command) if words is None else shell_script(words) or " ".join(words)
-        shown_file = file_in_output(text, output)
+        text = str(command) if words is None else nested_script(words) or " ".join(words)
+        shown_file = file_printed_by_cat(text, output)
         # A plain `cat file` shows a file and changes nothing.
         if shown_file is not None:
             if self.folder is not None or shown_file.path.startswith("/"):
                 self.files[normal_path(shown_file.path, self.folder)] = shown_file.text
             return
-        if not keeps_sources(text):
+        if not leaves_sources_unchanged(text):
             self.files.clear()
         if words is None:
             self._update_folder(text)

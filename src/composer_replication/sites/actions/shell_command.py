@@ -1,8 +1,8 @@
 """Describe a shell command: the programs it runs, the words it contains, what it may change, which files it writes.
 
 - `Command` answers questions about one command, such as whether a line of output is a message from the command itself.
-- `may_change`, `only_reads` and `keeps_sources` bound the effect of a command on files.
-- `written_by` returns the files that a successful command is certain to have written.
+- `change_kind`, `is_read_only_command` and `leaves_sources_unchanged` bound the effect of a command on files.
+- `files_written_by` returns the files that a successful command is certain to have written.
 
 The answers come from the syntax tree. If the parser does not support a command, its text is split at separators.
 """
@@ -15,15 +15,15 @@ from dataclasses import dataclass
 from functools import cached_property, lru_cache
 from typing import Literal, NamedTuple
 
-from composer_replication.sites.actions.shell_tree import (
+from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
+from composer_replication.sites.actions.shell_parser import (
     ParsedCommand,
     Script,
     Simple,
     commands_in,
+    nested_script,
     parse_script,
-    shell_script,
 )
-from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
 from composer_replication.sites.actions.tools import word_set
 
 _MAX_LENGTH = 20_000
@@ -65,9 +65,9 @@ _TOLERATED_FAILURE = re.compile(r"\|\|(?!\s*(?:exit|return) [1-9])|;\s*true\s*$"
 # "a | b", "a; b" and "echo $(a)", where the exit status may come from another part; not "a && b"
 _COMPOUND = re.compile(r"[|;`]|\$\(")
 _NEVER_RUN_GIT = word_set("rm cp mv mkdir rmdir touch chmod ln gh")  # not even indirectly, as a build script may
-_NEUTRAL = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
+_NEUTRAL_PROGRAMS = word_set("cd pwd true sleep export set source . echo printf tee head tail wait")
 # Belongs to the project's set-up, not to the system. If one of these is missing, the machine was not prepared.
-SET_UP = word_set(
+SETUP_PROGRAMS = word_set(
     "pytest tox nox jest vitest mocha eslint prettier tsc ruff mypy flake8 black isort pylint pyright phpunit rspec"
     " rubocop npm npx yarn pnpm bun deno cargo rustc rustup go gofmt golangci-lint mvn gradle javac java dotnet"
     " cmake ninja gcc g++ clang cc poetry pipenv uv pip pip3 bundle gem ruby php composer mix elixir iex swift"
@@ -75,7 +75,7 @@ SET_UP = word_set(
     " rails bazel just task buf protoc sqlc phpstan asdf ponyc playwright pre-commit coverage hatch pdm node"
 )
 # Programs that a model may reasonably expect even if this machine lacks them.
-UTILITIES = word_set(
+UTILITY_PROGRAMS = word_set(
     "tree rg fd ag ack bat batcat jq yq wget curl sed awk gsed gawk grep egrep find cat head tail less more vim vi"
     " nano open pbcopy pbpaste xclip top htop unzip zip tar python python2 sqlite3 make apt apt-get brew yum dnf"
     " which where dir cls ipconfig ifconfig netstat ss lsof telnet nc nmap rsync timeout gtimeout watch column tac"
@@ -85,11 +85,11 @@ UTILITIES = word_set(
 # Agents such as SWE-agent offer their tools as shell commands.
 AGENT_COMMANDS = word_set("open edit create insert goto scroll_up scroll_down search_dir search_file find_file submit")
 # Widely available programs, so none of them is the program that a project develops.
-FAMILIAR = (
-    UTILITIES
-    | SET_UP
+FAMILIAR_PROGRAMS = (
+    UTILITY_PROGRAMS
+    | SETUP_PROGRAMS
     | _DISPLAY_PROGRAMS
-    | _NEUTRAL
+    | _NEUTRAL_PROGRAMS
     | AGENT_COMMANDS
     | word_set(
         "git gh glab docker podman kubectl helm terraform aws gcloud az heroku ssh scp mise asdf python3 pip3 ls cp mv"
@@ -105,7 +105,9 @@ FAMILIAR = (
         " delta fzf hyperfine tokei cloc stylelint biome swiftlint pod fastlane adb goreleaser trivy"
     )
 )
-WELL_KNOWN = sorted(UTILITIES | SET_UP | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl"))
+WELL_KNOWN_PROGRAMS = sorted(
+    UTILITY_PROGRAMS | SETUP_PROGRAMS | word_set("python3 git ls cp mv rm mkdir echo chmod docker kubectl")
+)
 
 
 @dataclass(frozen=True)
@@ -129,7 +131,7 @@ class Command:
 
     @cached_property
     def _parts(self) -> tuple[tuple[tuple[str, str], list[str]], ...]:
-        parts = ((_program(words), words) for words in _command_lines(self.text))
+        parts = ((_program_and_operand(words), words) for words in _command_lines(self.text))
         return tuple((pair, words) for pair, words in parts if pair is not None)
 
     @cached_property
@@ -142,9 +144,9 @@ class Command:
         return [pair for pair, words in self._parts if any(text in word for word in words)]
 
     @cached_property
-    def only_shows(self) -> bool:
+    def is_display_only(self) -> bool:
         """Whether the command only prints existing text, such as files or logs."""
-        active = [pair for pair in self.programs if pair[0] not in _NEUTRAL]
+        active = [pair for pair in self.programs if pair[0] not in _NEUTRAL_PROGRAMS]
         show_programs = [pair for pair in self.programs if pair[0] in _DISPLAY_PROGRAMS or pair in _DISPLAY_SUBCOMMANDS]
         return bool(show_programs) and all(
             pair[0] in _DISPLAY_PROGRAMS or pair in _DISPLAY_SUBCOMMANDS for pair in active
@@ -153,15 +155,15 @@ class Command:
     @cached_property
     def _paths(self) -> tuple[str, ...]:
         """The words that are paths or file names, with forward slashes."""
-        spelled = {_with_slashes(word) for word in self.words}
-        return tuple(word for word in spelled if is_path(word))
+        words = {_use_forward_slashes(word) for word in self.words}
+        return tuple(word for word in words if is_path(word))
 
     def names(self, text: str) -> bool:
         """Return whether the command itself contains this path or program.
 
         If so, an error about it concerns something that was typed, not something that a program encountered.
         """
-        text = _with_slashes(text.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
+        text = _use_forward_slashes(text.strip("'\"`‘’“”«»「」 ").rstrip("/\\"))
         if not text:
             return False
         if text in self.words or (len(text) > 2 and text in self.text.replace("\\", "/")):
@@ -169,16 +171,16 @@ class Command:
         return any(text.endswith(f"/{word}") for word in self._paths)
 
     @property
-    def expects_failure(self) -> bool:
+    def tolerates_failure(self) -> bool:
         """Whether the command explicitly ignores failure, as in `make || true`."""
         return _TOLERATED_FAILURE.search(self.text) is not None
 
     @property
-    def hides_status(self) -> bool:
+    def hides_exit_status(self) -> bool:
         """Whether the exit status may hide a failure in another part, as in `make | tail`."""
         return _COMPOUND.search(self.text) is not None
 
-    def is_own(self, line: str) -> bool:
+    def is_own_message(self, line: str) -> bool:
         """Return whether a line of output is a message from the shell or from a program in the command."""
         prefix = _MESSAGE_PREFIX.match(line)
         if prefix is None:
@@ -200,9 +202,11 @@ class Command:
         return any(name in (program, program.rpartition("\\")[2]) for program, _ in self.programs)
 
     @cached_property
-    def only_git(self) -> bool:
+    def runs_git_only(self) -> bool:
         """Whether only a typed git command can have run git: no script, build or package manager is involved."""
-        active_names = [name for name, _ in self.programs if name not in _DISPLAY_PROGRAMS | _NEUTRAL | _NEVER_RUN_GIT]
+        active_names = [
+            name for name, _ in self.programs if name not in _DISPLAY_PROGRAMS | _NEUTRAL_PROGRAMS | _NEVER_RUN_GIT
+        ]
         return "git" in active_names and all(name == "git" for name in active_names)
 
     @cached_property
@@ -231,20 +235,20 @@ def _command_lines(text: str, depth: int = 0) -> Iterator[list[str]]:
         return
     for command in (command for _, command in commands_in(tree) if isinstance(command, Simple)):
         words = [word.raw if word.literal is None else word.literal for word in command.words[:_MAX_WORDS]]
-        script = shell_script(words)
+        script = nested_script(words)
         if script is None:
             yield words
         pieces = (piece.text for word in command.words for piece in word.pieces if piece.text.startswith("$("))
         scripts = [piece[2:-1] for piece in pieces] if script is None else [script]
-        for nested_script in scripts if depth < _MAX_DEPTH else ():
-            yield from _command_lines(nested_script, depth + 1)
+        for inner_script in scripts if depth < _MAX_DEPTH else ():
+            yield from _command_lines(inner_script, depth + 1)
 
 
-def _with_slashes(path: str) -> str:
+def _use_forward_slashes(path: str) -> str:
     return path.replace("\\", "/").removeprefix("./")
 
 
-def _program(words: list[str]) -> tuple[str, str] | None:
+def _program_and_operand(words: list[str]) -> tuple[str, str] | None:
     """Return the program and its first operand, or None if the command runs no program.
 
     `sudo timeout 5 make -k test` -> ("make", "test"); `python -m pytest tests` -> ("pytest", "tests").
@@ -290,7 +294,7 @@ _CHECK_SUBCOMMANDS = {
 }
 _GIT_PREFIX = r"\bgit (?:-C \S+ |-c \S+ |--no-pager )*"
 # "git checkout main" and "git -C lib stash"; not "git log"
-_SWITCHES_TREE = re.compile(
+_SWITCHES_CHECKOUT = re.compile(
     _GIT_PREFIX
     + r"(?:checkout|switch|pull|merge|rebase|reset|stash|cherry-pick|restore|revert|worktree|clone|mv|rm|am|apply"
     r"|clean|submodule)\b"
@@ -307,31 +311,31 @@ _FORMATS = re.compile(
     r"\bgofmt\s+-\w*w|\bgo fmt\b|\bgoimports\b|\bfmt\b|\bformat\b|--fix\b|--write\b"
     r"|\b(?:prettier|black|isort|rustfmt|ruff)\b"
 )
-Change = Literal["nothing", "formats", "writes", "moves"]
+ChangeKind = Literal["nothing", "formats", "writes", "moves"]
 
 
-def may_change(text: str) -> Change:
+def change_kind(text: str) -> ChangeKind:
     """Return the upper bound of a command's effect on files, judging by its words.
 
     Returns:
         `moves`: the whole tree may be replaced (git checkout). `formats`: a formatter ran. `writes`: some files may be
         written. `nothing`: none of these, but without a guarantee, since a program in the project may write anything.
     """
-    if _SWITCHES_TREE.search(text):
+    if _SWITCHES_CHECKOUT.search(text):
         return "moves"
     if _FORMATS.search(text):
         return "formats"
     return "writes" if _WRITES.search(text) else "nothing"
 
 
-def only_reads(text: str) -> bool:
+def is_read_only_command(text: str) -> bool:
     """Return whether a command is certain to change nothing, not even the shell's folder or variables."""
     return _all_commands(text, lambda command: _is_read_only(command) and not command.assignments)
 
 
-def keeps_sources(text: str) -> bool:
+def leaves_sources_unchanged(text: str) -> bool:
     """Return whether a command leaves source files unchanged: it reads, tests, checks or commits."""
-    return _all_commands(text, lambda command: _is_read_only(command) or _is_check(command))
+    return _all_commands(text, lambda command: _is_read_only(command) or _is_check_command(command))
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
@@ -342,13 +346,13 @@ def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
         return False
     redirects = [redirect for _, command in commands for redirect in command.redirects]
     if any(chain.is_background for chain, _ in commands) or any(
-        _writes(redirect.op, redirect.target.literal) for redirect in redirects
+        _redirects_to_file(redirect.op, redirect.target.literal) for redirect in redirects
     ):
         return False
     return bool(commands) and all(accepts(command) for _, command in commands if isinstance(command, Simple))
 
 
-def _writes(op: str, target: str | None) -> bool:
+def _redirects_to_file(op: str, target: str | None) -> bool:
     """Return whether a redirection writes a file, unlike `< x`, `>/dev/null` or `2>&1`."""
     if op.startswith("<") and op != "<>":
         return False
@@ -379,7 +383,7 @@ def _runs_command(kind: str, text: str) -> bool:
     return kind == "raw" or (kind in ("split", "kept") and (text.startswith("`") or "(" in text))
 
 
-def _is_check(command: Simple) -> bool:
+def _is_check_command(command: Simple) -> bool:
     """Return whether a program tests, checks, installs or commits without editing sources."""
     words = [word.literal for word in command.words]
     if not words:
@@ -426,7 +430,7 @@ _SCRIPT_RUNNERS = word_set("npm pnpm yarn bun mise")  # `npm run format`
 _LAUNCHERS = (("npx",), ("bunx",), ("uvx",), ("uv", "run"), ("poetry", "run"), ("python", "-m"), ("python3", "-m"))
 
 
-class Written(NamedTuple):
+class _WrittenFiles(NamedTuple):
     """The files that a command has written.
 
     `names` are relative to the shell's folder. `formats` is set if a formatter ran and no other program did; the
@@ -437,7 +441,7 @@ class Written(NamedTuple):
     formats: Literal["", "alone", "among_others"]
 
 
-def written_by(text: str) -> Written:
+def files_written_by(text: str) -> _WrittenFiles:
     """Return the files that a successful command is certain to have written, and whether it ran a formatter.
 
     Only the first command of a list is certain to run: what follows `&&`, `||`, `then` or `do` may have been skipped.
@@ -447,19 +451,19 @@ def written_by(text: str) -> Written:
     try:
         script = parse_script(text)
     except UnsupportedShellSyntax:
-        return Written(frozenset(), "")
+        return _WrittenFiles(frozenset(), "")
     for command, has_moved, is_success_certain in _unconditional_commands(script):
         # The shell creates the targets of redirections even if the program fails.
         targets = [redirect.target.literal or "" for redirect in command.redirects if redirect.op in (">", ">>", ">|")]
         if isinstance(command, Simple):
-            name, *rest = _words(command) or [""]
+            name, *rest = _command_words(command) or [""]
             targets += _written_operands(name, rest) if is_success_certain or name == "tee" else []
             num_formatters += _is_formatter(name, rest)
         # After a `cd`, relative names are no longer relative to the folder where the command began.
         names.update(target for target in targets if target.startswith("/") or not has_moved)
     is_alone = num_formatters and len(list(commands_in(script))) == 1
     names = {name for name in names - {"", "/dev/null"} if _EXPANDED_WORD not in name}
-    return Written(frozenset(names), "alone" if is_alone else "among_others" if num_formatters else "")
+    return _WrittenFiles(frozenset(names), "alone" if is_alone else "among_others" if num_formatters else "")
 
 
 def _unconditional_commands(script: Script) -> Iterator[tuple[ParsedCommand, bool, bool]]:
@@ -476,13 +480,15 @@ def _unconditional_commands(script: Script) -> Iterator[tuple[ParsedCommand, boo
             yield from (
                 (command, has_moved, is_success_certain and command is first.commands[-1]) for command in first.commands
             )
-        names = {(_words(command) or [""])[0] for _, command in commands_in((chain,)) if isinstance(command, Simple)}
+        names = {
+            (_command_words(command) or [""])[0] for _, command in commands_in((chain,)) if isinstance(command, Simple)
+        }
         if names & _SHELL_ENDERS:  # nothing after it is certain to run
             return
         has_moved = has_moved or bool(names & _FOLDER_CHANGERS)
 
 
-def _words(command: Simple) -> list[str]:
+def _command_words(command: Simple) -> list[str]:
     return [_EXPANDED_WORD if word.literal is None else word.literal for word in command.words]
 
 

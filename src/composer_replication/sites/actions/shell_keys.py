@@ -12,6 +12,24 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
+from composer_replication.sites.actions.shell_lexer import (
+    Piece,
+    Redirect,
+    ShellWord,
+    UnsupportedShellSyntax,
+    literal_word,
+)
+from composer_replication.sites.actions.shell_parser import (
+    Block,
+    CommandChain,
+    ParsedCommand,
+    Pipeline,
+    Script,
+    Simple,
+    nested_script,
+    parse_assignment,
+    parse_script,
+)
 from composer_replication.sites.actions.shell_programs import (
     PROGRAMS,
     SAME_SUBCOMMAND,
@@ -19,25 +37,7 @@ from composer_replication.sites.actions.shell_programs import (
     CommandLine,
     Option,
     Program,
-    read_line,
-)
-from composer_replication.sites.actions.shell_tree import (
-    Block,
-    CommandChain,
-    ParsedCommand,
-    Pipeline,
-    Script,
-    Simple,
-    assignment_in,
-    parse_script,
-    shell_script,
-)
-from composer_replication.sites.actions.shell_words import (
-    Piece,
-    Redirect,
-    ShellWord,
-    UnsupportedShellSyntax,
-    literal_word,
+    parse_command_line,
 )
 from composer_replication.sites.actions.tools import normal_path, word_set
 
@@ -99,9 +99,9 @@ class _ShellWalk:
 
     def script(self, script: Script) -> Key:
         """Return the key for a script, with one entry per chain."""
-        return [self._chain(chain) for chain in script if not self._does_nothing(script, chain)]
+        return [self._chain(chain) for chain in script if not self._is_no_op(script, chain)]
 
-    def _does_nothing(self, script: Script, chain: CommandChain) -> bool:
+    def _is_no_op(self, script: Script, chain: CommandChain) -> bool:
         """Return whether a chain is a `cd` to the current folder that is followed by another chain."""
         is_noop = len(chain.pipelines) == 1 and not chain.is_background and self._is_cd_to_here(chain.pipelines[0])
         return is_noop and chain is not script[-1]
@@ -131,7 +131,7 @@ class _ShellWalk:
             self.location = start
             key.append("&")
         elif cd_indexes and ("||" in chain.operators or cd_indexes[-1] > 0):
-            self._lose_location()  # which of the `cd`s ran depends on which commands failed
+            self._forget_location()  # which of the `cd`s ran depends on which commands failed
         return key
 
     def _pipeline(self, pipeline: Pipeline) -> Key:
@@ -154,7 +154,9 @@ class _ShellWalk:
         redirects = _redirect_keys(command.redirects, self.location)
         words, num_env_assignments = command.words, _env_prefix(command.words)
         env_assignments = [
-            assignment for word in words[1 : 1 + num_env_assignments] if (assignment := assignment_in(word)) is not None
+            assignment
+            for word in words[1 : 1 + num_env_assignments]
+            if (assignment := parse_assignment(word)) is not None
         ]
         words = words[1 + num_env_assignments :] if num_env_assignments else words
         program: Key = self._program(words) if words else []
@@ -174,13 +176,13 @@ class _ShellWalk:
             is_absolute = name == "cd" and target is not None and target.startswith("/")
             self.location = _Location(self.location.path(target)) if is_absolute and target else self.location
             if not is_absolute:
-                self._lose_location()
+                self._forget_location()
             return key
         self.location = _Location(self.location.path(target))
         key = ["cd", self.location.folder]
         if len(self.location.folder) > _LONGEST_FOLDER:
             # A script with a `cd a` on every line would otherwise take quadratic time and space.
-            self._lose_location()
+            self._forget_location()
         return key
 
     def _block(self, block: Block) -> Key:
@@ -191,10 +193,10 @@ class _ShellWalk:
         if block.kind == "(":  # a subshell: its `cd` has no effect outside
             self.location = before
         elif block.kind != "{" and self.location != before:
-            self._lose_location()
+            self._forget_location()
         return [block.kind, names, parts, _redirect_keys(block.redirects, before)]
 
-    def _lose_location(self) -> None:
+    def _forget_location(self) -> None:
         """Mark the folder as unknown, and as distinct from every other unknown folder."""
         self.num_unknown += 1
         self.location = _Location(number=self.num_unknown)
@@ -265,15 +267,15 @@ def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
     """Return the key for a program that has a table, or for the plain words if it has none."""
     name = words[0].literal
     if name is None:
-        return _plain_key(words)
+        return _unknown_program_key(words)
     if name in SUBCOMMANDS and len(words) > 1:
         return _subcommand_key(name, words, location)
     program = PROGRAMS.get(name)
-    rest_key = _line_key(words[1:], program, location) if program is not None else None
-    return [name, rest_key] if rest_key is not None else _plain_key(words, location)
+    rest_key = _command_line_key(words[1:], program, location) if program is not None else None
+    return [name, rest_key] if rest_key is not None else _unknown_program_key(words, location)
 
 
-def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) -> Key:
+def _unknown_program_key(words: Sequence[ShellWord], location: _Location | None = None) -> Key:
     """Return the key for words in their original order. Only the program name is normalized, if it is a path."""
     first: object = words[0].key
     if location is not None and isinstance(first, str) and "/" in first:
@@ -281,10 +283,10 @@ def _plain_key(words: Sequence[ShellWord], location: _Location | None = None) ->
     return ["words", first, *(word.key for word in words[1:])]
 
 
-def _line_key(words: Sequence[ShellWord], program: Program, location: _Location) -> Key | None:
+def _command_line_key(words: Sequence[ShellWord], program: Program, location: _Location) -> Key | None:
     """Return the key for the words after a program's name, or None if the program's table does not cover them."""
-    line = read_line(words, program)
-    if line is None or _is_misread(line, program):
+    line = parse_command_line(words, program)
+    if line is None or _has_unknown_options(line, program):
         return None
     names = {option.name for option in line.options}
     operands = list(line.operands)
@@ -362,7 +364,7 @@ def _test_key(word: ShellWord, location: _Location) -> object:
     return location.path(path) + mark + names
 
 
-def _is_misread(line: CommandLine, program: Program) -> bool:
+def _has_unknown_options(line: CommandLine, program: Program) -> bool:
     """Return whether the table would misread the line: `tail +5` has a number as operand, `tar -C` is positional."""
     if program.number == "n":
         return any((word.literal or "").startswith("+") for word in line.operands)
@@ -385,11 +387,11 @@ def _subcommand_key(name: str, words: Sequence[ShellWord], location: _Location) 
         settings, at, location = _git_settings(words, location)
     subcommand = words[at].literal if at < len(words) else None
     if subcommand is None:
-        return _plain_key(words, location)
+        return _unknown_program_key(words, location)
     spelling = SAME_SUBCOMMAND.get(name, {}).get(subcommand, (subcommand,))
     program = SUBCOMMANDS[name].get(spelling[0])
     rest = [*(literal_word(text) for text in spelling[1:]), *words[at + 1 :]]
-    rest_key = _line_key(rest, program, location) if program is not None else None
+    rest_key = _command_line_key(rest, program, location) if program is not None else None
     return [name, settings, spelling[0], rest_key if rest_key is not None else ["words", *(word.key for word in rest)]]
 
 
@@ -456,7 +458,7 @@ def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKe
     """Return the key for any program. `depth` counts nested launchers (programs that run another program)."""
     name = words[0].literal
     if name is None or depth > _MAX_LAUNCHERS:
-        return _plain_key(words)
+        return _unknown_program_key(words)
     return _special_key(name, words, location, shell, depth) or _words_key(words, location)
 
 
@@ -477,7 +479,7 @@ def _special_key(name: str, words: Sequence[ShellWord], location: _Location, she
     """Return the key for a program with special syntax, or None for any other program."""
     if name in _LAUNCHERS or name == "timeout":
         return _launcher_key(name, words, location, shell, depth)
-    script = shell_script([word.literal for word in words])
+    script = nested_script([word.literal for word in words])
     if script is not None:
         return ["shell", name, words[1].literal, shell(script, location)]
     if name == "echo":
@@ -487,15 +489,15 @@ def _special_key(name: str, words: Sequence[ShellWord], location: _Location, she
     if _PYTHON.fullmatch(name):
         return _python_key(name, words, location, shell, depth)
     if name == "sed":
-        return _words_key([_with_one_delimiter(word) for word in words], location)
+        return _words_key([_normalize_delimiter(word) for word in words], location)
     if name == "make":
-        return _words_key(_with_joined_jobs(words), location)
+        return _words_key(_join_job_option(words), location)
     if name == "tar":
-        return _words_key(_with_dashed_letters(words), location)
+        return _words_key(_add_dash_to_letters(words), location)
     return _go_key(words) if name == "go" and len(words) > 1 else None
 
 
-def _with_one_delimiter(word: ShellWord) -> ShellWord:
+def _normalize_delimiter(word: ShellWord) -> ShellWord:
     """Return a sed substitution with a canonical delimiter: `s|a|b|` and `s/a/b/` are equal if nothing is escaped."""
     match = _SUBSTITUTION.fullmatch(word.literal or "")
     if match is None:
@@ -540,7 +542,7 @@ def _echo_key(words: Sequence[ShellWord]) -> Key | None:
 def _find_key(words: Sequence[ShellWord], location: _Location) -> Key | None:
     """Return the key for `find`: its folders, its sorted tests, and its actions unchanged."""
     at, paths = 1, list[object]()
-    while at < len(words) and not _opens_expression(words[at]):
+    while at < len(words) and not _starts_expression(words[at]):
         if words[at].splits:
             return None
         paths.append(_path_key(words[at], location))
@@ -565,7 +567,7 @@ def _sorted_tests(tests: list[Key]) -> list[Key]:
     return sorted(tests, key=lambda test: [str(test[0]), "" if "depth" in str(test[0]) else repr(test)])
 
 
-def _opens_expression(word: ShellWord) -> bool:
+def _starts_expression(word: ShellWord) -> bool:
     return bool(word.pieces) and word.pieces[0].text.startswith(("-", "(", "!")) and word.pieces[0].kind == "text"
 
 
@@ -578,7 +580,7 @@ def _python_key(name: str, words: Sequence[ShellWord], location: _Location, shel
         return [name, flags, "-m", _program_key(words[at + 1 :], location, shell, depth + 1)]
     if at < len(words) and texts[at] == "-c":
         return [name, flags, "-c", [word.key for word in words[at + 1 :]]]
-    script_key = _line_key(words[at:], _PYTHON_OPTIONS, location)
+    script_key = _command_line_key(words[at:], _PYTHON_OPTIONS, location)
     return [name, flags, script_key] if script_key is not None else None
 
 
@@ -586,7 +588,7 @@ def _is_python_flag(text: str | None) -> bool:
     return text in ("-u", "-B", "-I", "-s", "-S", "-E", "-q", "-O")
 
 
-def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
+def _join_job_option(words: Sequence[ShellWord]) -> list[ShellWord]:
     """Return the words of a make command with `-j 4` joined to `-j4`."""
     joined: list[ShellWord] = []
     for word in words:
@@ -597,7 +599,7 @@ def _with_joined_jobs(words: Sequence[ShellWord]) -> list[ShellWord]:
     return joined
 
 
-def _with_dashed_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
+def _add_dash_to_letters(words: Sequence[ShellWord]) -> Sequence[ShellWord]:
     """Rewrite `tar xzf a` as `tar -xzf a`, if only the last letter takes a value."""
     letters = words[1].literal if len(words) > 1 else None
     # "xzf" and "xv"; not "xfz", whose value would have to move

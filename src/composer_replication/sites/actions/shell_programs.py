@@ -13,7 +13,7 @@ from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Literal, NamedTuple
 
-from composer_replication.sites.actions.shell_words import ShellWord, literal_word
+from composer_replication.sites.actions.shell_lexer import ShellWord, literal_word
 
 _GREP_LONG = (
     "recursive=r ignore-case=i line-number=n files-with-matches=l files-without-match=L invert-match=v count=c"
@@ -376,7 +376,7 @@ class CommandLine:
     dashes_at: int | None = None
 
 
-def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | None:
+def parse_command_line(words: Sequence[ShellWord], program: Program) -> CommandLine | None:
     """Parse the words after the program's name. Return None if one of them is not in the program's table."""
     line, at = CommandLine(), 0
     while at < len(words):
@@ -393,7 +393,7 @@ def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | Non
             if any(operand.splits for operand in words[at:]):
                 return None
             break
-        if not _opens_option(word):
+        if not _is_option(word):
             line.operands.append(word)
             # `python a.py -v`: what follows the first operand belongs to another program.
             if not program.permutes:
@@ -408,7 +408,7 @@ def read_line(words: Sequence[ShellWord], program: Program) -> CommandLine | Non
     return line if _order_is_free(line.options, program) else None
 
 
-def _opens_option(word: ShellWord) -> bool:
+def _is_option(word: ShellWord) -> bool:
     # A lone "-" is an operand: standard input.
     first = word.pieces[0] if word.pieces else None
     return first is not None and first.kind == "text" and first.text.startswith("-") and word.literal != "-"

@@ -20,7 +20,7 @@ def word_set(words: str) -> frozenset[str]:
 
 
 # The names of the same parameter in different agents, the most common first.
-PATH = (
+PATH_KEYS = (
     "file_path",
     "path",
     "filePath",
@@ -31,11 +31,11 @@ PATH = (
     "file",
     "target_file",
 )
-OLD_TEXT = ("old_string", "old_str", "oldString", "oldText", "old_text", "search", "old")
-NEW_TEXT = ("new_string", "new_str", "newString", "newText", "new_text", "replace", "new")
-EVERYWHERE = ("replace_all", "replaceAll")
+OLD_TEXT_KEYS = ("old_string", "old_str", "oldString", "oldText", "old_text", "search", "old")
+NEW_TEXT_KEYS = ("new_string", "new_str", "newString", "newText", "new_text", "replace", "new")
+REPLACE_ALL_KEYS = ("replace_all", "replaceAll")
 # "    12→x = 1" (Claude Code), "    12\tx = 1" (cat -n) and "12: x = 1" -> "12"; not "12 apples"
-LINE_NUMBER = re.compile(r"^[^\S\n]*(\d+)(?:→|\t|\| ?| ?: )", re.MULTILINE)
+LINE_NUMBER_PREFIX = re.compile(r"^[^\S\n]*(\d+)(?:→|\t|\| ?| ?: )", re.MULTILINE)
 """The line number that a tool prints before a line of a file."""
 Channel = Literal["shell", "file", "other"]
 _SHELL_TOOLS = word_set(
@@ -72,9 +72,9 @@ _EDIT_TOOLS = word_set(
     "edit multiedit write notebookedit str_replace_editor str_replace_based_edit_tool write_file edit_file replace"
     " apply_patch applypatch create insert str_replace create_file write_to_file apply_diff edit_block"
 )
-LISTS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
+LIST_TOOLS = word_set("glob ls list list_directory list_dir list_files find_file directory_tree file_search")
 """Tools that find files by name, without reading them."""
-SEARCHES = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
+SEARCH_TOOLS = word_set("grep search_file_content search_files grep_search codebase_search search_dir")
 """Tools that search the content of files. They show lines, not whole files."""
 # Parameters that only describe the call for readers of the log, and have no effect.
 _LABELS: dict[str, frozenset[str]] = {
@@ -114,12 +114,12 @@ _READ_ONLY_TOOLS = word_set(
     " google_web_search"
 )
 _NON_POSIX_SHELLS = word_set("powershell pwsh cmd")
-_WITHOUT_SCRIPT = word_set("bashoutput killshell write_stdin process")
+_SHELL_TOOLS_WITHOUT_SCRIPT = word_set("bashoutput killshell write_stdin process")
 _SCRIPT_KEYS = ("command", "cmd", "script", "commands")
 
 
 @lru_cache(maxsize=1024)
-def channel_of(tool: str) -> Channel:
+def tool_channel(tool: str) -> Channel:
     """Return whether a tool runs commands, works on files, or neither.
 
     An MCP server's prefix (`mcp__files__read_file`) and case are ignored.
@@ -132,7 +132,7 @@ def channel_of(tool: str) -> Channel:
 
 def is_shell(tool: str) -> bool:
     """Return whether the tool runs shell commands, as opposed to code in a programming language."""
-    return channel_of(tool) == "shell" and plain_name(tool) not in _CODE_TOOLS
+    return tool_channel(tool) == "shell" and plain_name(tool) not in _CODE_TOOLS
 
 
 @lru_cache(maxsize=1024)
@@ -144,12 +144,12 @@ def plain_name(tool: str) -> str:
 def is_edit(tool: str) -> bool:
     """Return whether the tool changes files."""
     name = plain_name(tool)
-    return name in _EDIT_TOOLS or (channel_of(tool) == "file" and _EDIT_TOOL_NAME.match(name) is not None)
+    return name in _EDIT_TOOLS or (tool_channel(tool) == "file" and _EDIT_TOOL_NAME.match(name) is not None)
 
 
 def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
     """Return the command passed to a shell tool, or "" for other tools. A list of words is joined with blanks."""
-    if channel_of(tool) != "shell":
+    if tool_channel(tool) != "shell":
         return ""
     for key in _COMMAND_KEYS:
         value = arguments.get(key)
@@ -162,30 +162,30 @@ def command_text(tool: str, arguments: Mapping[str, Any]) -> str:
 
 def path_argument(arguments: Mapping[str, Any]) -> str | None:
     """Return the path that a file tool works on."""
-    return first_text(arguments, PATH)
+    return first_string_argument(arguments, PATH_KEYS)
 
 
-def first_text(arguments: Mapping[str, Any], keys: Iterable[str]) -> str | None:
+def first_string_argument(arguments: Mapping[str, Any], keys: Iterable[str]) -> str | None:
     """Return the value of the first key in `keys` whose argument is a string."""
     return next((arguments[key] for key in keys if isinstance(arguments.get(key), str)), None)
 
 
-def is_label(tool: str, parameter: str) -> bool:
+def is_descriptive_parameter(tool: str, parameter: str) -> bool:
     """Return whether a parameter only describes the call, such as `description` of Claude Code's `Bash`."""
     return parameter in _LABELS.get(plain_name(tool), ())
 
 
-def null_is_absent(tool: str) -> bool:
+def treats_null_as_absent(tool: str) -> bool:
     """Return whether the tool treats a null parameter as missing."""
     return tool in _CLAUDE_CODE
 
 
-def known_defaults(tool: str) -> Mapping[str, Any]:
+def default_arguments(tool: str) -> Mapping[str, Any]:
     """Return the default values of a tool's parameters. Paths are relative to the session's folder."""
     return {**_FOLDER_DEFAULTS.get(plain_name(tool), {}), **_DEFAULTS.get(tool, {})}
 
 
-def only_looks(tool: str, arguments: Mapping[str, Any]) -> bool:
+def is_read_only_tool_call(tool: str, arguments: Mapping[str, Any]) -> bool:
     """Return whether a call to a non-shell tool changes nothing."""
     return plain_name(tool) in _READ_ONLY_TOOLS or arguments.get("command") == "view"
 
@@ -193,7 +193,7 @@ def only_looks(tool: str, arguments: Mapping[str, Any]) -> bool:
 def command_parameter(tool: str, arguments: Mapping[str, Any]) -> str | None:
     """Return the name of the parameter that contains a POSIX shell script, or None if there is none."""
     name = plain_name(tool)
-    if not is_shell(tool) or name in _NON_POSIX_SHELLS or name in _WITHOUT_SCRIPT:
+    if not is_shell(tool) or name in _NON_POSIX_SHELLS or name in _SHELL_TOOLS_WITHOUT_SCRIPT:
         return None
     return next((key for key in _SCRIPT_KEYS if isinstance(arguments.get(key), str | list)), None)
 
@@ -225,11 +225,11 @@ def normal_path(path: str, base: str | None) -> str:
     if not path or _SCHEME.match(path):
         return path
     if _DRIVE.match(path) or (base is not None and _DRIVE.match(base)):
-        return _windows_path(path, base)
+        return _normalize_windows_path(path, base)
     if path.startswith("~"):
         return posixpath.normpath(path)  # the session does not reveal whose home it is
     joined = path if base is None or path.startswith("/") else f"{base}/{path}"
-    return _collapse(joined)
+    return _normalize_posix_path(joined)
 
 
 def is_path_parameter(tool: str, name: str, parameter_schema: Mapping[str, Any]) -> bool:
@@ -238,20 +238,20 @@ def is_path_parameter(tool: str, name: str, parameter_schema: Mapping[str, Any])
         return True
     if name not in _FILE_TOOL_PARAMETERS:
         return False
-    if channel_of(tool) == "other":
+    if tool_channel(tool) == "other":
         text = parameter_schema.get("description")
         return isinstance(text, str) and _MENTIONS_FILES.search(text) is not None
     return True
 
 
-def _windows_path(path: str, base: str | None) -> str:
+def _normalize_windows_path(path: str, base: str | None) -> str:
     slashed_path = path.replace("\\", "/")
     is_absolute = _DRIVE.match(path) is not None or slashed_path.startswith("/")
     joined = slashed_path if is_absolute or base is None else f"{base}/{slashed_path}".replace("\\", "/")
-    return _collapse(joined[:1].upper() + joined[1:] if joined[1:2] == ":" else joined)
+    return _normalize_posix_path(joined[:1].upper() + joined[1:] if joined[1:2] == ":" else joined)
 
 
-def _collapse(path: str) -> str:
+def _normalize_posix_path(path: str) -> str:
     plain = posixpath.normpath(path)
     # normpath keeps a leading "//", which POSIX allows to have a special meaning that is never used in practice.
     return plain[1:] if plain.startswith("//") else plain

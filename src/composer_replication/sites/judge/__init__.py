@@ -3,14 +3,21 @@
 The judge knows what the session has shown so far and, optionally, earlier sessions in the project and a checkout. The
 effect of most shell commands is unknown, and the verdict says so. A verdict never uses information from after the call.
 
-checkout  the files of a project at a given date, from git objects and from earlier sessions
-judge     the verdict on one call
-walk      the verdicts on all calls in a conversation, and their accuracy
+judge          the verdict on one call
+judged_calls   the verdicts on all calls in a conversation, and their accuracy
+project_files  the files of a project at a given date, from git objects and from earlier sessions
 """
 
-from composer_replication.sites.judge.checkout import Checkout, EarlierSessions, PathKnowledge, Repository
 from composer_replication.sites.judge.judge import Judge, Judgement
-from composer_replication.sites.judge.walk import JudgedCall, KindScore, RuleScore, Score, judged_calls, state_at_end
+from composer_replication.sites.judge.judged_calls import (
+    JudgedCall,
+    KindScore,
+    RuleScore,
+    Score,
+    judged_calls,
+    state_at_end,
+)
+from composer_replication.sites.judge.project_files import Checkout, EarlierSessions, PathKnowledge, Repository
 
 __all__ = [
     "Checkout",

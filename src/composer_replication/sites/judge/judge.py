@@ -1,7 +1,7 @@
 """Predict whether a call will fail, using what is known before it runs.
 
 `Judge.verdict` checks a call against the agent's schemas, earlier attempts, and the rules for file tools, shell
-commands, agents and skills. Each verdict names its rule. `Knowledge` combines the sources: the session so far, earlier
+commands, agents and skills. Each verdict names its rule. `_Knowledge` combines the sources: the session so far, earlier
 sessions in the project, and a checkout.
 """
 
@@ -14,21 +14,21 @@ from itertools import islice
 from typing import Literal, NamedTuple
 
 from composer_replication.sites.actions.edits import Put, Replace, edit_operations
+from composer_replication.sites.actions.file_contents import ChangeCertainty, FileText, FileTexts
+from composer_replication.sites.actions.known_paths import KnownPaths, PathStatus
 from composer_replication.sites.actions.session_state import SessionState, requested_agent_or_skill
-from composer_replication.sites.actions.shell_tree import CommandChain, Simple, parse_script
-from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
-from composer_replication.sites.actions.shown_paths import KnownPaths, PathStatus
-from composer_replication.sites.actions.shown_texts import Change, FileText, FileTexts
+from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
+from composer_replication.sites.actions.shell_parser import CommandChain, Simple, parse_script
 from composer_replication.sites.actions.tools import (
-    channel_of,
     command_text,
     is_edit,
     normal_path,
     path_argument,
     plain_name,
+    tool_channel,
     word_set,
 )
-from composer_replication.sites.judge.checkout import Checkout, PathKnowledge, without_blanks
+from composer_replication.sites.judge.project_files import Checkout, PathKnowledge, remove_blanks
 from composer_replication.sites.rule import USUAL_BLAME
 from composer_replication.types import ToolCall
 
@@ -60,7 +60,7 @@ class Judge:
         self, state: SessionState, *, project: PathKnowledge | None = None, checkout: Checkout | None = None
     ) -> None:
         self.state = state
-        self._knowledge = Knowledge(state, project, checkout)
+        self._knowledge = _Knowledge(state, project, checkout)
 
     def verdict(self, call: ToolCall) -> Judgement:
         """Return the predicted outcome of this call if it were run now."""
@@ -70,12 +70,12 @@ class Judge:
         if violation is not None:
             return Judgement("fails", "schema", "input_validation", violation)
         # Edits are excluded: knowledge about the file predicts their outcome better than the last attempt.
-        failure = self.state.attempts.last(call)
+        failure = self.state.attempts.last_failure(call)
         if failure is not None and failure.is_unchanged and _is_repeatable(failure.kind) and not is_edit(call.name):
             return Judgement(
                 "fails", "same_again", failure.kind, "the same call failed before, and nothing has changed"
             )
-        channel = channel_of(call.name)
+        channel = tool_channel(call.name)
         if channel == "file":
             return _judge_file_call(call, self._knowledge)
         if channel == "shell":
@@ -88,7 +88,7 @@ class Judge:
         if exists is False:
             return Judgement("fails", "unknown_name", kind, "no agent or skill has this name")
         if exists is None and name[0] == "Skill" and self._knowledge.is_built_in_command(name[1]):
-            says = "fails" if name[1] in NO_SKILLS else "risky"
+            says = "fails" if name[1] in _NEVER_SKILLS else "risky"
             return Judgement(says, "unknown_name", kind, "the name is a built-in command of the agent, not a skill")
         return Judgement("ok" if exists else "unknown", "name", kind)
 
@@ -98,7 +98,7 @@ def _is_repeatable(kind: str) -> bool:
     return USUAL_BLAME.get(kind) in ("model", "unknown")
 
 
-UNKNOWN_COMMAND = Judgement("unknown", "shell", why="the effect of a command cannot be predicted")
+_UNKNOWN_COMMAND = Judgement("unknown", "shell", why="the effect of a command cannot be predicted")
 # Programs that fail if an operand is a missing file.
 _READERS = word_set("cat head tail wc less nl stat file diff chmod open du tac xxd shellcheck gofmt")
 _READERS_AFTER_PATTERN = word_set("sed grep egrep awk rg jq")  # the first operand is a pattern
@@ -108,38 +108,40 @@ _PATH = re.compile(r"[\w@+~][\w.@+/~-]*|\.{1,2}/[\w.@+/~-]+|/[\w.@+/~-]+")
 _MAX_COMMAND = 20_000
 
 
-def _judge_command(command: str, knowledge: Knowledge) -> Judgement:
+def _judge_command(command: str, knowledge: _Knowledge) -> Judgement:
     """Judge a command by the steps that are certain to run: it fails if one of them does, otherwise it is unknown.
 
     Only missing folders, files and programs are predicted.
     """
-    cwd, tested = knowledge.paths.shell.path, set[str]()
+    cwd, checked_words = knowledge.paths.shell.path, set[str]()
     for step in _unconditional_steps(command):
         name, operands = step.name, step.operands
         if name in knowledge.state.attempts.missing_programs:
             return Judgement("fails", "no_such_program", "cmd_not_found", "the shell did not find this program earlier")
         if cwd is None:
-            return UNKNOWN_COMMAND
+            return _UNKNOWN_COMMAND
         if name == "cd":
             target = operands[0] if len(operands) == 1 else None
             if target is None or target == "-" or not _PATH.fullmatch(target):
-                return UNKNOWN_COMMAND
+                return _UNKNOWN_COMMAND
             folder = knowledge.paths.absolute(target, cwd)
             if _is_missing(target, cwd, knowledge):
                 return Judgement("fails", "cd_missing", "shell_path_missing", "the folder does not exist")
             cwd = folder
-        elif step.is_shown and any(knowledge.is_from_root(word, cwd) for word in operands):
+        elif step.is_shown and any(knowledge.is_relative_to_root(word, cwd) for word in operands):
             return Judgement("fails", "from_another_folder", "shell_path_missing", "the shell is in another folder")
-        elif step.is_shown and any(_is_missing(word, cwd, knowledge) for word in step.files if word not in tested):
+        elif step.is_shown and any(
+            _is_missing(word, cwd, knowledge) for word in step.files if word not in checked_words
+        ):
             return Judgement("fails", "file_missing", "shell_path_missing", "the file does not exist")
-        tested.update(
+        checked_words.update(
             operands
         )  # `test -f a && cat a`: a file checked by an earlier step may be missing without failure
-    return UNKNOWN_COMMAND
+    return _UNKNOWN_COMMAND
 
 
 @dataclass(frozen=True, slots=True)
-class _Step:
+class _CommandStep:
     """One program in a command, with its folder removed, and its literal operands."""
 
     name: str
@@ -157,7 +159,7 @@ class _Step:
         return tuple(path for path in paths if path != self.operands[0]) if self.name in _READERS_AFTER_PATTERN else ()
 
 
-def _unconditional_steps(command: str) -> Iterator[_Step]:
+def _unconditional_steps(command: str) -> Iterator[_CommandStep]:
     """Yield the first steps of a script, as long as they are certain to run if the steps before them succeed."""
     if len(command) > _MAX_COMMAND:
         return
@@ -168,10 +170,10 @@ def _unconditional_steps(command: str) -> Iterator[_Step]:
     for chain in script:
         if "||" in chain.operators or chain.is_background:
             return
-        yield from _steps_of(chain, is_last=chain is script[-1])
+        yield from _chain_steps(chain, is_last=chain is script[-1])
 
 
-def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_Step]:
+def _chain_steps(chain: CommandChain, *, is_last: bool) -> Iterator[_CommandStep]:
     """Yield the steps in a chain, up to the first one that may not run or whose program is not fixed."""
     for pipeline in chain.pipelines:
         first = pipeline.commands[0]
@@ -185,33 +187,35 @@ def _steps_of(chain: CommandChain, *, is_last: bool) -> Iterator[_Step]:
             redirect.descriptor == "2" or redirect.op.startswith("&") for redirect in first.redirects
         )
         is_shown = is_last and len(pipeline.commands) == 1 and not is_stderr_redirected and None not in words
-        yield _Step(words[0].rpartition("/")[2], operands, is_shown)
+        yield _CommandStep(words[0].rpartition("/")[2], operands, is_shown)
 
 
-def _is_missing(word: str, cwd: str, knowledge: Knowledge) -> bool:
-    return knowledge.status(knowledge.paths.absolute(word, cwd)).exists is False or knowledge.is_from_root(word, cwd)
+def _is_missing(word: str, cwd: str, knowledge: _Knowledge) -> bool:
+    return knowledge.status(knowledge.paths.absolute(word, cwd)).exists is False or knowledge.is_relative_to_root(
+        word, cwd
+    )
 
 
 _MIN_LENGTH = 24  # characters; shorter texts may coincide by chance once blanks are removed
-_TAKE_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
+_TOOLS_TAKING_FOLDERS = word_set("grep glob ls list list_directory list_dir list_files search_file_content find_file")
 
 
-def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
+def _judge_file_call(call: ToolCall, knowledge: _Knowledge) -> Judgement:
     """Judge a call to a file tool by its path and, for an edit, by whether the file was read and contains the text."""
     argument = path_argument(call.arguments)
     if not argument:
         return Judgement("unknown", "no_path")
     path = knowledge.paths.absolute(argument)
     status = knowledge.status(path)
-    takes_folders = plain_name(call.name) in _TAKE_FOLDERS
+    takes_folders = plain_name(call.name) in _TOOLS_TAKING_FOLDERS
     if status.is_folder and not takes_folders:
         return Judgement("fails", "a_folder", "is_directory", "the path is a folder")
     if is_edit(call.name):
         return _judge_edit(call, path, knowledge)
-    if knowledge.is_from_root(argument, knowledge.paths.shell.path):
+    if knowledge.is_relative_to_root(argument, knowledge.paths.shell.path):
         return Judgement("fails", "from_another_folder", "file_not_found", "the shell is in another folder")
     if status.exists is False and knowledge.texts.was_read(path) is not True:
-        knowledge.note_missing(path, status)
+        knowledge.record_missing(path, status)
         return Judgement("fails", status.why, "file_not_found", "the path does not exist")
     if plain_name(call.name) == "read" and not call.arguments.get("limit") and knowledge.is_too_large(path):
         return Judgement("fails", "too_large", "output_too_large", "the file is too large to be shown at once")
@@ -220,7 +224,7 @@ def _judge_file_call(call: ToolCall, knowledge: Knowledge) -> Judgement:
     return Judgement("unknown", status.why, "file_not_found", "the path was never shown")
 
 
-def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
+def _judge_edit(call: ToolCall, path: str, knowledge: _Knowledge) -> Judgement:
     """Judge an edit by whether it changes anything, whether the file exists, and whether it was read."""
     operations = edit_operations(call, knowledge.paths.root) or []
     replaces = [operation for operation in operations if isinstance(operation, Replace)]
@@ -230,7 +234,7 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
     writes = bool(operations) and all(isinstance(operation, Put) for operation in operations)
     if was_read is True:
         return _judge_edit_of_read_file(call, replaces, path, knowledge)
-    if writes and knowledge.texts.has_plan and PLANS in path:
+    if writes and knowledge.texts.has_plan and _PLAN_FOLDER in path:
         return Judgement("fails", "plan_is_there", "edit_not_read", "the session's plan is in this file")
     # Writing a whole file, or replacing an empty text, creates a missing file.
     if writes or (replaces and not replaces[0].old):
@@ -238,9 +242,9 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
             return Judgement("unknown", "new_file", "edit_not_read", "the file may be new")
     elif status.exists is False:
         return Judgement("fails", status.why, "file_not_found", "the path does not exist")
-    if call.name not in READ_FIRST:
+    if call.name not in _TOOLS_REQUIRING_READ:
         return Judgement("unknown", "text_not_shown", "edit_no_match", "the file was never shown")
-    if was_read is None and replaces and knowledge.is_untouched(path, replaces[0].old):
+    if was_read is None and replaces and knowledge.was_probably_not_read(path, replaces[0].old):
         return Judgement(
             "fails", "not_read_since", "edit_not_read", "the file was probably not read before the summary"
         )
@@ -249,10 +253,10 @@ def _judge_edit(call: ToolCall, path: str, knowledge: Knowledge) -> Judgement:
     return Judgement("fails", "not_read", "edit_not_read", "the agent has not read the file")
 
 
-def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: Knowledge) -> Judgement:
+def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: _Knowledge) -> Judgement:
     """Judge an edit of a file that was read. If a command has changed the file since, it may count as unread."""
     rule, kind = "changed_and_too_large", "edit_not_read"
-    change = knowledge.change_without_reread(path) if call.name in READ_FIRST else ""
+    change = knowledge.unreadable_change(path) if call.name in _TOOLS_REQUIRING_READ else ""
     if change == "surely":
         return Judgement("fails", rule, kind, "a command changed the file, which is too large to be reread")
     judgement = _judge_text(replaces[0], path, knowledge) if replaces else Judgement("ok", "was_read", "edit_not_read")
@@ -261,7 +265,7 @@ def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str,
     return judgement
 
 
-def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
+def _judge_text(edit: Replace, path: str, knowledge: _Knowledge) -> Judgement:
     """Judge an edit by the number of times its old text occurs in the file."""
     text, source = knowledge.text(path)
     if text is None:
@@ -276,7 +280,7 @@ def _judge_text(edit: Replace, path: str, knowledge: Knowledge) -> Judgement:
     return _judge_missing_text(edit, path, text, source, knowledge)
 
 
-def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, knowledge: Knowledge) -> Judgement:
+def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, knowledge: _Knowledge) -> Judgement:
     """Judge an edit whose old text does not occur in the known content of the file."""
     why, old = "the text is not in the file", edit.old.replace("\r\n", "\n")
     if text.is_whole and not text.doubt:
@@ -284,21 +288,21 @@ def _judge_missing_text(edit: Replace, path: str, text: FileText, source: str, k
     if text.is_whole and text.doubt < 2:
         # A person may have changed the file. Most such changes are committed, so a text that is in no commit is not in
         # the file, unless the user mentioned a change.
-        is_sure = not text.may_be_reworked and knowledge.was_never_committed(path, old)
+        is_sure = not text.may_be_reworked and knowledge.is_in_no_commit(path, old)
         rule = "no_match_in_any_commit" if is_sure else f"no_match_long_ago{source}"
         return Judgement("fails" if is_sure else "risky", rule, "edit_no_match", why)
-    if not text.doubt and _differs_in_blanks(text, old):
-        says = "fails" if knowledge.was_never_committed(path, old, but_for_blanks=False) else "risky"
+    if not text.doubt and _differs_only_in_blanks(text, old):
+        says = "fails" if knowledge.is_in_no_commit(path, old, but_for_blanks=False) else "risky"
         return Judgement(says, "other_blanks", "edit_no_match", "the file has this text with different whitespace")
     if not text.doubt and text.contradicts(old):
-        says = "fails" if knowledge.was_never_committed(path, old) else "risky"
+        says = "fails" if knowledge.is_in_no_commit(path, old) else "risky"
         return Judgement(says, "contradicts", "edit_no_match", "the file continues differently after the first line")
     return Judgement("unknown", "text_not_shown", "edit_no_match")
 
 
-def _differs_in_blanks(text: FileText, old: str) -> bool:
-    squeezed = without_blanks(old)
-    return len(squeezed) >= _MIN_LENGTH and squeezed in without_blanks(text.text)
+def _differs_only_in_blanks(text: FileText, old: str) -> bool:
+    squeezed = remove_blanks(old)
+    return len(squeezed) >= _MIN_LENGTH and squeezed in remove_blanks(text.text)
 
 
 def _num_matches(text: FileText, old: str) -> int:
@@ -327,7 +331,7 @@ _TRUSTED_SOURCES = {
 _RELATIVE_PATH = re.compile(r"[\w@+][\w.@+-]*(?:/[\w.@+-]+)+/?")
 
 
-class Knowledge:
+class _Knowledge:
     """Everything that a verdict may use: the session so far, earlier sessions in the project, a checkout."""
 
     def __init__(self, state: SessionState, project: PathKnowledge | None, checkout: Checkout | None) -> None:
@@ -350,20 +354,18 @@ class Knowledge:
         if status.exists is not None or relative is None:
             return status
         by_project = self._project.standing(relative, self.paths.relative_files()) if self._project else None
-        answers = [answer for answer in (self._in_checkout(relative), by_project) if answer is not None]
+        answers = [answer for answer in (self._status_in_checkout(relative), by_project) if answer is not None]
         # A single source that has seen the path outweighs all that have not.
         if any(answer.exists for answer in answers):
             return next(answer for answer in answers if answer.exists)
-        is_another_file = self._checkout is not None and _may_mean_another_file(
-            relative, status.why, self._checkout.files
-        )
+        is_another_file = self._checkout is not None and _may_be_other_file(relative, status.why, self._checkout.files)
         trusted = _TRUSTED_SOURCES.get("only_its_name" if is_another_file else status.why, ())
         answers = [answer for answer in answers if answer.why in trusted]
         if not answers or self._is_outdated(answers[0]):
             return status
         return answers[0]
 
-    def note_missing(self, path: str, status: PathStatus) -> None:
+    def record_missing(self, path: str, status: PathStatus) -> None:
         """Record that a verdict relied on another source, which is no longer trusted if the path turns up later."""
         self._reported_missing.setdefault(status.why, set()).add(path)
 
@@ -372,18 +374,18 @@ class Knowledge:
         missing_paths = self._reported_missing.get(answer.why, ())
         return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
-    def _in_checkout(self, relative: str) -> PathStatus | None:
-        if self._checkout is None or not self._is_of_this_project(relative, self._checkout):
+    def _status_in_checkout(self, relative: str) -> PathStatus | None:
+        if self._checkout is None or not self._is_checkout_of_project(relative, self._checkout):
             return None
         exists = self._checkout.exists(relative)
         if relative in self._checkout.folders:
             return PathStatus(True, "folder")
         # A missing file that is not normally committed may still exist in the work tree.
-        if exists is None or (not exists and not _is_committed(relative, self._checkout.files)):
+        if exists is None or (not exists and not _is_normally_committed(relative, self._checkout.files)):
             return None
         return PathStatus(exists, "in_checkout" if exists else "not_in_checkout")
 
-    def _is_of_this_project(self, relative: str, checkout: Checkout) -> bool:
+    def _is_checkout_of_project(self, relative: str, checkout: Checkout) -> bool:
         """Return whether the checkout belongs to the session's project, judging by its files or the path's folder."""
         shown_paths = list(islice((path for path in self.paths.relative_files() if "/" in path), _MAX_SHOWN))
         if len(shown_paths) >= _MIN_SHOWN:
@@ -397,16 +399,16 @@ class Knowledge:
         if name in attempts.names:
             return attempts.names[name]
         # Unlike the list of skills, the list of agents is complete: an error message prints all of them.
-        if name[0] in ("Task", "Agent") and (name[1] in AGENTS or attempts.agents is not None):
-            return name[1] in AGENTS | (attempts.agents or frozenset())
+        if name[0] in ("Task", "Agent") and (name[1] in _BUILT_IN_AGENTS or attempts.agents is not None):
+            return name[1] in _BUILT_IN_AGENTS | (attempts.agents or frozenset())
         return self._project.has_name(name, self.paths.relative_files()) if self._project else None
 
     def is_built_in_command(self, name: str) -> bool:
         """Return whether this is a built-in command of the agent, and the project has no such skill or command."""
         definitions = (f".claude/skills/{name}/SKILL.md", f".claude/commands/{name}.md")
-        return name in BUILT_IN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
+        return name in _BUILT_IN_COMMANDS and not (self._checkout and self._checkout.files.intersection(definitions))
 
-    def is_from_root(self, word: str, cwd: str | None) -> bool:
+    def is_relative_to_root(self, word: str, cwd: str | None) -> bool:
         """Return whether a path is relative to the project's root although the shell is in a subfolder.
 
         `cat src/a.py` in /repo/src fails if only /repo/src/a.py exists.
@@ -430,7 +432,7 @@ class Knowledge:
         if file_text is None or file_text.is_whole or file_text.doubt == 2:
             return file_text, ""
         for source, whole in self._whole_texts(path):
-            rebuilt = _with_edits(whole, self.texts.edits(path))
+            rebuilt = _apply_edits(whole, self.texts.edits(path))
             if rebuilt is not None and file_text.is_part_of(rebuilt):
                 completed = FileText()
                 completed.write(rebuilt)
@@ -438,14 +440,14 @@ class Knowledge:
                 return completed, source
         return file_text, ""
 
-    def was_never_committed(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
+    def is_in_no_commit(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
         """Return whether the file is committed, but this text is in no commit, earlier or later."""
         relative = self.paths.relative(path)
-        if relative is None or self._checkout is None or not self._is_of_this_project(relative, self._checkout):
+        if relative is None or self._checkout is None or not self._is_checkout_of_project(relative, self._checkout):
             return False
         return self._checkout.has_ever_held(relative, text, but_for_blanks=but_for_blanks) is False
 
-    def is_untouched(self, path: str, text: str) -> bool:
+    def was_probably_not_read(self, path: str, text: str) -> bool:
         """Return whether a session that continues after a summary has probably not read this file before the summary.
 
         That is so if the earlier part is known and did not read the file, or if the text is the same on the default
@@ -460,7 +462,7 @@ class Knowledge:
         if relative is None or self._checkout is None:
             return False
         is_same = text in (self._checkout.text(relative) or "") and self._checkout.is_trunks(relative, text)
-        return is_same and self._is_of_this_project(relative, self._checkout)
+        return is_same and self._is_checkout_of_project(relative, self._checkout)
 
     def _whole_texts(self, path: str) -> list[tuple[str, str]]:
         relative = self.paths.relative(path)
@@ -482,7 +484,7 @@ class Knowledge:
         was_refused = self._project is not None and self._project.is_too_large(relative, self.paths.relative_files())
         return was_refused or self._is_large_in_checkout(relative)
 
-    def change_without_reread(self, path: str) -> Change:
+    def unreadable_change(self, path: str) -> ChangeCertainty:
         """Return how a command has changed a file since it was read, if the file is too large to be read again.
 
         Claude Code rereads a changed file automatically. If it cannot, the file counts as unread.
@@ -498,10 +500,10 @@ class Knowledge:
         if text is None or self._checkout is None or len(text) <= _MAX_PIECES:
             return False
         min_pieces = max(_MAX_PIECES + 1, _MIN_PIECES_PER_LINE * text.count("\n"))
-        return self._is_of_this_project(relative, self._checkout) and len(_PIECE.findall(text)) >= min_pieces
+        return self._is_checkout_of_project(relative, self._checkout) and len(_PIECE.findall(text)) >= min_pieces
 
 
-def _is_committed(relative: str, files: Collection[str]) -> bool:
+def _is_normally_committed(relative: str, files: Collection[str]) -> bool:
     """Return whether such a file is normally committed: not in a hidden folder, no private notes at the root."""
     folder, _, name = relative.rpartition("/")
     if folder:
@@ -510,7 +512,7 @@ def _is_committed(relative: str, files: Collection[str]) -> bool:
     return any(file.rpartition(".")[0] == stem for file in files)
 
 
-def _may_mean_another_file(relative: str, why: str, files: Collection[str]) -> bool:
+def _may_be_other_file(relative: str, why: str, files: Collection[str]) -> bool:
     """Return whether a mention may refer to another file, since people omit the beginning of paths."""
     if why not in ("its_end_named", "named") or "/" not in relative:
         return False
@@ -518,7 +520,7 @@ def _may_mean_another_file(relative: str, why: str, files: Collection[str]) -> b
     return any(f"/{path}".endswith(end) for path in files if path != relative)
 
 
-def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
+def _apply_edits(text: str, edits: Sequence[Replace]) -> str | None:
     """Return the text after successful edits, or None if an edit does not apply, so that the text cannot be right."""
     for edit in edits:
         count = text.count(edit.old) if edit.old else 0
@@ -528,7 +530,7 @@ def _with_edits(text: str, edits: Sequence[Replace]) -> str | None:
     return text
 
 
-class Parameters(NamedTuple):
+class _Parameters(NamedTuple):
     """The parameters of a tool."""
 
     required: frozenset[str]
@@ -537,37 +539,37 @@ class Parameters(NamedTuple):
 
 # The documented parameters of Claude Code's tools, since logs contain no schemas. Only tools that reject unknown
 # parameters are listed.
-PARAMETERS = {
-    "Read": Parameters(word_set("file_path"), word_set("offset limit pages")),
-    "Edit": Parameters(word_set("file_path old_string new_string"), word_set("replace_all")),
-    "Write": Parameters(word_set("file_path content")),
-    "Glob": Parameters(word_set("pattern"), word_set("path")),
-    "Grep": Parameters(
+_TOOL_PARAMETERS = {
+    "Read": _Parameters(word_set("file_path"), word_set("offset limit pages")),
+    "Edit": _Parameters(word_set("file_path old_string new_string"), word_set("replace_all")),
+    "Write": _Parameters(word_set("file_path content")),
+    "Glob": _Parameters(word_set("pattern"), word_set("path")),
+    "Grep": _Parameters(
         word_set("pattern"),
         word_set("path glob type output_mode -A -B -C -n -i -o head_limit offset multiline context"),
     ),
-    "Bash": Parameters(
+    "Bash": _Parameters(
         word_set("command"),
         word_set("description timeout run_in_background dangerouslyDisableSandbox sandbox _simulatedSedEdit"),
     ),
 }
-READ_FIRST = word_set("Edit MultiEdit Write NotebookEdit")
+_TOOLS_REQUIRING_READ = word_set("Edit MultiEdit Write NotebookEdit")
 """The tools that refuse a file that was not read first. Other agents' editors accept any file."""
-PLANS = "/.claude/plans/"
+_PLAN_FOLDER = "/.claude/plans/"
 """The folder where Claude Code stores plans. A session that carries out a plan has the same plan file."""
-AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
+_BUILT_IN_AGENTS = word_set("general-purpose Explore Plan Bash statusline-setup claude-code-guide output-style-setup")
 # The built-in commands of Claude Code. Its Skill tool refuses these names, unless a skill with that name exists.
-BUILT_IN_COMMANDS = word_set(
+_BUILT_IN_COMMANDS = word_set(
     "add-dir agents clear compact config context cost doctor exit export help hooks ide login logout mcp memory model"
     " output-style permissions plugin resume rewind status statusline terminal-setup usage vim"
 )
-NO_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
+_NEVER_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setup")
 """The built-in commands that are never skills. The other names may belong to skills in a home folder or a plug-in."""
 
 
 def _schema_violation(tool: str, arguments: frozenset[str]) -> str | None:
     """Return which parameters are missing or unknown, or None if there are none or the tool has no schema here."""
-    parameters = PARAMETERS.get(tool)
+    parameters = _TOOL_PARAMETERS.get(tool)
     if parameters is None:
         return None
     missing, unexpected = parameters.required - arguments, arguments - parameters.required - parameters.optional

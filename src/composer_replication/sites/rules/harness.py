@@ -95,7 +95,7 @@ _QUOTE = r"[\"'`‘’]?"
 _TOOL = rf"{_QUOTE}(?P<thing>[\w.:-]{{1,100}}){_QUOTE}"
 
 
-def _names_the_tool(match: re.Match[str], command: Command) -> bool:
+def _names_called_tool(match: re.Match[str], command: Command) -> bool:
     tool = (match["thing"] or match["other"] or match["third"] or "").rstrip(".:-")
     # The message may contain the full name of an MCP tool: "mcp__github__search" for "search".
     return re.split(r"__|::|/", tool)[-1].lower() in command.words or tool in command.words
@@ -118,7 +118,7 @@ TOOL_NAME: tuple[FailureRule, ...] = (
         *("tool", "function", "unsupported call"),
         where="start",
         confidence=0.97,
-        accept=_names_the_tool,
+        accept=_names_called_tool,
     ),
 )
 
@@ -144,7 +144,7 @@ def _is_about_arguments(match: re.Match[str], _: Command) -> bool:
     return _SERVER_SIDE.search(text) is None and _ENVIRONMENT_VARIABLE.search(text) is None
 
 
-def _names_a_parameter(match: re.Match[str], command: Command) -> bool:
+def _is_about_parameter(match: re.Match[str], command: Command) -> bool:
     name = match["thing"]
     return _is_about_arguments(match, command) and (name is None or not name.isupper())
 
@@ -192,7 +192,7 @@ SERVER_ARGUMENTS: tuple[FailureRule, ...] = (
         channels="other",
         where="start",
         confidence=0.85,
-        accept=_names_a_parameter,
+        accept=_is_about_parameter,
     ),
     # "search() got an unexpected keyword argument 'q'" -> "search"; "expected string, received number"
     rule(

@@ -20,8 +20,8 @@ from weakref import WeakKeyDictionary
 from composer_replication.batch.hint_placement import Part, Placement
 from composer_replication.batch.render.renderer import RenderedSequence, Renderer, TurnSpan
 from composer_replication.errors import InputError, explain
-from composer_replication.hint_generator.context import parameter_facts
-from composer_replication.hint_generator.write import HintSource, HintWriter, write_hint
+from composer_replication.hint_generator.facts import parameter_facts
+from composer_replication.hint_generator.hint_sources import HintSource, HintWriter, write_hint
 from composer_replication.messages import THINKING_KEYS, WrittenCall, content_text, json_value, tool_call, written_calls
 from composer_replication.sites.find import MIN_CONFIDENCE, find_error_sites
 from composer_replication.sites.rule import USUAL_BLAME, FailureRule, rule

@@ -18,7 +18,7 @@ from itertools import accumulate, islice
 from typing import Any, Literal, cast
 
 from composer_replication.ingestion.formats.claude_code.record import Entry, Messages, Node
-from composer_replication.ingestion.source import IngestReport
+from composer_replication.ingestion.source_files import IngestReport
 
 # Reasons in the ingest report.
 ORPHAN = "orphan attached to the record before it"
@@ -601,7 +601,7 @@ class _Sidechains:
             return True
         if node is None or node.kind != "user" or node.answered:
             return False
-        return names_other or not isinstance(entry.parent, str) or first_text(node) in self._prompts
+        return names_other or not isinstance(entry.parent, str) or first_text_block(node) in self._prompts
 
     def _chain(self, entry: Entry, linked: SubagentChain | None) -> SubagentChain | None:
         """Return the chain of a record, by the most reliable evidence, or None if it begins a new chain."""
@@ -672,7 +672,7 @@ class _Sidechains:
                 self._callers.setdefault(call_id, {})[chain.name] = chain
 
 
-def first_text(node: Node) -> str:
+def first_text_block(node: Node) -> str:
     """Return the text of a record, to compare the first prompt of a sidechain with the prompt in a call."""
     return "\n".join(block["text"] for block in node.blocks if isinstance(block.get("text"), str)).strip()
 

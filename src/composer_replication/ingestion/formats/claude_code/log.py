@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, cast
 
-from composer_replication.ingestion.documents import read_lines_or_document
-from composer_replication.ingestion.formats.claude_code.links import first_text, prompt_of
+from composer_replication.ingestion.formats.claude_code.links import first_text_block, prompt_of
 from composer_replication.ingestion.formats.claude_code.record import (
     CALL_BLOCKS,
     QUEUED,
@@ -26,7 +25,8 @@ from composer_replication.ingestion.formats.claude_code.tree import (
     live_parts,
     sidechains,
 )
-from composer_replication.ingestion.source import (
+from composer_replication.ingestion.json_documents import read_lines_or_document
+from composer_replication.ingestion.source_files import (
     MAX_COUNT,
     TOO_DEEP,
     IngestReport,
@@ -37,7 +37,7 @@ from composer_replication.ingestion.source import (
     images_in,
     read_records,
 )
-from composer_replication.ingestion.turn_list import logged_call
+from composer_replication.ingestion.turn_list import make_call
 from composer_replication.types import Conversation, Link, Origin, Provenance, Role, ToolCall, ToolResult, Turn, Usage
 
 FORMAT = "claude_code"
@@ -117,7 +117,7 @@ class _LogReader:
 
     def __init__(self, source: SourceFile, report: IngestReport, tree: RecordTree, agent_id: str | None) -> None:
         self._source, self._report, self._tree, self._agent_id = source, report, tree, agent_id
-        self._queued: dict[str, list[QueuedMessage]] = {}
+        self._queued: dict[str, list[_QueuedMessage]] = {}
         session_ids = (node.record.get("sessionId") for node in tree.nodes.values())
         self._session_id = next((name for name in session_ids if isinstance(name, str)), None)
         stem = Path(source.name).stem
@@ -148,7 +148,7 @@ class _LogReader:
         for lines in (message.lines for group in self._queued.values() for message in group):
             self._report.skip("queued message in a rewound branch", self._source.name, lines[0])
 
-    def _queued_by_answer(self) -> dict[str, list[QueuedMessage]]:
+    def _queued_by_answer(self) -> dict[str, list[_QueuedMessage]]:
         """Return queued messages by the uuid of the assistant record before which the model saw them."""
         queue = _MessageQueue(self._report)
         for line, record in self._tree.queue_operations:
@@ -170,7 +170,7 @@ class _LogReader:
         groups = sidechains(self._tree)
         prompts = self._prompts_of_calls() if groups else {}
         for number, group in enumerate(groups):
-            call_id, caller = prompts.get(first_text(group[0]), (None, None))
+            call_id, caller = prompts.get(first_text_block(group[0]), (None, None))
             parent_id = conversation_of.get(caller.uuid, self._base_id) if caller else self._base_id
             turn_id = caller.message_key if caller else None
             link = Link(kind="sidechain", conversation_id=parent_id, turn_id=turn_id, call_id=call_id)
@@ -201,10 +201,10 @@ class _LogReader:
             yield self._conversation(f"{self._base_id}/branch-{number}", group, link)
 
     def _conversation(
-        self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[QueuedMessage] = ()
+        self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[_QueuedMessage] = ()
     ) -> Conversation:
         """Return the conversation for these records; `closing` has queued messages after the last answer."""
-        builder = TurnBuilder(self._source.name, self._report)
+        builder = _TurnBuilder(self._source.name, self._report)
         for node in nodes:
             for queued in self._queued.pop(node.uuid, ()):
                 builder.add_queued(queued)
@@ -319,7 +319,7 @@ class _TurnDraft:
         return [[kind, next(lengths[kind])] for kind in self.order]
 
 
-class TurnBuilder:
+class _TurnBuilder:
     """Builds the turns of one context from its records, which are passed in file order."""
 
     def __init__(self, file: str, report: IngestReport) -> None:
@@ -340,7 +340,7 @@ class TurnBuilder:
         else:
             self._add_user(node)
 
-    def add_queued(self, message: QueuedMessage) -> None:
+    def add_queued(self, message: _QueuedMessage) -> None:
         """Add a message that exists only in records of the queue."""
         origin: Origin = "meta" if is_notification(message.text) else "human"
         record: Record = {"timestamp": message.timestamp or None}
@@ -399,7 +399,7 @@ class TurnBuilder:
             draft.thoughts.append(as_text(block.get("thinking", "")))
             draft.order.append("thinking")
         elif kind in CALL_BLOCKS:
-            call = logged_call(block.get("id"), block.get("name"), block.get("input"))
+            call = make_call(block.get("id"), block.get("name"), block.get("input"))
             draft.calls.append(call)
             draft.order.append("call")
             self._caller_of[call.id] = draft
@@ -497,7 +497,7 @@ NOT_DELIVERED = "queued messages never delivered"
 
 
 @dataclass(frozen=True, slots=True)
-class QueuedMessage:
+class _QueuedMessage:
     """A message that left the queue: its text, the lines of its records, and the time at which it left."""
 
     text: str
@@ -512,14 +512,14 @@ class _MessageQueue:
     """The message queue of one log, replayed from its records."""
 
     report: IngestReport
-    _waiting: list[QueuedMessage] = field(default_factory=list[QueuedMessage])
-    _removed: list[QueuedMessage] = field(default_factory=list[QueuedMessage])
+    _waiting: list[_QueuedMessage] = field(default_factory=list[_QueuedMessage])
+    _removed: list[_QueuedMessage] = field(default_factory=list[_QueuedMessage])
 
     def take(self, line: int, record: Record) -> None:
         """Replay one queue record."""
         operation = record.get("operation")
         if operation == "enqueue":
-            self._waiting.append(QueuedMessage(_words(record.get("content")), (line,), _time(record)))
+            self._waiting.append(_QueuedMessage(_words(record.get("content")), (line,), _time(record)))
         elif operation == "popAll":
             self.report.counts[TAKEN_BACK] += len(self._waiting)
             self._waiting.clear()
@@ -527,14 +527,14 @@ class _MessageQueue:
             message = self._waiting.pop(self._index_of(record.get("content")))
             reason = record.get("reason")
             reason = reason if isinstance(reason, str) else None
-            self._removed.append(QueuedMessage(message.text, (*message.lines, line), _time(record), operation, reason))
+            self._removed.append(_QueuedMessage(message.text, (*message.lines, line), _time(record), operation, reason))
 
     def _index_of(self, content: Any) -> int:
         """Return the index of the waiting message that a record quotes, or 0 for the oldest message."""
         texts = [message.text for message in self._waiting]
         return texts.index(content) if content in texts else 0
 
-    def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[QueuedMessage]]:
+    def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[_QueuedMessage]]:
         """Return uuid of the next answer -> queued messages that the model saw before it and no other record holds.
 
         The key "" is for messages after the last answer.
@@ -545,7 +545,7 @@ class _MessageQueue:
             return {}
         main = [node for node in nodes if not node.is_sidechain]
         num_attached = Counter(plain_prompt(record) for record in attachments)
-        placed: dict[str, list[QueuedMessage]] = {}
+        placed: dict[str, list[_QueuedMessage]] = {}
         for message in self._removed:
             text = message.text.strip()
             if num_attached[text] > 0:  # the attachment already contains the message
@@ -560,7 +560,7 @@ class _MessageQueue:
         return placed
 
 
-def _was_absorbed(removed: QueuedMessage, has_attachments: bool) -> bool:
+def _was_absorbed(removed: _QueuedMessage, has_attachments: bool) -> bool:
     """Return whether a removed message was inserted into the running turn.
 
     In a log with attachments, a message that was removed without an attachment and without a reason was taken back.
@@ -568,7 +568,7 @@ def _was_absorbed(removed: QueuedMessage, has_attachments: bool) -> bool:
     return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
 
 
-def _has_own_record(message: QueuedMessage, main: list[Node]) -> bool:
+def _has_own_record(message: _QueuedMessage, main: list[Node]) -> bool:
     text = message.text.strip()
     users = (node for node in main if node.kind == "user" and node.line > message.lines[0])
     return any(_contains(_words(block.get("text")), text) for node in users for block in node.blocks)
@@ -584,7 +584,7 @@ def _contains(words: str, text: str) -> bool:
     return command == text.removeprefix("/").split()
 
 
-def _answer_to(message: QueuedMessage, main: list[Node]) -> str:
+def _answer_to(message: _QueuedMessage, main: list[Node]) -> str:
     """Return the uuid of the first assistant message that began after a queued message, or "".
 
     A message that was already being written does not count, although some of its records come later.

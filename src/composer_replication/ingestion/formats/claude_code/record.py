@@ -11,7 +11,7 @@ import re
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple, cast
 
-from composer_replication.ingestion.source import IngestReport, Record, as_text, images_in
+from composer_replication.ingestion.source_files import IngestReport, Record, as_text, images_in
 from composer_replication.types import Origin
 
 # Calls of the second kind run on the server; their results also come back under the call id.

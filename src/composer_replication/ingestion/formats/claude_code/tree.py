@@ -21,7 +21,7 @@ from composer_replication.ingestion.formats.claude_code.record import (
     attachment_of,
     node_of,
 )
-from composer_replication.ingestion.source import TOO_DEEP, IngestReport, Record
+from composer_replication.ingestion.source_files import TOO_DEEP, IngestReport, Record
 
 _MESSAGE_TYPES = frozenset({"user", "assistant"})
 # Known record types without a message. Any other type is reported as unknown.

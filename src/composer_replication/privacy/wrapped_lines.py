@@ -12,9 +12,9 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.encodings import RewrittenText
 from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy
-from composer_replication.privacy.names import Strength, is_uncommon, is_word, name_strength
+from composer_replication.privacy.public_values import names_a_secret
 from composer_replication.privacy.rules import Span, is_strong, word_set
-from composer_replication.privacy.surroundings import names_a_secret
+from composer_replication.privacy.secret_names import Strength, is_uncommon, is_word, name_strength
 
 _Edit = tuple[int, int, str]
 _Joint = tuple[int, int]  # from the end of a line to the first character of the next line
@@ -76,7 +76,7 @@ _MAX_JOINTS = 2000
 _FILE_LINE_CHARS = 57  # base64 with lines this long on both sides is a file
 
 
-def touches_end(text: str, end: int) -> bool:
+def _touches_end(text: str, end: int) -> bool:
     """Return whether a run touches a line end, so that it may be only half of a value."""
     return text[end : end + 1] in _LINE_END_STARTS and text.startswith(_LINE_ENDS, end)
 
@@ -134,7 +134,7 @@ def _line_ends_at_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[i
     """Yield the line ends before and after runs where the text on the other side could belong to a value."""
     for begin, run in runs:
         end = begin + len(run)
-        if touches_end(text, end):
+        if _touches_end(text, end):
             behind = end + 1 + (text[end] != "\n")
             if text[behind : behind + 1] not in _NO_VALUE:
                 yield end
@@ -148,7 +148,7 @@ def _line_ends_at_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[i
 
 def _line_ends_after_short_keys(text: str) -> Iterator[int]:
     for match in _SHORT_KEY.finditer(text):
-        if touches_end(text, match.end()):
+        if _touches_end(text, match.end()):
             yield match.end()
 
 

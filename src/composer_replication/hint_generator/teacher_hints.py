@@ -20,13 +20,13 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import (
     MAX_SENTENCES,
     HintContext,
+    correct_texts,
     count_sentences,
+    failing_result_text,
     find_call,
-    result_text_of,
-    right_texts,
 )
 from composer_replication.hint_generator.facts import collect_facts
-from composer_replication.hint_generator.write import HintWriter, quotes_call
+from composer_replication.hint_generator.hint_sources import HintWriter, quoted_call_parts
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.outgoing import Find, LastGate
 from composer_replication.teacher_replay.ask_and_retry import (
@@ -73,7 +73,7 @@ class WrittenHints(NamedTuple):
     """The number of hints written, and the number rejected for each reason."""
     held_back: Mapping[str, str] = MappingProxyType({})
     """Sites whose request was withheld because it may contain a secret, each with the finding."""
-    paid: float = 0.0
+    cost_usd: float = 0.0
     """The cost of the answers in US dollars. A cached answer counts with its original price."""
 
     def writer(self) -> HintWriter:
@@ -111,8 +111,8 @@ async def write_hints(
 
         async def write_one(pair: tuple[ErrorSite, Conversation]) -> None:
             site, conversation = pair
-            answer = await _ask(asker, builder, gate, site, conversation)
-            text = _text_of(answer)
+            answer = await _ask_teacher(asker, builder, gate, site, conversation)
+            text = _reply_text(answer)
             costs_nano.append((answer.reply or {}).get("cost_nano") or 0)
             if answer.refusal == "secret":
                 held_back[site.id] = answer.error or ""
@@ -120,7 +120,7 @@ async def write_hints(
                 cap_errors.append(answer.error or "")
                 counts[KEPT_BACK] += 1
                 return
-            reason = (answer.error and "no answer") or why_refused(text, site, conversation)
+            reason = (answer.error and "no answer") or _reason_to_reject(text, site, conversation)
             counts[f"refused: {reason}" if reason else "written"] += 1
             if not reason:
                 texts[site.id] = text
@@ -134,36 +134,36 @@ async def write_hints(
     return WrittenHints(texts, counts, held_back, to_dollars(sum(costs_nano)))
 
 
-async def _ask(
+async def _ask_teacher(
     asker: BudgetedClient, builder: RequestBuilder, gate: LastGate, site: ErrorSite, conversation: Conversation
 ) -> TeacherAnswer:
     """Return the model's answer, or an error if the request may contain a secret."""
     label = f"site {site.id}"
-    if (find := _find_in_uncut(site, conversation, gate, label)) is not None:
+    if (find := _find_secret_in_full_text(site, conversation, gate, label)) is not None:
         return TeacherAnswer(None, f"{NOT_SENT}: {find}", False, 0.0, 0, "secret")
-    return await asker.ask(builder.build(prompt_of(site, conversation), None, site.conversation_id, label=label))
+    return await asker.ask(builder.build(_build_prompt(site, conversation), None, site.conversation_id, label=label))
 
 
-def _text_of(answer: TeacherAnswer) -> str:
+def _reply_text(answer: TeacherAnswer) -> str:
     """Return the answer as a single line of text."""
     message = (answer.reply or {}).get("message") or {}
     return " ".join(str(message.get("content") or "").split())
 
 
-def _find_in_uncut(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
+def _find_secret_in_full_text(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
     """Run the outgoing check on the untruncated prompt, because a truncated secret is not recognized."""
-    *_, message = prompt_of(site, conversation, max_shown=None)
+    *_, message = _build_prompt(site, conversation, max_shown=None)
     return gate.look(message, f"{label}, message 2 (user)")
 
 
-def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
+def _build_prompt(site: ErrorSite, conversation: Conversation, *, max_shown: int | None = _MAX_SHOWN) -> list[Message]:
     """Return the prompt for a site: the failing call, its result and the facts, each cut to `max_shown` characters.
 
     It contains nothing from later in the session.
     """
-    call, error_text = find_call(site, conversation), result_text_of(site, conversation)
+    call, error_text = find_call(site, conversation), failing_result_text(site, conversation)
     arguments = arguments_text(call)[:max_shown] if call else ""
-    right = ", ".join(dict.fromkeys(right_texts(collect_facts(site, conversation))))[:max_shown]
+    right = ", ".join(dict.fromkeys(correct_texts(collect_facts(site, conversation))))[:max_shown]
     facts_text = f"\n\nKnown to be right: {right}" if right else ""
     rule, data = fence_text(f"Arguments: {arguments}\n\nError: {error_text[:max_shown]}{facts_text}")
     return [
@@ -172,7 +172,7 @@ def prompt_of(site: ErrorSite, conversation: Conversation, *, max_shown: int | N
     ]
 
 
-def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str | None:
+def _reason_to_reject(text: str, site: ErrorSite, conversation: Conversation) -> str | None:
     """Return the reason to reject a written hint, or None if it may be used."""
     if not text:
         return "empty"
@@ -181,23 +181,23 @@ def why_refused(text: str, site: ErrorSite, conversation: Conversation) -> str |
     # A fresh scrubber redacts only text that looks like a secret without context.
     if Scrubber().scope().text(text) != text:
         return "holds a secret"
-    if quotes_call(text, find_call(site, conversation), right_texts(collect_facts(site, conversation))):
+    if quoted_call_parts(text, find_call(site, conversation), correct_texts(collect_facts(site, conversation))):
         return QUOTES
-    before, after = _texts_around(site, conversation)
+    before, after = _texts_before_and_after(site, conversation)
     # "conftest.py" in the hint leaks the future if the session mentions the file only after the error.
-    earlier, later = _parts(before, _WORDS), _parts(after, _NAMES)
-    if any(part in later and part not in earlier for part in _parts(text, _WORDS)):
+    earlier, later = _identifier_parts(before, _WORDS), _identifier_parts(after, _NAMES)
+    if any(part in later and part not in earlier for part in _identifier_parts(text, _WORDS)):
         return "knows what comes later"
     return None
 
 
-def _parts(text: str, words: re.Pattern[str]) -> set[str]:
+def _identifier_parts(text: str, words: re.Pattern[str]) -> set[str]:
     """Return the components of names and paths in lower case, if they have at least four letters or three digits."""
     parts = (part for word in words.findall(text) for part in _PART.findall(word))
     return {part.casefold() for part in parts if len(part) >= 4 or (part.isdigit() and len(part) >= 3)}
 
 
-def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
+def _texts_before_and_after(site: ErrorSite, conversation: Conversation) -> tuple[str, str]:
     """Return all text up to and including the failing result, and all text after it."""
     last = site.result_turn_id or site.turn_id
     index = next((number for number, turn in enumerate(conversation.turns) if turn.id == last), None)
@@ -205,10 +205,10 @@ def _texts_around(site: ErrorSite, conversation: Conversation) -> tuple[str, str
         got = f"turn {last}, which conversation {conversation.id} does not contain"
         raise InputError(explain(f"site {site.id}", got=got, expected="a site from this conversation"))
     before, after = conversation.turns[: index + 1], conversation.turns[index + 1 :]
-    return "\n".join(map(_all_text, before)), "\n".join(map(_all_text, after))
+    return "\n".join(map(_turn_text, before)), "\n".join(map(_turn_text, after))
 
 
-def _all_text(turn: Turn) -> str:
+def _turn_text(turn: Turn) -> str:
     """Return the text, thinking, calls and results of a turn."""
     calls = [arguments_text(call) for call in turn.calls]
     return "\n".join([turn.text, turn.thinking, *calls, *(result.text for result in turn.results)])

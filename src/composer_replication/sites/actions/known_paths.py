@@ -12,19 +12,19 @@ from typing import NamedTuple
 
 import orjson
 
-from composer_replication.sites.actions.shell_command import may_change
+from composer_replication.sites.actions.shell_command import change_kind
 from composer_replication.sites.actions.shell_keys import folder_after
-from composer_replication.sites.actions.shell_tree import lone_command, parse_script
-from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
+from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
+from composer_replication.sites.actions.shell_parser import parse_script, single_command
 from composer_replication.sites.actions.tools import (
-    LINE_NUMBER,
-    PATH,
-    channel_of,
+    LINE_NUMBER_PREFIX,
+    PATH_KEYS,
     command_text,
-    is_label,
+    is_descriptive_parameter,
     normal_path,
     path_argument,
     plain_name,
+    tool_channel,
     word_set,
 )
 from composer_replication.types import ToolCall
@@ -114,13 +114,13 @@ class KnownPaths:
     @property
     def mentioned_endings(self) -> Iterator[str]:
         """The last two components of every path that any text has mentioned."""
-        return self._mentions.last_two_parts()
+        return self._mentions.last_components()
 
     def status(self, path: str) -> PathStatus:
         """Return what is known about an absolute path."""
         if path in self.files or path in self.folders:
             return PathStatus(True, "file" if path in self.files else "folder")
-        for name in with_parents(path):
+        for name in path_with_parents(path):
             parent, _, last = name.rpartition("/")
             if name in self.missing:
                 return PathStatus(False, self.missing[name])
@@ -132,18 +132,18 @@ class KnownPaths:
             inside = path[len(base) + 1 : MAX_PATH] if path.startswith(f"{base}/") else "."
             if path not in matches and not _HIDDEN_PART.search(inside) and pattern.fullmatch(inside):
                 return PathStatus(False, "not_globbed")
-        return PathStatus(None, self._mentions.how_mentioned(path, self.relative(path) or path))
+        return PathStatus(None, self._mentions.mention_level(path, self.relative(path) or path))
 
     def add_message(self, text: str) -> None:
         """Add a message from anyone except the model. Its author may have created the paths that it mentions."""
         self._mentions.add_text(text)
-        self._drop_missing_if_mentioned(text)
+        self._forget_mentioned_missing(text)
 
     def add_call(self, call: ToolCall, text: str, *, failed: bool) -> None:
         """Add a call and its result."""
         if call.raw_arguments is not None:  # invalid JSON: the call was not run
             return
-        shown_text, channel = without_reminders(text), channel_of(call.name)
+        shown_text, channel = remove_reminders(text), tool_channel(call.name)
         if channel == "shell":
             self._mentions.add_text(shown_text)
             self._add_command(command_text(call.name, call.arguments), shown_text, failed)
@@ -154,8 +154,8 @@ class KnownPaths:
             self._add_refusal(path, shown_text[:400])
             return
         self._mentions.add_text(shown_text)
-        if may_change_anything(call):
-            self._drop_cached()
+        if starts_writing_agent(call):
+            self._forget_uncertain()
         elif plain_name(call.name) in _LISTERS:
             self._add_glob(path or self.shell.path or self.root or "", call.arguments.get("pattern"), shown_text)
         elif plain_name(call.name) in _SEARCHERS:
@@ -176,7 +176,7 @@ class KnownPaths:
 
     def _add_folder(self, path: str) -> None:
         """Record that a folder and all its parent folders exist."""
-        for folder in with_parents(path):
+        for folder in path_with_parents(path):
             if folder in self.folders:
                 return
             self.folders.add(folder)
@@ -200,7 +200,7 @@ class KnownPaths:
         self.files.discard(path)
         self.folders.discard(path)
 
-    def _drop_missing_if_mentioned(self, text: str) -> None:
+    def _forget_mentioned_missing(self, text: str) -> None:
         """No longer count a path as missing if the text mentions its name: it may have been created."""
         for word in PATH_WORD.findall(text[:MAX_TEXT]) if self._missing_by_name else ():
             for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
@@ -212,7 +212,7 @@ class KnownPaths:
         for path in paths:
             self.add_file(path)
         # A complete result also proves that every other path that matches the pattern is missing.
-        compiled = _glob_regex(pattern) if isinstance(pattern, str) else None
+        compiled = _compile_glob(pattern) if isinstance(pattern, str) else None
         if compiled is not None and base and len(paths) < _MAX_RESULTS and "truncated" not in text:
             self._globs = [*self._globs[-_MAX_GLOBS:], (base, compiled, paths)]
 
@@ -228,15 +228,15 @@ class KnownPaths:
 
     def _add_command(self, command: str, output: str, failed: bool) -> None:
         cwd = self.shell.path
-        self.shell.follow(command, output, failed=failed)
-        change = may_change(command)
+        self.shell.update(command, output, failed=failed)
+        change = change_kind(command)
         if change == "moves":
-            self._drop_cached()
+            self._forget_uncertain()
         elif change == "writes":
             # New files may have been created anywhere, so listings may no longer be complete.
             self._listed.clear()
             self._globs.clear()
-            self._drop_missing_if_mentioned(command)
+            self._forget_mentioned_missing(command)
         if self.shell.path is not None and not failed:
             self._add_folder(self.shell.path)
         if failed and cwd is not None:
@@ -250,7 +250,7 @@ class KnownPaths:
 
     def _add_listing(self, command: str, output: str, cwd: str) -> None:
         # `cd src && ls`: the output comes from the last command.
-        simple = lone_command(command.rpartition("&&")[2])
+        simple = single_command(command.rpartition("&&")[2])
         words = [word.literal or "*" for word in simple.words] if simple is not None and not simple.redirects else []
         if not words or any(_SHELL_SPECIAL.search(word) for word in words[1:]):
             return
@@ -287,7 +287,7 @@ class KnownPaths:
         if rows:
             self._listed[folder] = names
 
-    def _drop_cached(self) -> None:
+    def _forget_uncertain(self) -> None:
         """Drop what may be outdated after a change of the whole tree, such as git checkout."""
         self.missing.clear()
         self._missing_by_name.clear()
@@ -295,14 +295,14 @@ class KnownPaths:
         self._globs.clear()
 
 
-def with_parents(path: str) -> Iterator[str]:
+def path_with_parents(path: str) -> Iterator[str]:
     """Yield a path and its parent folders, excluding the root."""
     while path and path != "/":
         yield path
         path = path.rpartition("/")[0]
 
 
-def _glob_regex(pattern: str) -> re.Pattern[str] | None:
+def _compile_glob(pattern: str) -> re.Pattern[str] | None:
     r"""Convert a glob to a regular expression for paths relative to the start of the search. None if unsupported.
 
     `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\.py`.
@@ -332,36 +332,36 @@ class _MentionedPaths:
     """
 
     def __init__(self, root: str | None) -> None:
-        self._inside = f"{root}/" if root else "/"
-        self._unread: list[str] = []  # texts that have not been searched yet
+        self._root_prefix = f"{root}/" if root else "/"
+        self._unprocessed_texts: list[str] = []  # texts that have not been searched yet
         self._words: set[str] = set()  # everything that looks like a path, as mentioned
         self._names: set[str] = set()  # their last components
         self._endings: set[str] = set()  # endings of paths outside the session's folder
 
     def add_text(self, text: str) -> None:
         """Add a text, to be searched at the next query."""
-        self._unread.append(text)
+        self._unprocessed_texts.append(text)
 
-    def last_two_parts(self) -> Iterator[str]:
+    def last_components(self) -> Iterator[str]:
         """Yield the last two components of every mentioned path."""
-        self._read_words()
+        self._process_texts()
         return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
 
-    def how_mentioned(self, path: str, relative: str) -> str:
+    def mention_level(self, path: str, relative: str) -> str:
         """Return a word for how fully an absolute path was mentioned. `relative` is the path relative to the root."""
-        self._read_words()
+        self._process_texts()
         if path in self._words or relative in self._words or relative in self._endings:
             return "named"
         if any(end in self._words for end in _path_endings(relative)):
             return "its_end_named"
         return "only_its_name" if relative.rpartition("/")[2] in self._names else "unseen"
 
-    def _read_words(self) -> None:
-        for text in self._unread:
+    def _process_texts(self) -> None:
+        for text in self._unprocessed_texts:
             for word in {word.rstrip(".") for word in PATH_WORD.findall(text[:MAX_TEXT])} - self._words:
                 if not 2 < len(word) < MAX_PATH:
                     continue
-                plain = word.removeprefix(self._inside)
+                plain = word.removeprefix(self._root_prefix)
                 self._words.update((word, plain))
                 self._names.add(plain.rpartition("/")[2])
                 # "/opt/app/x.py", "../lib/x.py" and "example.org/x.py" are probably outside the session's folder.
@@ -369,7 +369,7 @@ class _MentionedPaths:
                 if is_elsewhere and len(self._endings) < _MAX_ENDS:
                     # Another folder may hold a copy of the project, so only the endings of such paths are compared.
                     self._endings.update(_path_endings(plain))
-        self._unread.clear()
+        self._unprocessed_texts.clear()
 
 
 def _path_endings(path: str) -> Iterator[str]:
@@ -398,7 +398,7 @@ class ShellFolder:
             or _FOLDER_RESET.search(output, max(0, len(output) - 600)) is not None
         )
 
-    def follow(self, command: str, output: str, *, failed: bool) -> None:
+    def update(self, command: str, output: str, *, failed: bool) -> None:
         """Update the folder after a command. A failed command does not change the folder, unless the output says so."""
         reset = _FOLDER_RESET.search(output, max(0, len(output) - 600))
         if reset is not None:
@@ -415,7 +415,7 @@ class ShellFolder:
 CHANGED_NOTE = re.compile(r"Note: (\S+) was modified")
 _READ_ONLY_AGENTS = frozenset({"Explore", "Plan"})
 _READERS = word_set("read read_file view view_file cat open_file str_replace_editor str_replace_based_edit_tool")
-_PATH_KEYS = frozenset({*PATH, "command"})
+_PATH_KEYS = frozenset({*PATH_KEYS, "command"})
 _MAX_LINES = 2000  # several agents' readers stop at this line, so a view of this length may be incomplete
 _MAX_LINE = 2000  # longer lines are truncated
 _MAX_DIGITS = 6  # longer numbers are not line numbers: no session reads a file with a million lines
@@ -434,7 +434,7 @@ _TRUNCATED = re.compile(
 _ENVELOPE = re.compile(r"\A(?:Exit code: \d+\n)?(?:[A-Z][\w ]{0,30}: [^\n]{0,80}\n){0,6}Output:\n")
 
 
-class ShownFile(NamedTuple):
+class _ShownFile(NamedTuple):
     """A file that a tool has shown in full."""
 
     path: str
@@ -452,11 +452,11 @@ class _FileExcerpt(NamedTuple):
     has_end: bool
 
 
-def part_in_view(call: ToolCall, text: str) -> _FileExcerpt | None:
+def shown_excerpt(call: ToolCall, text: str) -> _FileExcerpt | None:
     """Return the first run of numbered lines that a tool showed, or None if it showed none."""
     lines, first = list[str | None](), 0
-    for line in without_reminders(text).split("\n"):
-        match = LINE_NUMBER.match(line)
+    for line in remove_reminders(text).split("\n"):
+        match = LINE_NUMBER_PREFIX.match(line)
         if match is None or len(match[1]) > _MAX_DIGITS or int(match[1]) != first + len(lines):
             if lines:
                 break
@@ -473,51 +473,55 @@ def part_in_view(call: ToolCall, text: str) -> _FileExcerpt | None:
     return _FileExcerpt(first, lines, has_end=reaches_end and plain_name(call.name) == "read")
 
 
-def without_reminders(text: str) -> str:
+def remove_reminders(text: str) -> str:
     """Return what a tool showed, without the reminders that Claude Code appends to results."""
     end = len(text)
     # A result may end with several reminders, so they are removed one by one from the end.
-    while (text_end := _end_before(text, end, " \t\r\n\f\v")) and text.endswith(_REMINDER_END, 0, text_end):
+    while (text_end := _strip_end(text, end, " \t\r\n\f\v")) and text.endswith(_REMINDER_END, 0, text_end):
         start = text.rfind(_REMINDER, 0, text_end)
         if start < 0:
             break
-        end = _end_before(text, start, "\n")
+        end = _strip_end(text, start, "\n")
     return text[:end]
 
 
-def _end_before(text: str, end: int, blanks: str) -> int:
+def _strip_end(text: str, end: int, blanks: str) -> int:
     """Return the position after the last nonblank character before `end`, without copying the text."""
     while end and text[end - 1] in blanks:
         end -= 1
     return end
 
 
-def file_in_view(call: ToolCall, text: str) -> ShownFile | None:
+def file_shown_by_tool(call: ToolCall, text: str) -> _ShownFile | None:
     """Return the file that a reading tool showed in full, or None if only a part was requested or shown."""
     path = path_argument(call.arguments)
-    names = [name for name, value in call.arguments.items() if value is not None and not is_label(call.name, name)]
+    names = [
+        name
+        for name, value in call.arguments.items()
+        if value is not None and not is_descriptive_parameter(call.name, name)
+    ]
     if path is None or plain_name(call.name) not in _READERS or not _PATH_KEYS.issuperset(names):
         return None
-    whole = _whole_text(text)
-    return ShownFile(path, whole) if whole is not None else None
+    whole = _text_without_line_numbers(text)
+    return _ShownFile(path, whole) if whole is not None else None
 
 
-def file_in_output(command: str, output: str) -> ShownFile | None:
+def file_printed_by_cat(command: str, output: str) -> _ShownFile | None:
     """Return the file printed by a plain `cat file`, or None for any other command."""
     if not command.lstrip().startswith("cat"):
         return None
-    simple = lone_command(command)
+    simple = single_command(command)
     if simple is None or simple.redirects:
         return None
     words = [word.literal for word in simple.words]
     path = words[-1]
     if words[0] != "cat" or path is None or path.startswith("-") or words[1:-1] not in ([], ["-n"]):
         return None
-    whole = _whole_text(_output_of(output))
-    return ShownFile(path, whole) if whole is not None else None
+    whole = _text_without_line_numbers(_output_without_envelope(output))
+    return _ShownFile(path, whole) if whole is not None else None
 
 
-def _output_of(text: str) -> str:
+def _output_without_envelope(text: str) -> str:
     """Return the output of a command, without the envelope that some tools put around it."""
     if text.startswith('{"output"'):
         try:
@@ -529,17 +533,17 @@ def _output_of(text: str) -> str:
     return _ENVELOPE.sub("", text, count=1)
 
 
-def _whole_text(text: str) -> str | None:
+def _text_without_line_numbers(text: str) -> str | None:
     """Return the text of a file from a view of it, without line numbers, or None if the view is truncated.
 
     A view does not show whether the last line ends in a newline. Text files do, so a newline is added.
     """
-    text = _VIEW_FOOTER.sub("", _VIEW_HEADER.sub("", without_reminders(text), count=1))
+    text = _VIEW_FOOTER.sub("", _VIEW_HEADER.sub("", remove_reminders(text), count=1))
     lines = text.split("\n")
     if _TRUNCATED.search(text) or len(lines) > _MAX_LINES or any(len(line) > _MAX_LINE for line in lines):
         return None
     # Unnumbered blank lines after the last numbered line belong to the view, not to the file.
-    numbers = [LINE_NUMBER.match(line) for line in lines]
+    numbers = [LINE_NUMBER_PREFIX.match(line) for line in lines]
     while len(lines) > 1 and not lines[-1] and numbers[-1] is None and numbers[0] is not None:
         lines, numbers = lines[:-1], numbers[:-1]
     if numbers[0] is not None and int(numbers[0][1]) == 1 and None not in numbers:
@@ -553,6 +557,6 @@ def _whole_text(text: str) -> str | None:
     return whole if whole.endswith("\n") or not whole else f"{whole}\n"
 
 
-def may_change_anything(call: ToolCall) -> bool:
+def starts_writing_agent(call: ToolCall) -> bool:
     """Return whether a call starts another agent, which may write files."""
     return plain_name(call.name) in ("task", "agent") and call.arguments.get("subagent_type") not in _READ_ONLY_AGENTS

@@ -12,10 +12,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 
-from composer_replication.sites.actions.shell_command import keeps_sources
-from composer_replication.sites.actions.shell_tree import Simple, commands_in, parse_script
-from composer_replication.sites.actions.shell_words import UnsupportedShellSyntax
-from composer_replication.sites.actions.tools import command_text, is_shell, only_looks, word_set
+from composer_replication.sites.actions.shell_command import leaves_sources_unchanged
+from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
+from composer_replication.sites.actions.shell_parser import Simple, commands_in, parse_script
+from composer_replication.sites.actions.tools import command_text, is_read_only_tool_call, is_shell, word_set
 from composer_replication.types import Conversation, ErrorSite, ToolCall, Turn
 
 _CONFIDENCE = 0.7
@@ -36,7 +36,7 @@ _CHECKS = {"go": word_set("build vet test"), "cargo": word_set("build check test
 _WRAPPERS = word_set("time timeout env nice sudo")
 # What a model writes when it notices that its command was wrong.
 # "I ran this in the wrong directory"; "I forgot the build tag"; not "the test is wrong"
-_ADMITS = re.compile(
+_ADMISSION = re.compile(
     r"\b(?:in|from) the (?:wrong|right|correct|root) (?:directory|folder|worktree)|\bpath is wrong\b"
     r"|\bwrong (?:(?:build|test|shell) )?(?:directory|folder|worktree|command|flag|option|syntax|package|path)\b"
     r"|\bneed to (?:change (?:the )?director|cd |be in the (?:\w+ )?(?:director|folder)|run (?:it|this|that) from)"
@@ -68,7 +68,7 @@ class _TypedCommand:
 
     @cached_property
     def operands(self) -> tuple[str, ...]:
-        return tuple(_plain(word) for word in self.words[1:] if not word.startswith("-"))
+        return tuple(_normalize_path(word) for word in self.words[1:] if not word.startswith("-"))
 
     @property
     def rest(self) -> tuple[str, ...]:
@@ -125,22 +125,22 @@ def _find_mistyped(
 ) -> Iterator[tuple[str, str]]:
     """Yield (call id, kind) for the calls whose command was mistyped."""
     pending: list[_PendingFailure] = []
-    words: tuple[str, ...] = ()  # what the model wrote since the last result
+    texts: tuple[str, ...] = ()  # what the model wrote since the last result
     for turn in turns:
         if turn.role == "user" and turn.text.strip():
             # A user message may have changed the task, and with it which commands work.
             pending.clear()
         if turn.role != "assistant":
-            words = ()
+            texts = ()
             continue
-        words = (*words, turn.thinking[:_MAX_ADMISSION], turn.text[:_MAX_ADMISSION])
+        texts = (*texts, turn.thinking[:_MAX_ADMISSION], turn.text[:_MAX_ADMISSION])
         if turn.calls and pending:
-            yield from _find_admitted(words, turn.calls[0], pending)
+            yield from _find_admitted(texts, turn.calls[0], pending)
         call_commands = [(call, command_text(call.name, call.arguments)) for call in turn.calls]
         for call, command in call_commands if pending else ():
             if command and call.id not in failed:
                 yield from _find_corrected(command, pending)
-            if not _changes_nothing(call):
+            if not _leaves_files_unchanged(call):
                 pending.clear()
             for failure in pending:
                 failure.num_calls_left -= 1
@@ -156,24 +156,24 @@ def _find_corrected(command: str, pending: Sequence[_PendingFailure]) -> Iterato
     """Yield the failures that this successful command corrects."""
     typed = _parse_typed(command) if pending else None
     for failure in pending:
-        kind = None if typed is None or failure.typed is None else _mistake(failure.typed, typed, failure.site.kind)
+        kind = None if typed is None or failure.typed is None else _diagnose(failure.typed, typed, failure.site.kind)
         if kind is not None:
             yield failure.site.call_id, kind
 
 
 def _find_admitted(
-    words: Sequence[str], call: ToolCall, pending: Sequence[_PendingFailure]
+    texts: Sequence[str], call: ToolCall, pending: Sequence[_PendingFailure]
 ) -> Iterator[tuple[str, str]]:
     """Yield the failure if the model, right afterwards, admits a wrong command and retypes it differently."""
     fresh = [failure for failure in pending if failure.is_fresh]
     for failure in fresh:
         failure.is_fresh = False
-    admission = next(filter(None, map(_ADMITS.search, words)), None)
+    admission = next(filter(None, map(_ADMISSION.search, texts)), None)
     if admission is None or len(fresh) != 1 or not is_shell(call.name):
         return
     site, typed = fresh[0].site, fresh[0].typed
-    again = _parse_typed(command_text(call.name, call.arguments))
-    is_same = typed is not None and again is not None and typed.words[0] == again.words[0]
+    retyped = _parse_typed(command_text(call.name, call.arguments))
+    is_same = typed is not None and retyped is not None and typed.words[0] == retyped.words[0]
     is_about_folder = _ABOUT_FOLDER.search(admission[0]) is not None
     # Some tools escape exclamation marks, regardless of quotes: not the model's error.
     if admission["quotes"] and "!" in fresh[0].command:
@@ -182,12 +182,12 @@ def _find_admitted(
         yield site.call_id, "wrong_folder" if is_about_folder else "usage_error"
 
 
-def _changes_nothing(call: ToolCall) -> bool:
+def _leaves_files_unchanged(call: ToolCall) -> bool:
     command = command_text(call.name, call.arguments)
-    return keeps_sources(command) if command else only_looks(call.name, call.arguments)
+    return leaves_sources_unchanged(command) if command else is_read_only_tool_call(call.name, call.arguments)
 
 
-def _mistake(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | None:
+def _diagnose(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | None:
     """Return what was wrong with the first command, given the second, which worked. None if that is unclear."""
     if first.words[0] != second.words[0] or first == second:
         return None
@@ -198,7 +198,12 @@ def _mistake(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | No
         if all(map(_CHOOSES_FOLDER.match, added)):
             return "wrong_folder"
         return "usage_error" if all(map(_CHOOSES_BUILD_FILES.match, added)) else None
-    if kind == "compile_error" and first.rest and set(first.rest) == set(second.rest) and _checks_more(first, second):
+    if (
+        kind == "compile_error"
+        and first.rest
+        and set(first.rest) == set(second.rest)
+        and _is_broader_check(first, second)
+    ):
         return "usage_error"
     if first.options == second.options and len(first.operands) == len(second.operands) and kind not in _WORK_KINDS:
         pairs = list(zip(first.operands, second.operands, strict=True))
@@ -208,13 +213,13 @@ def _mistake(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | No
     return None
 
 
-def is_typed_otherwise(command: str, later_command: str) -> bool:
+def corrects_typed_command(command: str, later_command: str) -> bool:
     """Return whether the later command corrects the first by a folder, a tag, or a check that covers the same files."""
     first, second = _parse_typed(command), _parse_typed(later_command)
-    return first is not None and second is not None and _mistake(first, second, "compile_error") is not None
+    return first is not None and second is not None and _diagnose(first, second, "compile_error") is not None
 
 
-def _checks_more(first: _TypedCommand, second: _TypedCommand) -> bool:
+def _is_broader_check(first: _TypedCommand, second: _TypedCommand) -> bool:
     """Whether the second command is another check with the same program and includes all tags of the first."""
     verbs = _CHECKS.get(first.words[0], frozenset())
     tags = {option for option in first.options if _CHOOSES_BUILD_FILES.match(option)}
@@ -250,6 +255,6 @@ def _parse_typed(command: str) -> _TypedCommand | None:
     return _TypedCommand(tuple(programs[0]), folder)
 
 
-def _plain(word: str) -> str:
+def _normalize_path(word: str) -> str:
     """Return a path without `./`, a trailing slash or Go's `/...`, none of which change the target."""
     return word.removeprefix("./").removesuffix("/...").rstrip("/") or word

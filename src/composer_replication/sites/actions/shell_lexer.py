@@ -1,4 +1,4 @@
-"""Split shell text into words, operators and redirections: the lexer for `shell_tree`.
+"""Split shell text into words, operators and redirections: the lexer for `shell_parser`.
 
 Quotes are removed, and each expansion is marked as a piece of its kind. Unsupported syntax raises
 `UnsupportedShellSyntax`; the command is then compared as plain text. That is safer than guessing, because different
@@ -97,7 +97,7 @@ _HARMLESS_BRACES = re.compile(r"\{[^\s,.{}'\"\\$`;|&<>()]*\}")
 _BACKTICKS = re.compile(r"`(?:[^`\\]|\\.)*`", re.DOTALL)
 
 
-def tokens_of(text: str) -> list[Token]:
+def tokenize_shell(text: str) -> list[Token]:
     """Return the tokens of a command. Newlines are operators; comments are dropped.
 
     Raises UnsupportedShellSyntax if the text cannot be tokenized reliably.
@@ -162,7 +162,7 @@ class _Lexer:
     def _read_heredocs(self) -> None:
         """Read the bodies of the here-documents that were opened on the line just ended."""
         for index, end_mark, is_quoted, strips_tabs in self.pending_heredocs:
-            body, self.at = _heredoc_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
+            body, self.at = _read_heredoc_body(self.text, self.at, end_mark, strips_tabs=strips_tabs)
             # Without "$", a backtick or a backslash nothing expands, whether or not the end mark is quoted.
             is_plain = is_quoted or not re.search(r"[$`\\]", body)
             redirect = self.tokens[index]
@@ -262,7 +262,7 @@ class _Lexer:
             self.at = ticks.end()
             return
         if kind == "split" and self.text.startswith("$'", self.at):
-            text, self.at = _ansi_text(self.text, self.at)
+            text, self.at = _read_ansi_string(self.text, self.at)
             pieces.add("text", text)
             return
         if kind == "split" and self.text.startswith('$"', self.at):
@@ -337,7 +337,7 @@ def _expansion_at(text: str, at: int) -> _Expansion:
     if name:
         return _Expansion(f"${name[1] or name[2]}", name.end())
     if text.startswith("(", at + 1):
-        return _cat_heredoc(text, at) or _substitution(text, at)
+        return _cat_heredoc(text, at) or _read_substitution(text, at)
     if text.startswith("{", at + 1):
         braced = _BRACED.match(text, at)
         if braced is None:
@@ -346,7 +346,7 @@ def _expansion_at(text: str, at: int) -> _Expansion:
     return _Expansion("$", at + 1, is_text=True)
 
 
-def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[str, int]:
+def _read_heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tuple[str, int]:
     """Return the lines from `at` up to the end mark, and the position after the mark."""
     body: list[str] = []
     while at <= len(text):
@@ -363,7 +363,7 @@ def _heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) -> tu
     raise UnsupportedShellSyntax("unterminated here-document")
 
 
-def _ansi_text(text: str, at: int) -> tuple[str, int]:
+def _read_ansi_string(text: str, at: int) -> tuple[str, int]:
     """Return the text of the `$'…'` at `at`, and the position after it. Octal and Unicode escapes are not supported."""
     match = _ANSI_STRING.match(text, at)
     if match is None or any(escape not in _ANSI_CHARACTERS for escape in _ANSI_ESCAPE.findall(match[1])):
@@ -377,14 +377,14 @@ def _cat_heredoc(text: str, at: int) -> _Expansion | None:
     if cat is None:
         return None
     end_mark = cat[2] or cat[3] or cat[4]
-    body, end = _heredoc_body(text, cat.end(), end_mark, strips_tabs=bool(cat[1]))
+    body, end = _read_heredoc_body(text, cat.end(), end_mark, strips_tabs=bool(cat[1]))
     closes = _CLOSING_PARENTHESIS.match(text, end)
     if closes is None or (cat[4] and re.search(r"[$`\\]", body)):
         raise UnsupportedShellSyntax("unsupported here-document in an expansion")
     return _Expansion(body.rstrip("\n"), closes.end(), is_text=True)
 
 
-def _substitution(text: str, at: int) -> _Expansion:
+def _read_substitution(text: str, at: int) -> _Expansion:
     """Return `$(…)` or `<(…)` as typed. The end is found by counting parentheses outside quotes."""
     stack, cursor = [")"], at + 2  # the closing character of each open quote or parenthesis, the innermost last
     while stack:

@@ -1,8 +1,8 @@
 """Ingest sessions into a run directory, reading only new files. The output is byte-identical to that of a fresh ingest.
 
-The steps: `gather.plan` decides which families (a session with the files of its subagents) are read, `gather.gather`
-writes the rows of all families to a temporary file, and `drop_duplicates` decides which rows go into
-`conversations.jsonl`.
+A session is a main log with the logs of its subagents. The steps: `read_sessions.plan_ingest` decides which sessions
+are read, `read_sessions.gather_sessions` writes the rows of all sessions to a temporary file, and `_drop_duplicates`
+decides which rows go into `conversations.jsonl`.
 """
 
 from __future__ import annotations
@@ -18,7 +18,13 @@ import orjson
 
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, RunError, explain
-from composer_replication.ingestion.gather import GatheredFamily, IngestPlan, PlannedFamily, gather, plan
+from composer_replication.ingestion.read_sessions import (
+    GatheredSession,
+    IngestPlan,
+    PlannedSession,
+    gather_sessions,
+    plan_ingest,
+)
 from composer_replication.ingestion.registry import no_session_error
 from composer_replication.ingestion.scrubbing import ScrubSettings
 from composer_replication.ingestion.session_sources import (
@@ -32,13 +38,13 @@ from composer_replication.ingestion.session_sources import (
     add_totals,
     first_locations,
     id_mark,
-    marks_along,
-    read_earlier,
-    with_rows,
-    with_suffix,
+    prefix_marks,
+    read_earlier_ingest,
+    replace_id_suffix,
+    replace_rows,
     write_accounts,
 )
-from composer_replication.ingestion.source import IMAGES, UNPLACED, IngestReport
+from composer_replication.ingestion.source_files import IMAGES, UNPLACED, IngestReport
 from composer_replication.ingestion.states import write_tools
 from composer_replication.messages import ToolSchemas
 from composer_replication.privacy.scrubber import NAME_KIND
@@ -47,7 +53,7 @@ from composer_replication.runs.artefacts import EncodedRow
 from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_VERSION, KEYS
 
 if TYPE_CHECKING:
-    from composer_replication.ingestion.gather import GatheredFamily
+    from composer_replication.ingestion.read_sessions import GatheredSession
 
 
 Progress = Callable[[int, int], None]
@@ -75,11 +81,11 @@ def ingest_into(
     with run.exclusive("ingest"):
         # A crashed ingest leaves temporary files.
         run.remove_leftovers("conversations", "session_sources", "tools")
-        earlier = read_earlier(run, scrub)
+        earlier = read_earlier_ingest(run, scrub)
         try:
-            planned = plan(
+            planned = plan_ingest(
                 run.root,
-                _roots(paths),
+                _distinct_roots(paths),
                 earlier,
                 scrub=scrub,
                 exclude=exclude,
@@ -87,7 +93,7 @@ def ingest_into(
                 follow_links=follow_links,
             )
             _check_logs_of_old_rows(run, planned, earlier)
-            with gather(run.root, planned.families, earlier, scrub, num_workers, progress) as gathered:
+            with gather_sessions(run.root, planned.sessions, earlier, scrub, num_workers, progress) as gathered:
                 _check_paths_hold_sessions(planned, gathered)
                 return _write(run, planned, gathered, earlier, scrub, tools or {})
         finally:
@@ -97,7 +103,7 @@ def ingest_into(
 def _write(
     run: RunDir,
     planned: IngestPlan,
-    gathered: Sequence[GatheredFamily],
+    gathered: Sequence[GatheredSession],
     earlier: EarlierIngest,
     scrub: ScrubSettings | None,
     tools: Mapping[str, Mapping[str, Any]],
@@ -108,9 +114,9 @@ def _write(
 
     def all_lines() -> Iterator[EncodedRow]:
         # Collected while the rows are written, since all rows together may not fit into memory.
-        for family in drop_duplicates(gathered):
-            sources.append(family.source)
-            for line, facts in zip(family.lines, family.facts, strict=True):
+        for session in _drop_duplicates(gathered):
+            sources.append(session.source)
+            for line, facts in zip(session.lines, session.facts, strict=True):
                 inferred.add(facts.tools)
                 yield EncodedRow(line, KEYS)
         add_totals(sources, counts, drops)
@@ -135,7 +141,7 @@ def _write(
     return IngestSummary.of(sources, planned, gathered, reuse_error=earlier.reuse_error, is_scrubbed=is_scrubbed)
 
 
-def _roots(paths: Iterable[str | Path]) -> list[Path]:
+def _distinct_roots(paths: Iterable[str | Path]) -> list[Path]:
     """Return the paths. Raises InputError for an empty string, which usually comes from an unset variable."""
     paths = list(paths)
     if any(str(path) == "" for path in paths):
@@ -150,9 +156,9 @@ def _check_logs_of_old_rows(run: RunDir, planned: IngestPlan, earlier: EarlierIn
     if not earlier.is_outdated:
         return
     missing = [
-        planned_family.source.path
-        for planned_family in planned.families
-        if planned_family.family is None or _has_lost_files(planned_family)
+        planned_session.source.path
+        for planned_session in planned.sessions
+        if planned_session.session is None or _has_lost_files(planned_session)
     ]
     if missing:
         got = f"rows in an outdated format, and {len(missing)} sessions without their logs"
@@ -161,21 +167,23 @@ def _check_logs_of_old_rows(run: RunDir, planned: IngestPlan, earlier: EarlierIn
         raise RunError(explain(str(run.root), got=got, expected=expected, fix=fix))
 
 
-def _has_lost_files(planned: PlannedFamily) -> bool:
+def _has_lost_files(planned: PlannedSession) -> bool:
     return planned.old is not None and bool(planned.deleted_files.intersection(planned.old.file_of))
 
 
-def _check_paths_hold_sessions(planned: IngestPlan, gathered: Sequence[GatheredFamily]) -> None:
+def _check_paths_hold_sessions(planned: IngestPlan, gathered: Sequence[GatheredSession]) -> None:
     """Raise InputError if any of the paths contains no session."""
-    by_path = {family.source.path: family for family in gathered}
+    by_path = {session.source.path: session for session in gathered}
     for root, paths in planned.paths_of_root.items():
         below = [by_path[path] for path in paths]
-        if root in planned.all_ignored or any(family.facts or FORGOTTEN in family.source.skipped for family in below):
+        if root in planned.all_ignored or any(
+            session.facts or FORGOTTEN in session.source.skipped for session in below
+        ):
             continue
         # The error lists why the files below the path are not sessions.
         reasons = Counter[str](planned.discovery.skipped)
-        for family in below:
-            reasons.update(family.source.skipped)
+        for session in below:
+            reasons.update(session.source.skipped)
         raise no_session_error(root, reasons)
 
 
@@ -183,91 +191,91 @@ def _check_paths_hold_sessions(planned: IngestPlan, gathered: Sequence[GatheredF
 # Copies, older versions and forgotten conversations are dropped, and no two rows share an id.
 
 
-class _FinalFamily(NamedTuple):
-    """A family in the form in which it is written to the run."""
+class _FinalSession(NamedTuple):
+    """A session in the form in which it is written to the run."""
 
     source: SessionSource
     lines: Sequence[bytes] = ()
     facts: Sequence[RowFacts] = ()
 
 
-def drop_duplicates(gathered: Sequence[GatheredFamily]) -> Iterator[_FinalFamily]:
-    """Yield the account and the remaining lines of every family in order. Only changed rows are encoded again."""
-    reasons = _copies(gathered)
+def _drop_duplicates(gathered: Sequence[GatheredSession]) -> Iterator[_FinalSession]:
+    """Yield the account and the remaining lines of every session in order. Only changed rows are encoded again."""
+    reasons = _find_copies(gathered)
     used_ids: set[str] = set()
-    for number, family in enumerate(gathered):
+    for number, session in enumerate(gathered):
         if number in reasons:
-            yield _FinalFamily(_as_copy(family.source, reasons[number]))
+            yield _FinalSession(_make_copy_account(session.source, reasons[number]))
             continue
-        source, facts = family.source, [row_facts for row_facts in family.facts if not row_facts.is_forgotten]
-        num_forgotten, ids = len(family.facts) - len(facts), {row_facts.id for row_facts in facts}
+        source, facts = session.source, [row_facts for row_facts in session.facts if not row_facts.is_forgotten]
+        num_forgotten, ids = len(session.facts) - len(facts), {row_facts.id for row_facts in facts}
         # Derived from the path, so that every ingest computes the same suffix.
         suffix = "@" + id_mark("path", source.path).partition(":")[2][:8] if ids & used_ids else ""
         used_ids |= {f"{identity}{suffix}" for identity in ids}
         if not num_forgotten and not suffix:
-            yield _FinalFamily(source, family.lines(), facts)
+            yield _FinalSession(source, session.lines(), facts)
             continue
         kept_rows = [
-            row for row, row_facts in zip(family.rows(), family.facts, strict=True) if not row_facts.is_forgotten
+            row for row, row_facts in zip(session.rows(), session.facts, strict=True) if not row_facts.is_forgotten
         ]
-        source = with_rows(source, kept_rows, left_out={FORGOTTEN: num_forgotten}) if num_forgotten else source
-        lines = [encode_as_written(row, where="conversation") for row in with_suffix(kept_rows, suffix=suffix)]
-        yield _FinalFamily(replace(source, id_suffix=suffix), lines, facts)
+        source = replace_rows(source, kept_rows, left_out={FORGOTTEN: num_forgotten}) if num_forgotten else source
+        lines = [encode_as_written(row, where="conversation") for row in replace_id_suffix(kept_rows, suffix=suffix)]
+        yield _FinalSession(replace(source, id_suffix=suffix), lines, facts)
 
 
 # Shorter turn ids are plain numbers, which many logs share.
 _MIN_ID_LENGTH = 16
 
 
-def _copies(gathered: Sequence[GatheredFamily]) -> dict[int, str]:
-    """Return family number -> why it is a copy: other families contain all its conversations, unchanged or continued.
+def _find_copies(gathered: Sequence[GatheredSession]) -> dict[int, str]:
+    """Return session number -> why it is a copy: other sessions contain all its conversations, unchanged or continued.
 
-    If two families are equal, the later one is the copy, unless it continues a conversation from the earlier one.
-    Families are looked up in indexes, so the cost grows with the size of the logs rather than with the number of pairs.
+    If two sessions are equal, the later one is the copy, unless it continues a conversation from the earlier one.
+    Sessions are looked up in indexes, so the cost grows with the size of the logs rather than with the number of pairs.
     """
-    other_families = _SharedConversations(gathered)
+    other_sessions = _SharedConversations(gathered)
     earlier_marks: set[str] = set()
     reasons: dict[int, str] = {}
-    for number, family in enumerate(gathered):
-        other_families.remove(number)
-        reason = _why_copy(family, other_families, earlier_marks)
+    for number, session in enumerate(gathered):
+        other_sessions.remove(number)
+        reason = _why_copy(session, other_sessions, earlier_marks)
         if reason is None:
-            other_families.restore(number, family)
-            earlier_marks.update(facts.mark for facts in family.facts)
+            other_sessions.restore(number, session)
+            earlier_marks.update(facts.mark for facts in session.facts)
         else:
             reasons[number] = reason
     return reasons
 
 
-def _why_copy(family: GatheredFamily, other_families: _SharedConversations, earlier_marks: set[str]) -> str | None:
-    """Return why a family is a copy, or None if at least one of its conversations is in no other family.
+def _why_copy(session: GatheredSession, other_sessions: _SharedConversations, earlier_marks: set[str]) -> str | None:
+    """Return why a session is a copy, or None if at least one of its conversations is in no other session.
 
-    `earlier_marks` has the marks of all conversations in earlier families that stay.
+    `earlier_marks` has the marks of all conversations in earlier sessions that stay.
     """
     verdicts, equal_only = set[str](), list[RowFacts]()
-    for facts in family.facts:
+    for facts in session.facts:
         # Two sessions may begin with the same greeting, but they do not repeat a long conversation verbatim.
         is_repeated = facts.mark.startswith("begins:") and facts.mark in earlier_marks
-        if is_repeated or other_families.has_earlier_equal(facts):
+        if is_repeated or other_sessions.has_earlier_equal(facts):
             verdicts.add(COPY)
-        elif any(other_families.with_continuation(facts)):
+        elif any(other_sessions.with_continuation(facts)):
             verdicts.add(OLDER)
-        elif any(other_families.with_equal(facts)):
+        elif any(other_sessions.with_equal(facts)):
             equal_only.append(facts)
         else:
             return None
-    # Only later families contain these conversations unchanged. This family is the copy only if such a family also
+    # Only later sessions contain these conversations unchanged. This session is the copy only if such a session also
     # continues one of its other conversations.
     if equal_only:
         continued = [
-            numbers for facts in family.facts for numbers in other_families.with_continuation(facts) if numbers
+            numbers for facts in session.facts for numbers in other_sessions.with_continuation(facts) if numbers
         ]
         for facts in equal_only:
             if not any(
-                not equal.isdisjoint(numbers) for equal in other_families.with_equal(facts) for numbers in continued
+                not equal.isdisjoint(numbers) for equal in other_sessions.with_equal(facts) for numbers in continued
             ):
                 return None
-    return (OLDER if OLDER in verdicts else COPY) if family.facts else None
+    return (OLDER if OLDER in verdicts else COPY) if session.facts else None
 
 
 def _keys(facts: RowFacts) -> Iterator[str]:
@@ -283,51 +291,51 @@ def _keys(facts: RowFacts) -> Iterator[str]:
 
 
 class _SharedConversations:
-    """An index of families by the prefixes of their conversations at which some conversation ends.
+    """An index of sessions by the prefixes of their conversations at which some conversation ends.
 
-    Only conversations that share a key with a conversation from another family are indexed.
+    Only conversations that share a key with a conversation from another session are indexed.
     """
 
-    def __init__(self, gathered: Sequence[GatheredFamily]) -> None:
+    def __init__(self, gathered: Sequence[GatheredSession]) -> None:
         self._shared = _shared_keys(gathered)
         self._ends: dict[tuple[str, str], set[int]] = {}
         self._continued: dict[tuple[str, str], set[int]] = {}
         self._versions: dict[tuple[str, str, str], _TurnVersions] = {}
         self._sets_of: dict[int, list[set[int]]] = {}
         self._earlier_ends: set[tuple[str, str]] = set()
-        for family in gathered:
-            for facts in family.facts:
+        for session in gathered:
+            for facts in session.facts:
                 for key in self._keys(facts):
                     self._ends[key, facts.mark] = set()
                     self._continued[key, facts.mark] = set()
                     if facts.num_turns > 1:  # a half-written first message is no evidence
                         self._versions[key, facts.mark_before_last, facts.last_turn] = _TurnVersions()
         # All prefixes that rows have to be looked up by are known only at this point.
-        for number, family in enumerate(gathered):
-            self._add(number, family)
+        for number, session in enumerate(gathered):
+            self._add(number, session)
 
     def remove(self, number: int) -> None:
-        """Remove a family from the indexes, so that lookups return only other families."""
+        """Remove a session from the indexes, so that lookups return only other sessions."""
         for numbers in self._sets_of.get(number, ()):
             numbers.discard(number)
 
-    def restore(self, number: int, family: GatheredFamily) -> None:
-        """Put a family back into the indexes, as an earlier family for all families after it."""
+    def restore(self, number: int, session: GatheredSession) -> None:
+        """Put a session back into the indexes, as an earlier session for all sessions after it."""
         for numbers in self._sets_of.get(number, ()):
             numbers.add(number)
-        self._earlier_ends.update((key, facts.mark) for facts in family.facts for key in self._keys(facts))
+        self._earlier_ends.update((key, facts.mark) for facts in session.facts for key in self._keys(facts))
 
     def has_earlier_equal(self, facts: RowFacts) -> bool:
-        """Return whether an earlier family that stays has an identical conversation."""
+        """Return whether an earlier session that stays has an identical conversation."""
         return any((key, facts.mark) in self._earlier_ends for key in self._keys(facts))
 
     def with_equal(self, facts: RowFacts) -> Iterator[set[int]]:
-        """Yield sets of families with an identical conversation; some may be empty."""
+        """Yield sets of sessions with an identical conversation; some may be empty."""
         for key in self._keys(facts):
             yield self._ends[key, facts.mark]
 
     def with_continuation(self, facts: RowFacts) -> Iterator[set[int]]:
-        """Yield sets of families with a longer conversation that starts with this one; some may be empty.
+        """Yield sets of sessions with a longer conversation that starts with this one; some may be empty.
 
         The last message may be longer, too: a log that was copied while it was being written ends in a partial message.
         """
@@ -339,59 +347,59 @@ class _SharedConversations:
     def _keys(self, facts: RowFacts) -> list[str]:
         return [key for key in _keys(facts) if key in self._shared]
 
-    def _add(self, number: int, family: GatheredFamily) -> None:
-        """Add a family to the sets for all prefixes of its conversations."""
-        keys_of = [self._keys(facts) for facts in family.facts]
-        for keys, line in zip(keys_of, family.lines() if any(keys_of) else (), strict=False):
+    def _add(self, number: int, session: GatheredSession) -> None:
+        """Add a session to the sets for all prefixes of its conversations."""
+        keys_of = [self._keys(facts) for facts in session.facts]
+        for keys, line in zip(keys_of, session.lines() if any(keys_of) else (), strict=False):
             if not keys:
                 continue
             row: Row = orjson.loads(line)
-            marks = list(marks_along(row))
+            marks = list(prefix_marks(row))
             for key in keys:
                 sets = [self._ends[key, marks[-1]]]
                 sets += [self._continued[key, mark] for mark in marks[:-1] if (key, mark) in self._continued]
                 for before, mark, turn in zip(marks, marks[1:], row["turns"][1:], strict=False):
                     if versions := self._versions.get((key, before, turn["id"])):
-                        sets.append(versions.families(mark, turn))
+                        sets.append(versions.sessions(mark, turn))
                 for numbers in sets:
                     numbers.add(number)
                 self._sets_of.setdefault(number, []).extend(sets)
 
 
-def _shared_keys(gathered: Sequence[GatheredFamily]) -> set[str]:
-    """Return the keys shared by conversations from at least two families."""
-    first_family: dict[str, int] = {}
+def _shared_keys(gathered: Sequence[GatheredSession]) -> set[str]:
+    """Return the keys shared by conversations from at least two sessions."""
+    first_session: dict[str, int] = {}
     return {
         key
-        for number, family in enumerate(gathered)
-        for facts in family.facts
+        for number, session in enumerate(gathered)
+        for facts in session.facts
         for key in _keys(facts)
-        if first_family.setdefault(key, number) != number
+        if first_session.setdefault(key, number) != number
     }
 
 
 class _TurnVersions:
-    """The versions of one turn, by mark, that different families have after the same prefix."""
+    """The versions of one turn, by mark, that different sessions have after the same prefix."""
 
     def __init__(self) -> None:
-        self._parts: dict[str, tuple[str, ...]] = {}
-        self._families: dict[str, set[int]] = {}
+        self._turn_parts: dict[str, tuple[str, ...]] = {}
+        self._sessions: dict[str, set[int]] = {}
         self._orders: list[list[tuple[str, str]]] = []
 
-    def families(self, mark: str, turn: Row) -> set[int]:
-        """Return the set of families with this version of the turn; the caller adds to the set."""
-        if mark not in self._parts:
-            self._parts[mark], self._families[mark] = _parts(turn), set()
-        return self._families[mark]
+    def sessions(self, mark: str, turn: Row) -> set[int]:
+        """Return the set of sessions with this version of the turn; the caller adds to the set."""
+        if mark not in self._turn_parts:
+            self._turn_parts[mark], self._sessions[mark] = _turn_parts(turn), set()
+        return self._sessions[mark]
 
     def longer_than(self, mark: str) -> Iterator[set[int]]:
-        """Yield, for every longer version of the turn that contains this one, the families that have it."""
-        parts = self._parts[mark]
-        if len(self._parts) == 1:
+        """Yield, for every longer version of the turn that contains this one, the sessions that have it."""
+        parts = self._turn_parts[mark]
+        if len(self._turn_parts) == 1:
             return
         if not self._orders:
             self._orders = [
-                sorted((texts[at], name) for name, texts in self._parts.items()) for at in range(len(parts))
+                sorted((texts[at], name) for name, texts in self._turn_parts.items()) for at in range(len(parts))
             ]
         # In sorted order, all versions of a part that start with it are neighbors. Only the shortest range is compared.
         ranges = [_beginning_with(part, order) for part, order in zip(parts, self._orders, strict=True)]
@@ -400,11 +408,11 @@ class _TurnVersions:
             key=lambda candidate: candidate[1] - candidate[0],
         )
         for _, other_mark in reversed(order[first:last]):  # the longest first: shorter ones may have been dropped
-            if other_mark != mark and all(map(str.startswith, self._parts[other_mark], parts)):
-                yield self._families[other_mark]
+            if other_mark != mark and all(map(str.startswith, self._turn_parts[other_mark], parts)):
+                yield self._sessions[other_mark]
 
 
-def _parts(turn: Row) -> tuple[str, ...]:
+def _turn_parts(turn: Row) -> tuple[str, ...]:
     """Return four texts from a turn. While the turn is being written, each of them only grows at its end."""
     calls, results = (
         b"".join(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n" for part in turn[name]).decode()
@@ -419,9 +427,9 @@ def _beginning_with(text: str, order: list[tuple[str, str]]) -> tuple[int, int]:
     return first, bisect_right(order, text, lo=first, key=lambda entry: entry[0][: len(text)])
 
 
-def _as_copy(source: SessionSource, reason: str) -> SessionSource:
-    """Return the account of a family that is skipped as a copy."""
-    # The files were read; all other counts belong to the family that stays.
+def _make_copy_account(source: SessionSource, reason: str) -> SessionSource:
+    """Return the account of a session that is skipped as a copy."""
+    # The files were read; all other counts belong to the session that stays.
     counts = {key: number for key, number in source.counts.items() if key.startswith("files")}
     return replace(
         source,
@@ -459,7 +467,7 @@ class _FormatCounts:
 
 
 @dataclass(frozen=True, slots=True)
-class SkipSummary:
+class _SkipSummary:
     """A reason why something was skipped, how often it occurred, and its first location."""
 
     reason: str
@@ -486,7 +494,7 @@ class IngestSummary:
     formats: tuple[_FormatCounts, ...]
     total: _FormatCounts
     redactions: Mapping[str, int]
-    skipped: tuple[SkipSummary, ...]
+    skipped: tuple[_SkipSummary, ...]
     unplaced: tuple[_Unplaced, ...]
     beside: Mapping[str, int]
     num_read: int
@@ -502,7 +510,7 @@ class IngestSummary:
     def of(
         sources: Sequence[SessionSource],
         planned: IngestPlan,
-        gathered: Sequence[GatheredFamily],
+        gathered: Sequence[GatheredSession],
         *,
         reuse_error: str | None,
         is_scrubbed: bool,
@@ -516,23 +524,23 @@ class IngestSummary:
         redactions: Counter[str] = Counter()
         for source in sources:
             redactions.update(source.redactions)
-        first_skips = first_locations([*sources, _account_of(planned.discovery)])
-        num_read = sum(len(family.source.sizes) for family in gathered if family.was_read)
+        first_skips = first_locations([*sources, _make_account(planned.discovery)])
+        num_read = sum(len(session.source.sizes) for session in gathered if session.was_read)
         return IngestSummary(
             formats=tuple(formats),
             total=_counts("all", [source for group in by_format.values() for source in group]),
             redactions=dict(redactions.most_common()),
-            skipped=tuple(SkipSummary(reason, *first_skips[reason]) for reason in sorted(first_skips)),
-            unplaced=tuple(_unplaced(by_format)),
-            beside=_beside([source for group in by_format.values() for source in group]),
+            skipped=tuple(_SkipSummary(reason, *first_skips[reason]) for reason in sorted(first_skips)),
+            unplaced=tuple(_sum_unplaced(by_format)),
+            beside=_sum_extra_counts([source for group in by_format.values() for source in group]),
             num_read=num_read,
-            num_reused=sum(len(family.source.sizes) for family in gathered) - num_read,
+            num_reused=sum(len(session.source.sizes) for session in gathered) - num_read,
             is_scrubbed=is_scrubbed,
-            remarks=tuple(_remarks(planned, reuse_error)),
+            remarks=tuple(_make_remarks(planned, reuse_error)),
         )
 
 
-def _unplaced(by_format: Mapping[str, Sequence[SessionSource]]) -> Iterator[_Unplaced]:
+def _sum_unplaced(by_format: Mapping[str, Sequence[SessionSource]]) -> Iterator[_Unplaced]:
     for name in sorted(by_format):
         for what in UNPLACED:
             number = sum(source.counts.get(what, 0) for source in by_format[name])
@@ -540,14 +548,14 @@ def _unplaced(by_format: Mapping[str, Sequence[SessionSource]]) -> Iterator[_Unp
                 yield _Unplaced(name, what, number)
 
 
-def _beside(sources: Sequence[SessionSource]) -> dict[str, int]:
+def _sum_extra_counts(sources: Sequence[SessionSource]) -> dict[str, int]:
     total: Counter[str] = Counter()
     for source in sources:
         total.update({key: number for key, number in source.counts.items() if key.startswith(_BESIDE)})
     return {key: number for key, number in sorted(total.items()) if number}
 
 
-def _remarks(planned: IngestPlan, reuse_error: str | None) -> Iterator[str]:
+def _make_remarks(planned: IngestPlan, reuse_error: str | None) -> Iterator[str]:
     if reuse_error is not None:
         yield f"the earlier ingest could not be reused, so everything was read again: {reuse_error}"
     for pattern in planned.unused_patterns:
@@ -568,6 +576,6 @@ def _counts(name: str, sources: Sequence[SessionSource]) -> _FormatCounts:
     )
 
 
-def _account_of(report: IngestReport) -> SessionSource:
+def _make_account(report: IngestReport) -> SessionSource:
     skips = [(skip.reason, skip.file, skip.line) for skip in report.skips]
     return SessionSource(path="", name="", skipped=dict(report.skipped), skips=skips)

@@ -12,28 +12,28 @@ from collections.abc import Sequence
 from typing import TYPE_CHECKING, Literal, NamedTuple
 
 from composer_replication.sites.actions.edits import Operation, Put, Replace, edit_operations
-from composer_replication.sites.actions.shell_command import may_change, written_by
-from composer_replication.sites.actions.shown_paths import (
+from composer_replication.sites.actions.known_paths import (
     CHANGED_NOTE,
-    file_in_output,
-    file_in_view,
-    may_change_anything,
-    part_in_view,
+    file_printed_by_cat,
+    file_shown_by_tool,
+    shown_excerpt,
+    starts_writing_agent,
 )
+from composer_replication.sites.actions.shell_command import change_kind, files_written_by
 from composer_replication.sites.actions.tools import (
-    channel_of,
     command_text,
     is_edit,
+    is_read_only_tool_call,
     normal_path,
-    only_looks,
     path_argument,
     plain_name,
+    tool_channel,
     word_set,
 )
 from composer_replication.types import ToolCall
 
 if TYPE_CHECKING:
-    from composer_replication.sites.actions.shown_paths import ShellFolder
+    from composer_replication.sites.actions.known_paths import ShellFolder
 
 
 _SEARCH_TOOLS = word_set(
@@ -71,8 +71,8 @@ class FileTexts:
         self.cwd = cwd
         self.is_continued = self.starts_with_summary = self.has_plan = False
         self._mentioned: set[str] = set()
-        self._in_full: set[str] = set()
-        self._unread: set[str] = set()  # edits rejected because the file had not been read
+        self._read_in_full: set[str] = set()
+        self._refused_as_unread: set[str] = set()  # edits rejected because the file had not been read
         self.read: dict[str, None] = {}  # in the order of the last use
         self._files: dict[str, FileText] = {}
         self._edits: dict[str, list[Replace]] = {}
@@ -83,7 +83,7 @@ class FileTexts:
         self._tree_changed_at = 0  # all files may have been replaced: git checkout, another agent
         self._reworked_at = 0  # a formatter ran, or the user reported changes
         self._checked_at: dict[str, int] = {}  # when the doubt about a file was last updated
-        self._touched_at: dict[str, int] = {}  # when a file tool last showed or wrote a file
+        self._last_used_at: dict[str, int] = {}  # when a file tool last showed or wrote a file
         self._commands = _CommandChanges(shell)
 
     def get(self, path: str) -> FileText | None:
@@ -118,7 +118,7 @@ class FileTexts:
         )
         # After a restart, Claude Code remembers only the files that it has read or written in full.
         if AGENT_EXIT in text:
-            self.read = {path: None for path in self.read if path in self._in_full}
+            self.read = {path: None for path in self.read if path in self._read_in_full}
         self._mentioned.update(normal_path(path, self.cwd) for path in _AT_MENTION.findall(text[:_MAX_TEXT]))
         for path in CHANGED_NOTE.findall(text):
             self._mark_changed(path)
@@ -131,19 +131,19 @@ class FileTexts:
         name = normal_path(path, self.cwd)
         if name in self.read:
             return True
-        if name in self._unread:
+        if name in self._refused_as_unread:
             return False
         return None if self.is_continued or name in self._mentioned else False
 
     def was_read_in_full(self, path: str) -> bool:
         """Return whether a file tool has shown or written the whole file in one call."""
-        return normal_path(path, self.cwd) in self._in_full
+        return normal_path(path, self.cwd) in self._read_in_full
 
-    def change_by_command(self, path: str) -> Change:
+    def change_by_command(self, path: str) -> ChangeCertainty:
         """Return whether a command has changed a file, or may have, since a file tool last touched it."""
         name = normal_path(path, self.cwd)
-        touched_at = self._touched_at.get(name)
-        return "" if touched_at is None else self._commands.change_since(touched_at, name)
+        touched_at = self._last_used_at.get(name)
+        return "" if touched_at is None else self._commands.last_change(touched_at, name)
 
     def was_mentioned(self, path: str) -> bool:
         """Return whether a person mentioned a file with `@`, which shows the file to the agent."""
@@ -152,10 +152,10 @@ class FileTexts:
     def add_failed_call(self, call: ToolCall, text: str) -> None:
         """Add a failed call and its result."""
         path = path_argument(call.arguments)
-        if channel_of(call.name) == "shell":
+        if tool_channel(call.name) == "shell":
             self._commands.add_failure(text)
-        if path and channel_of(call.name) == "file" and _REFUSED_UNREAD.search(text[:_MAX_HEAD]):
-            self._unread.add(normal_path(path, self.cwd))
+        if path and tool_channel(call.name) == "file" and _REFUSED_UNREAD.search(text[:_MAX_HEAD]):
+            self._refused_as_unread.add(normal_path(path, self.cwd))
             self.read.pop(normal_path(path, self.cwd), None)
 
     def add_call(self, call: ToolCall, text: str) -> None:
@@ -163,35 +163,35 @@ class FileTexts:
         if call.raw_arguments is not None:
             return
         path = path_argument(call.arguments)
-        if channel_of(call.name) == "shell":
+        if tool_channel(call.name) == "shell":
             self._add_command(command_text(call.name, call.arguments), text)
         elif path and plain_name(call.name) in _SEARCH_TOOLS:
             self._add_search(path, text)
-        elif only_looks(call.name, call.arguments):
+        elif is_read_only_tool_call(call.name, call.arguments):
             self._add_view(call, path, text)
-        elif channel_of(call.name) == "file" and is_edit(call.name):
+        elif tool_channel(call.name) == "file" and is_edit(call.name):
             self._add_edit(call, path, text)
-        elif may_change_anything(call):
+        elif starts_writing_agent(call):
             self._now += 1
             self._tree_changed_at = self._now
 
     def _add_view(self, call: ToolCall, path: str | None, text: str) -> None:
         if path is None:
             return
-        self._touch(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
+        self._mark_read(path, in_full=not (call.arguments.get("offset") or call.arguments.get("limit")))
         # Numbered lines keep their numbers even in a partial view. Without numbers, the view must be the whole file.
-        part = part_in_view(call, text)
-        whole = file_in_view(call, text) if part is None or not part.has_end else None
+        part = shown_excerpt(call, text)
+        whole = file_shown_by_tool(call, text) if part is None or not part.has_end else None
         if part is not None and whole is None:
-            self._file(path).show(part.first, part.lines, has_end=part.has_end)
+            self._get_or_create(path).add_lines(part.first, part.lines, has_end=part.has_end)
         elif whole is not None:
-            self._file(path).write(whole.text)
+            self._get_or_create(path).write(whole.text)
 
     def _add_search(self, path: str, text: str) -> None:
         file = self.get(path)
         for hit_path, line_number, line in _SEARCH_HIT.findall(text[:_MAX_TEXT]) if file is not None else ():
             if file is not None and (not hit_path or normal_path(hit_path, self.cwd) == normal_path(path, self.cwd)):
-                file.show_line(int(line_number), line)
+                file.add_line(int(line_number), line)
 
     def _add_edit(self, call: ToolCall, path: str | None, text: str) -> None:
         operations = edit_operations(call, self.cwd)
@@ -199,26 +199,26 @@ class FileTexts:
             self._mark_changed(path or "")
             return
         for operation in operations:
-            self._touch(operation.path, in_full=isinstance(operation, Put))
+            self._mark_read(operation.path, in_full=isinstance(operation, Put))
             self._apply(operation)
-        part = part_in_view(call, text) if path else None
+        part = shown_excerpt(call, text) if path else None
         file = self.get(path) if path else None
         if part is not None and file is not None and not file.is_whole:
-            file.show(part.first, part.lines)
+            file.add_lines(part.first, part.lines)
 
     def _apply(self, operation: Operation) -> None:
         if isinstance(operation, Put):
-            self._file(operation.path).write(operation.text)
+            self._get_or_create(operation.path).write(operation.text)
         elif isinstance(operation, Replace):
-            self._file(operation.path).replace(operation.old, operation.new, everywhere=operation.everywhere)
+            self._get_or_create(operation.path).replace(operation.old, operation.new, everywhere=operation.everywhere)
             self._edits.setdefault(operation.path, []).append(operation)
         else:
             self._mark_changed(operation.path)
 
     def _add_command(self, command: str, output: str) -> None:
-        change = may_change(command)
+        change = change_kind(command)
         self._now += change != "nothing"
-        self._commands.add(self._now, command, output, may_change=change != "nothing")
+        self._commands.add(self._now, command, output, change_kind=change != "nothing")
         if change == "moves":
             self._tree_changed_at = self._now
         elif change == "formats":
@@ -228,27 +228,27 @@ class FileTexts:
             words = {word.rpartition("/")[2] for word in re.findall(r"[^\s'\"=:;|&<>()]+", command)}
             for name in (name for word in words for name in self._by_name.get(word, ())):
                 self._mark_changed(name)
-        shown_file = file_in_output(command, output)
+        shown_file = file_printed_by_cat(command, output)
         # The shell's folder is not tracked here, so only an absolute path is certain.
         if shown_file is not None and shown_file.path.startswith("/"):
-            self._file(shown_file.path).write(shown_file.text)
+            self._get_or_create(shown_file.path).write(shown_file.text)
 
-    def _touch(self, path: str, *, in_full: bool) -> None:
+    def _mark_read(self, path: str, *, in_full: bool) -> None:
         name = normal_path(path, self.cwd)
-        self._unread.discard(name)
+        self._refused_as_unread.discard(name)
         if in_full:
-            self._in_full.add(name)
+            self._read_in_full.add(name)
         # Removed and added again, so that `read` stays in the order of last use.
         self.read.pop(name, None)
         self.read[name] = None
-        self._touched_at[name] = self._now
+        self._last_used_at[name] = self._now
 
     def _mark_changed(self, path: str) -> None:
         file = self.get(path)
         if file is not None:
             file.doubt = 2
 
-    def _file(self, path: str) -> FileText:
+    def _get_or_create(self, path: str) -> FileText:
         """Return the file at a path, created if it is new."""
         name = normal_path(path, self.cwd)
         if name not in self._files:
@@ -259,7 +259,7 @@ class FileTexts:
         return file
 
 
-Change = Literal["", "maybe", "surely"]
+ChangeCertainty = Literal["", "maybe", "surely"]
 _MAX_OUTPUT = 400_000
 # Formatter output, one line per file: "reformatted a.py" (black), "Fixing a.py" (isort), "a.ts 12ms" (prettier), "a.go"
 _FORMATTED = re.compile(r"^(?:reformatted |Fixing )?(\S+)(?: \d+ ?ms)?$", re.MULTILINE)
@@ -286,9 +286,9 @@ class _CommandChanges:
         self._written_at: dict[str, int] = {}
         self._formatted_at = 0
 
-    def add(self, when: int, command: str, output: str, *, may_change: bool) -> None:
+    def add(self, when: int, command: str, output: str, *, change_kind: bool) -> None:
         """Add a successful command."""
-        if may_change or self._shell.may_change_folder(command, output):
+        if change_kind or self._shell.may_change_folder(command, output):
             self._pending.append(_CommandRun(when, command, output, failed=False))
 
     def add_failure(self, output: str) -> None:
@@ -296,19 +296,19 @@ class _CommandChanges:
         if self._shell.may_change_folder("", output):
             self._pending.append(_CommandRun(0, "", output, failed=True))
 
-    def change_since(self, when: int, path: str) -> Change:
+    def last_change(self, when: int, path: str) -> ChangeCertainty:
         """Return how a file was changed since that time: `maybe` if a formatter ran, which may have skipped it."""
         for run in self._pending:
             if not run.failed:
                 self._apply_run(run)
-            self._shell.follow(run.command, run.output, failed=run.failed)
+            self._shell.update(run.command, run.output, failed=run.failed)
         self._pending.clear()
         if self._written_at.get(path, 0) > when:
             return "surely"
         return "maybe" if self._formatted_at > when else ""
 
     def _apply_run(self, run: _CommandRun) -> None:
-        names, formats = written_by(run.command)
+        names, formats = files_written_by(run.command)
         self._formatted_at = run.when if formats else self._formatted_at
         # A formatter's output is parsed only if no other program that ran could have printed it.
         formatted_names = _FORMATTED.findall(run.output[:_MAX_OUTPUT]) if formats == "alone" else []
@@ -348,14 +348,14 @@ class FileText:
         """The number of lines up to the last known line."""
         return len(self._lines)
 
-    def show(self, first: int, lines: Sequence[str | None], *, has_end: bool = False) -> None:
+    def add_lines(self, first: int, lines: Sequence[str | None], *, has_end: bool = False) -> None:
         """Add consecutive lines from a view, starting at line number `first`. A truncated line is None."""
         start = max(first, 1) - 1
         before = self._lines[start : start + len(lines)]
         agrees = all(old is None or new is None or old == new for old, new in zip(before, lines, strict=False))
         is_complete = has_end and start == 0
         if is_complete or not agrees or not self._are_numbered or self.doubt == 2:
-            self._reset()
+            self._clear()
         self._lines += [None] * (start + len(lines) - len(self._lines))
         current_lines = self._lines[start : start + len(lines)]
         self._lines[start : start + len(lines)] = [
@@ -368,15 +368,15 @@ class FileText:
             self.doubt, self.may_be_reworked = 0, False
         self._text = None
 
-    def show_line(self, line_number: int, line: str) -> None:
+    def add_line(self, line_number: int, line: str) -> None:
         """Add a line from a search result, unless that line is already known."""
         is_new = line_number > len(self._lines) or (line_number > 0 and self._lines[line_number - 1] is None)
         if line_number > 0 and is_new and self._are_numbered and not self.doubt and not self._has_end:
-            self.show(line_number, [line])
+            self.add_lines(line_number, [line])
 
     def write(self, text: str) -> None:
         """Replace the content of the whole file."""
-        self.show(1, text.split("\n"), has_end=True)
+        self.add_lines(1, text.split("\n"), has_end=True)
 
     def replace(self, old: str, new: str, *, everywhere: bool = False) -> None:
         """Apply a successful edit."""
@@ -431,5 +431,5 @@ class FileText:
             )
         return False
 
-    def _reset(self) -> None:
+    def _clear(self) -> None:
         self._lines, self._has_end, self._are_numbered, self._pieces, self.doubt = [], False, True, [], 0

@@ -17,11 +17,11 @@ from functools import cached_property
 import orjson
 
 # Only the beginning and the end of a very long result are read: what was run, and how it ended.
-_HEAD = _TAIL = 24 * 1024
+_MAX_HEAD = _MAX_TAIL = 24 * 1024
 _GAP = "\n"
 # Colors, cursor movements and window titles; also carriage returns, which end a line or restart it.
 # "\x1b[31m"; "\x1b]0;title\x07"; "\r\n"; not "plain"
-_CODES = re.compile(
+_TERMINAL_CODE = re.compile(
     r"\x1b(?:\[[0-9;?]{0,32}[ -/]?[@-~]|\][^\x07\x1b\n]{0,256}(?:\x07|\x1b\\)|[@-Z\\^_])|\r(?:\n)?|\x00"
 )
 # A harness marks a result as its own message with these tags: "<tool_use_error>"; "<error>"; not "Error: "
@@ -45,7 +45,7 @@ _STREAM = re.compile(r"(?:Output|Stdout|Stderr|STDERR|stderr|Error): (?=\S)|<out
 _MAX_LINE = 1000
 _MAX_LINES = 40
 # Output with more terminal codes comes from a progress bar or a game, so its beginning is enough.
-_MAX_CODES = 4_000
+_MAX_TERMINAL_CODES = 4_000
 # Codex returns a command's output as JSON.
 # `{"output": "ok", "metadata": {"exit_code": 0}}`; not `{"result": "ok"}`
 _ENVELOPE = re.compile(r'\s*\{\s*"(?:output|stdout)"\s*:')
@@ -65,19 +65,19 @@ class CleanedText:
     @staticmethod
     def of(original: str) -> CleanedText:
         """Clean a result, after unwrapping it if it is a JSON envelope."""
-        inner = _unwrapped(original)
+        inner = _unwrap_envelope(original)
         if inner is not None:
             return replace(CleanedText.of(inner), envelope=original)
-        if len(original) <= _HEAD + _TAIL:
-            return _cleaned(original, 0, is_cut=False)
-        head = _cleaned(original[:_HEAD], 0, is_cut=True)
-        tail = _cleaned(original[-_TAIL:], len(original) - _TAIL, is_cut=True)
+        if len(original) <= _MAX_HEAD + _MAX_TAIL:
+            return _remove_terminal_codes(original, 0, is_cut=False)
+        head = _remove_terminal_codes(original[:_MAX_HEAD], 0, is_cut=True)
+        tail = _remove_terminal_codes(original[-_MAX_TAIL:], len(original) - _MAX_TAIL, is_cut=True)
         offset = len(head.text) + len(_GAP)
         pieces = (*head.pieces, *((start + offset, original_start) for start, original_start in tail.pieces))
         return CleanedText(head.text + _GAP + tail.text, pieces, is_cut=True)
 
     @cached_property
-    def lowered(self) -> str:
+    def lowercase_text(self) -> str:
         """The text in lower case, for fast searches. Its positions may be shifted: "İ" becomes two characters."""
         return self.text.lower()
 
@@ -100,11 +100,11 @@ class CleanedText:
 
     def has_any(self, needles: tuple[str, ...]) -> bool:
         """Whether the text contains one of these lower-case words. Answers are cached, since many rules share words."""
-        cache, lowered = self._needle_cache, self.lowered
+        cache, lowercase_text = self._needle_cache, self.lowercase_text
         for needle in needles:
             is_present = cache.get(needle)
             if is_present is None:
-                is_present = cache[needle] = needle in lowered
+                is_present = cache[needle] = needle in lowercase_text
             if is_present:
                 return True
         return False
@@ -122,16 +122,16 @@ class CleanedText:
         """Yield (start, line) for the lines with one of these words, in order, at most `_MAX_LINES` lines per word."""
         text = self.text
         # If lower case changes the length of the text, positions in it would be wrong, so the search is case-sensitive.
-        lowered = self.lowered if len(self.lowered) == len(text) else text
+        lowercase_text = self.lowercase_text if len(self.lowercase_text) == len(text) else text
         starts: set[int] = set()
         for needle in needles:
             if self._needle_cache.get(needle) is False:
                 continue
-            position, number = lowered.find(needle), 0
+            position, number = lowercase_text.find(needle), 0
             while position >= 0 and number < _MAX_LINES:
                 starts.add(text.rfind("\n", 0, position) + 1)
                 end = text.find("\n", position)
-                position, number = (lowered.find(needle, end) if end >= 0 else -1), number + 1
+                position, number = (lowercase_text.find(needle, end) if end >= 0 else -1), number + 1
         for start in sorted(starts):
             end = text.find("\n", start)
             line = text[start : min(end if end >= 0 else len(text), start + _MAX_LINE)]
@@ -139,7 +139,7 @@ class CleanedText:
             skipped = label.end() if label else 0
             yield start + skipped, line[skipped:]
 
-    def head_and_tail(self, number: int) -> CleanedText:
+    def first_and_last_lines(self, number: int) -> CleanedText:
         """Return the first and the last `number` lines."""
         head = _nth_line_end(self.text, number)
         tail = _nth_line_start(self.text, number)
@@ -193,9 +193,9 @@ def _nth_line_start(text: str, number: int) -> int:
     return position + 1
 
 
-def _unwrapped(original: str) -> str | None:
+def _unwrap_envelope(original: str) -> str | None:
     """Return the output inside a JSON envelope, after a line with the exit code, or None if there is no envelope."""
-    if not _ENVELOPE.match(original) or len(original) > _HEAD + _TAIL:
+    if not _ENVELOPE.match(original) or len(original) > _MAX_HEAD + _MAX_TAIL:
         return None
     try:
         value = orjson.loads(original)
@@ -211,19 +211,19 @@ def _unwrapped(original: str) -> str | None:
     return f"Exit code {code}\n{output}" if isinstance(code, int) else output
 
 
-def _cleaned(original: str, offset: int, *, is_cut: bool) -> CleanedText:
+def _remove_terminal_codes(original: str, offset: int, *, is_cut: bool) -> CleanedText:
     """Remove terminal codes. `offset` is the position where `original` begins in the full result."""
     num_codes = sum(map(original.count, "\x1b\r\x00"))
     if not num_codes:
         return CleanedText(original, ((0, offset),), is_cut)
-    if num_codes > _MAX_CODES and not is_cut:
-        return _cleaned(original[: _MAX_CODES * 4], offset, is_cut=True)
-    if num_codes > _MAX_CODES:
-        original = original[:_MAX_CODES]
+    if num_codes > _MAX_TERMINAL_CODES and not is_cut:
+        return _remove_terminal_codes(original[: _MAX_TERMINAL_CODES * 4], offset, is_cut=True)
+    if num_codes > _MAX_TERMINAL_CODES:
+        original = original[:_MAX_TERMINAL_CODES]
     parts: list[str] = []
     pieces: list[tuple[int, int]] = [(0, offset)]
     cursor = length = 0
-    for code in _CODES.finditer(original):
+    for code in _TERMINAL_CODE.finditer(original):
         parts.append(original[cursor : code.start()])
         length += code.start() - cursor
         if code[0].startswith("\r"):

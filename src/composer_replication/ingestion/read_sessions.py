@@ -1,7 +1,7 @@
-"""Plan an ingest and gather the rows of all families in a temporary file. `into_run` decides which rows are written.
+"""Plan an ingest and gather the rows of all sessions in a temporary file. `ingest_run` decides which rows are written.
 
-A family is a session log with the files of its subagents. Its rows depend only on its files and the scrub settings, and
-families are returned in the order of the plan, so any number of processes writes the same bytes.
+A session consists of a main log and those of its subagents. Its rows depend only on its files and the scrub settings,
+and sessions are returned in the order of the plan, so any number of processes writes the same bytes.
 """
 
 from __future__ import annotations
@@ -24,25 +24,25 @@ import orjson
 from composer_replication.canonical_json import encode_as_written
 from composer_replication.errors import InputError, RunError
 from composer_replication.ingestion.registry import (
-    Family,
+    SessionGroup,
     discover,
-    families,
     file_order,
+    group_by_session,
     ignore_patterns,
     is_ignored,
-    read_with_files,
+    read_group,
 )
-from composer_replication.ingestion.scrubbing import FamilyScrubber, ScrubSettings, printable
+from composer_replication.ingestion.scrubbing import ScrubSettings, SessionScrubber, printable
 from composer_replication.ingestion.session_sources import (
     EarlierIngest,
     Row,
     RowFacts,
     SessionSource,
-    facts_of,
-    with_rows,
-    with_suffix,
+    extract_facts,
+    replace_id_suffix,
+    replace_rows,
 )
-from composer_replication.ingestion.source import IngestReport, Skip, counts_of
+from composer_replication.ingestion.source_files import IngestReport, Skip, count_contents
 from composer_replication.runs.files import conversation_from_row, conversation_to_row
 from composer_replication.runs.lineage import portable_name
 
@@ -51,8 +51,8 @@ if TYPE_CHECKING:
 
 
 @dataclass(frozen=True, slots=True)
-class GatheredFamily:
-    """A family whose lines start at `offset` in a file; their ids have no suffix yet."""
+class GatheredSession:
+    """A session whose lines start at `offset` in a file; their ids have no suffix yet."""
 
     source: SessionSource
     was_read: bool
@@ -69,37 +69,37 @@ class GatheredFamily:
 
 
 @contextlib.contextmanager
-def gather(
+def gather_sessions(
     folder: Path,
-    planned: list[PlannedFamily],
+    planned: list[PlannedSession],
     earlier: EarlierIngest,
     scrub: ScrubSettings | None,
     num_workers: int | None,
     progress: Callable[[int, int], None] | None,
-) -> Generator[list[GatheredFamily], None, None]:
-    """Yield all families: new and changed ones are read, and the rows of the others are reused.
+) -> Generator[list[GatheredSession], None, None]:
+    """Yield all sessions: new and changed ones are read, and the rows of the others are reused.
 
     Rows are stored in an unnamed temporary file, which disappears even if the process is killed.
     """
-    total, done = sum(planned_family.num_bytes for planned_family in planned), 0
-    families_to_read = (
-        (planned_family.source, planned_family.family)
-        for planned_family in planned
-        if planned_family.family is not None
+    total, done = sum(planned_session.num_bytes for planned_session in planned), 0
+    sessions_to_read = (
+        (planned_session.source, planned_session.session)
+        for planned_session in planned
+        if planned_session.session is not None
     )
-    gathered: list[GatheredFamily] = []
+    gathered: list[GatheredSession] = []
     with tempfile.TemporaryFile(dir=folder) as spool:
-        reuse = _RowReuse(earlier, spool, None if scrub is None else scrub.family_scrubber())
-        read_families = _read_session_groups(
-            families_to_read, scrub, earlier.forgotten, num_workers=num_workers or workers_for(total)
+        reuse = _RowReuse(earlier, spool, None if scrub is None else scrub.session_scrubber())
+        newly_read = _read_session_groups(
+            sessions_to_read, scrub, earlier.forgotten, num_workers=num_workers or _choose_num_workers(total)
         )
-        for planned_family in planned:
+        for planned_session in planned:
             gathered.append(
-                reuse.reuse_rows(planned_family)
-                if planned_family.family is None
-                else reuse.merge_rows(planned_family, next(read_families))
+                reuse.reuse_rows(planned_session)
+                if planned_session.session is None
+                else reuse.merge_rows(planned_session, next(newly_read))
             )
-            done += planned_family.num_bytes
+            done += planned_session.num_bytes
             if progress is not None:
                 progress(done, total)
         yield gathered
@@ -108,29 +108,29 @@ def gather(
 class _RowReuse:
     """Reuses rows from the last ingest: in place, or scrubbed again if the settings have changed."""
 
-    def __init__(self, earlier: EarlierIngest, spool: BinaryIO, scrubber: FamilyScrubber | None) -> None:
+    def __init__(self, earlier: EarlierIngest, spool: BinaryIO, scrubber: SessionScrubber | None) -> None:
         self._earlier, self._spool, self._scrubber = earlier, spool, scrubber
 
-    def reuse_rows(self, planned: PlannedFamily) -> GatheredFamily:
-        """Return the rows that the last ingest stored for a family, without reading its logs."""
+    def reuse_rows(self, planned: PlannedSession) -> GatheredSession:
+        """Return the rows that the last ingest stored for a session, without reading its logs."""
         # `source` may have a new path; `old` locates the stored rows.
         old, earlier = planned.old or planned.source, self._earlier
         if earlier.same_settings and not old.id_suffix:
             # Nothing has changed: the lines stay in the file of the last ingest.
             offset, rows = earlier.read_rows(old)
-            facts = [facts_of(row, earlier.forgotten) for row in rows]
-            return GatheredFamily(planned.source, False, facts, earlier.file or self._spool, offset)
-        source, rows = self._rows(old)
+            facts = [extract_facts(row, earlier.forgotten) for row in rows]
+            return GatheredSession(planned.source, False, facts, earlier.file or self._spool, offset)
+        source, rows = self._read_old_rows(old)
         source = replace(planned.source, id_suffix="") if earlier.same_settings else source
-        return self._spooled(source, *self._written(rows), was_read=False)
+        return self._spool_lines(source, *self._encode_rows(rows), was_read=False)
 
-    def merge_rows(self, planned: PlannedFamily, read: _FamilyLines) -> GatheredFamily:
+    def merge_rows(self, planned: PlannedSession, read: _SessionLines) -> GatheredSession:
         """Return the newly read rows together with the stored rows from files that were deleted."""
         old = planned.old
         if old is None or not planned.deleted_files.intersection(old.file_of):
-            return self._spooled(*read, was_read=True)
-        account, rows = self._rows(old)
-        lines, facts = self._written(rows)
+            return self._spool_lines(*read, was_read=True)
+        account, rows = self._read_old_rows(old)
+        lines, facts = self._encode_rows(rows)
         ids, marks = {fact.id for fact in read.facts}, {fact.mark for fact in read.facts}
         kept_lines = [
             (file, line, fact)
@@ -150,24 +150,26 @@ class _RowReuse:
             file_of=[file for file, _, _ in merged],
             redactions=dict(Counter(account.redactions) + Counter(read.source.redactions)),
         )
-        source = with_rows(source, [orjson.loads(line) for _, line, _ in merged])
-        return self._spooled(source, [line for _, line, _ in merged], [fact for _, _, fact in merged], was_read=True)
+        source = replace_rows(source, [orjson.loads(line) for _, line, _ in merged])
+        return self._spool_lines(
+            source, [line for _, line, _ in merged], [fact for _, _, fact in merged], was_read=True
+        )
 
-    def _spooled(
+    def _spool_lines(
         self, source: SessionSource, lines: Sequence[bytes], facts: Sequence[RowFacts], *, was_read: bool
-    ) -> GatheredFamily:
+    ) -> GatheredSession:
         offset = self._spool.seek(0, io.SEEK_END)
         for line in lines:
             self._spool.write(line + b"\n")
-        return GatheredFamily(source, was_read, facts, self._spool, offset)
+        return GatheredSession(source, was_read, facts, self._spool, offset)
 
-    def _written(self, rows: Sequence[Row]) -> tuple[list[bytes], list[RowFacts]]:
+    def _encode_rows(self, rows: Sequence[Row]) -> tuple[list[bytes], list[RowFacts]]:
         lines = [encode_as_written(row, where="conversation") for row in rows]
-        return lines, [facts_of(row, self._earlier.forgotten) for row in rows]
+        return lines, [extract_facts(row, self._earlier.forgotten) for row in rows]
 
-    def _rows(self, source: SessionSource) -> tuple[SessionSource, list[Row]]:
-        """Return a family's account and its rows without id suffixes, scrubbed again if the settings have changed."""
-        stored = with_suffix(self._earlier.read_rows(source)[1], suffix="", remove=source.id_suffix)
+    def _read_old_rows(self, source: SessionSource) -> tuple[SessionSource, list[Row]]:
+        """Return a session's account and its rows without id suffixes, scrubbed again if the settings have changed."""
+        stored = replace_id_suffix(self._earlier.read_rows(source)[1], suffix="", remove=source.id_suffix)
         source = replace(source, id_suffix="")
         if self._earlier.same_settings:
             return source, stored
@@ -194,40 +196,40 @@ class _RowReuse:
         ), scrubbed
 
 
-# The plan decides which families are read, and which rows from the last ingest are reused.
+# The plan decides which sessions are read, and which rows from the last ingest are reused.
 
 
 @dataclass(frozen=True, slots=True)
-class PlannedFamily:
-    """A family to write: read if `family` is set, otherwise reused.
+class PlannedSession:
+    """A session to write: read if `session` is set, otherwise reused.
 
     `old` is its account from the last ingest. `deleted_files` lists files from the last ingest that no longer exist
-    although the family is read again; their conversations stay.
+    although the session is read again; their conversations stay.
     """
 
     source: SessionSource
-    family: Family | None = None
+    session: SessionGroup | None = None
     old: SessionSource | None = None
     deleted_files: frozenset[str] = frozenset()
 
     @property
     def num_bytes(self) -> int:
         """The number of bytes to read."""
-        return sum(self.source.sizes) if self.family is not None else 0
+        return sum(self.source.sizes) if self.session is not None else 0
 
 
 @dataclass
 class IngestPlan:
-    """All families in output order, everything that was skipped during discovery, and the paths without sessions."""
+    """All sessions in output order, everything that was skipped during discovery, and the paths without sessions."""
 
-    families: list[PlannedFamily] = field(default_factory=list[PlannedFamily])
+    sessions: list[PlannedSession] = field(default_factory=list[PlannedSession])
     discovery: IngestReport = field(default_factory=IngestReport)
     paths_of_root: dict[Path, set[str]] = field(default_factory=dict[Path, set[str]])
     all_ignored: set[Path] = field(default_factory=set[Path])
     unused_patterns: list[str] = field(default_factory=list[str])
 
 
-def plan(
+def plan_ingest(
     run_root: Path,
     roots: Sequence[Path],
     earlier: EarlierIngest,
@@ -237,7 +239,7 @@ def plan(
     reread: bool,
     follow_links: bool = False,
 ) -> IngestPlan:
-    """Find the files below `roots` and decide for every family, new or from an earlier ingest, whether to read it."""
+    """Find the files below `roots` and decide for every session, new or from an earlier ingest, whether to read it."""
     planning = _Planning(run_root, earlier, None if scrub is None else scrub.scrubber(), exclude, follow_links)
     for root in roots:
         planning.discover(root)
@@ -245,7 +247,7 @@ def plan(
 
 
 class _Planning:
-    """Collects the families below several roots and compares them with the last ingest."""
+    """Collects the sessions below several roots and compares them with the last ingest."""
 
     def __init__(
         self,
@@ -259,10 +261,10 @@ class _Planning:
         self._run_root, self._earlier, self._scrubber = run_root, earlier, scrubber
         self._exclude = list(exclude)
         self._patterns = list(exclude)
-        self._families: dict[str, tuple[SessionSource, Family]] = {}
-        """Path -> the account to complete and its family."""
+        self._sessions: dict[str, tuple[SessionSource, SessionGroup]] = {}
+        """Path -> the account to complete and its session."""
         self._path_of_files: dict[frozenset[str], str] = {}
-        """Set of resolved files -> path, so that a family below two roots is read only once."""
+        """Set of resolved files -> path, so that a session below two roots is read only once."""
         self._paths: set[str] = set()
         self._num_alike: Counter[str] = Counter()
         self._ignored: list[str] = []
@@ -270,16 +272,18 @@ class _Planning:
         self._plan = IngestPlan()
 
     def discover(self, root: Path) -> None:
-        """Add the families below a root directory."""
+        """Add the sessions below a root directory."""
         folder = root if root.is_dir() else root.parent
         folder_name = portable_name(folder.resolve(), self._run_root)
         report, left_out, below = IngestReport(), list[str](), self._plan.paths_of_root.setdefault(root, set())
         files_below = discover(root, report, exclude=self._exclude, ignored=left_out, follow_links=self._follow_links)
-        for family in families(files_below):
-            files = family.files()
+        for session in group_by_session(files_below):
+            files = session.files()
             if files not in self._path_of_files:
-                self._path_of_files[files] = path = self._unique(self._printable(f"{folder_name}/{family.name}"))
-                self._families[path] = (self._draft(path, family), family)
+                self._path_of_files[files] = path = self._make_unique_path(
+                    self._scrub_name(f"{folder_name}/{session.name}")
+                )
+                self._sessions[path] = (self._draft(path, session), session)
             below.add(self._path_of_files[files])
         if left_out and not below:
             self._plan.all_ignored.add(root)
@@ -289,28 +293,28 @@ class _Planning:
         self._patterns += ignore_patterns(folder) if root.is_dir() else []
         self._plan.discovery.skipped.update(report.skipped)
         self._plan.discovery.skips += [
-            Skip(skip.reason, self._printable(skip.file), skip.line) for skip in report.skips
+            Skip(skip.reason, self._scrub_name(skip.file), skip.line) for skip in report.skips
         ]
 
     def finish(self, *, reread: bool) -> IngestPlan:
-        """Return the plan. With `reread`, every family whose files exist is read again."""
+        """Return the plan. With `reread`, every session whose files exist is read again."""
         matches = self._matches()
         claimed = {id(account) for account in matches.values()}
         lost_accounts = [
             account for account in self._earlier.sources if id(account) not in claimed and account.conversations
         ]
-        kept_accounts = [account for account in lost_accounts if not self._is_left_out(account)]
+        kept_accounts = [account for account in lost_accounts if not self._is_deselected(account)]
         # If anything has changed, copies are read again: the original session may have been removed.
         is_unchanged = len(kept_accounts) == len(lost_accounts) and all(
-            path in matches and _is_same(matches[path], draft) for path, (draft, _) in self._families.items()
+            path in matches and _is_unchanged(matches[path], draft) for path, (draft, _) in self._sessions.items()
         )
         planned = [
-            _decide(draft, family, matches.get(path), reread, is_unchanged)
-            for path, (draft, family) in self._families.items()
+            _plan_session(draft, session, matches.get(path), reread, is_unchanged)
+            for path, (draft, session) in self._sessions.items()
         ]
         for account in kept_accounts:  # a new file may have the path of a deleted one
-            planned.append(PlannedFamily(replace(account, path=self._unique(account.path)), old=account))
-        self._plan.families = sorted(planned, key=lambda planned_family: planned_family.source.path)
+            planned.append(PlannedSession(replace(account, path=self._make_unique_path(account.path)), old=account))
+        self._plan.sessions = sorted(planned, key=lambda planned_session: planned_session.source.path)
         # A pattern counts as used if it matched an existing file or an account from the last ingest.
         used = {pattern for pattern in self._exclude if any(is_ignored(name, [pattern]) for name in self._ignored)}
         used |= {p for p in self._exclude if any(is_ignored(account.name, [p]) for account in self._earlier.sources)}
@@ -318,7 +322,7 @@ class _Planning:
         return self._plan
 
     def _matches(self) -> dict[str, SessionSource]:
-        """Return path -> the account of the same family from the last ingest; each account is matched at most once.
+        """Return path -> the account of the same session from the last ingest; each account is matched at most once.
 
         Matches by file have priority (a renamed folder keeps its rows), followed by matches by path.
         """
@@ -327,7 +331,7 @@ class _Planning:
         # Two passes, so that a match by path never takes the account of a file that was only moved.
         for key_of in (self._file_key, lambda account: account.path):
             accounts = {key_of(account): account for account in self._earlier.sources if id(account) not in claimed}
-            for path, (draft, _) in self._families.items():
+            for path, (draft, _) in self._sessions.items():
                 same = accounts.get(key_of(draft))
                 if path not in matches and same is not None and id(same) not in claimed:
                     matches[path] = same
@@ -342,55 +346,55 @@ class _Planning:
         inode = account.inodes[0] if account.inodes else 0
         return inode, account.name.rpartition("/")[2] if self._earlier.same_settings else ""
 
-    def _is_left_out(self, account: SessionSource) -> bool:
+    def _is_deselected(self, account: SessionSource) -> bool:
         """Return whether an account is excluded. Its file need not exist."""
         if self._ignored_inodes.intersection(account.inodes[:1]):  # the name in the account may be redacted
             return True
         names = [account.name, *account.files]
         return any(is_ignored(name, self._patterns) for name in names)
 
-    def _draft(self, path: str, family: Family) -> SessionSource:
-        """Return the account of a family that has not been read yet."""
-        stamp, names = family.stamp(), [self._printable(source.name) for source in family.sources]
+    def _draft(self, path: str, session: SessionGroup) -> SessionSource:
+        """Return the account of a session that has not been read yet."""
+        stamp, names = session.stamp(), [self._scrub_name(source.name) for source in session.sources]
         return SessionSource(
             path=path,
-            name=self._printable(family.name),
+            name=self._scrub_name(session.name),
             files=names,
             sizes=[file_stamp.size for file_stamp in stamp],
             mtimes_ns=[file_stamp.mtime_ns for file_stamp in stamp],
             inodes=[file_stamp.inode for file_stamp in stamp],
         )
 
-    def _printable(self, text: str) -> str:
+    def _scrub_name(self, text: str) -> str:
         """Return a name in the form in which artifacts may contain it."""
         return printable(text, None if self._scrubber is None else self._scrubber.scope())
 
-    def _unique(self, path: str) -> str:
+    def _make_unique_path(self, path: str) -> str:
         """Return the path, with a number if needed: the folders of two users may be identical after redaction."""
-        unique = path
-        while unique in self._paths:
+        unique_name = path
+        while unique_name in self._paths:
             self._num_alike[path] += 1  # stored, so that many equal paths do not each count up from 1
-            unique = f"{path}~{self._num_alike[path] + 1}"
-        self._paths.add(unique)
-        return unique
+            unique_name = f"{path}~{self._num_alike[path] + 1}"
+        self._paths.add(unique_name)
+        return unique_name
 
 
-def _decide(
-    draft: SessionSource, family: Family, old: SessionSource | None, reread: bool, is_unchanged: bool
-) -> PlannedFamily:
+def _plan_session(
+    draft: SessionSource, session: SessionGroup, old: SessionSource | None, reread: bool, is_unchanged: bool
+) -> PlannedSession:
     if old is None:
-        return PlannedFamily(draft, family)
-    if _is_same(old, draft) and (is_unchanged or old.status != "duplicate") and not reread:
-        return PlannedFamily(replace(old, inodes=draft.inodes), old=old)
+        return PlannedSession(draft, session)
+    if _is_unchanged(old, draft) and (is_unchanged or old.status != "duplicate") and not reread:
+        return PlannedSession(replace(old, inodes=draft.inodes), old=old)
     # `files` lacks those deleted before the last ingest, which `file_of` still lists.
-    return PlannedFamily(draft, family, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))
+    return PlannedSession(draft, session, old, frozenset([*old.files, *old.file_of]) - frozenset(draft.files))
 
 
-def _is_same(old: SessionSource, draft: SessionSource) -> bool:
+def _is_unchanged(old: SessionSource, draft: SessionSource) -> bool:
     return (old.stamp, old.name, old.path) == (draft.stamp, draft.name, draft.path)
 
 
-# Families are converted into lines of `conversations.jsonl`, in this process or in several.
+# Sessions are converted into lines of `conversations.jsonl`, in this process or in several.
 
 # How many results per process may wait for earlier ones. This keeps all processes busy and bounds memory use.
 _MAX_AHEAD = 4
@@ -398,15 +402,15 @@ _MAX_WORKERS = 8
 _BYTES_PER_WORKER = 1 << 20  # about what one process reads while another one starts
 
 
-class _FamilyLines(NamedTuple):
-    """A family after reading: its account, its conversations as JSON lines, and the facts about each conversation."""
+class _SessionLines(NamedTuple):
+    """A session after reading: its account, its conversations as JSON lines, and the facts about each conversation."""
 
     source: SessionSource
     lines: list[bytes]
     facts: list[RowFacts]
 
 
-def workers_for(num_bytes: int) -> int:
+def _choose_num_workers(num_bytes: int) -> int:
     """Return the number of worker processes: one per core, or none if reading is faster than starting a process."""
     # In a container, fewer cores than os.cpu_count() may be usable.
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
@@ -414,27 +418,27 @@ def workers_for(num_bytes: int) -> int:
 
 
 def _read_session_groups(
-    drafts: Iterable[tuple[SessionSource, Family]],
+    drafts: Iterable[tuple[SessionSource, SessionGroup]],
     settings: ScrubSettings | None,
     forgotten: frozenset[str],
     *,
     num_workers: int,
-) -> Iterator[_FamilyLines]:
-    """Yield the lines of every family in order. `drafts` has the accounts to complete and their families."""
+) -> Iterator[_SessionLines]:
+    """Yield the lines of every session in order. `drafts` has the accounts to complete and their sessions."""
     if num_workers <= 1:
-        scrubber = None if settings is None else settings.family_scrubber()
-        for draft, family in drafts:
-            yield read_lines(draft, family, scrubber, forgotten)
+        scrubber = None if settings is None else settings.session_scrubber()
+        for draft, session in drafts:
+            yield _read_session_lines(draft, session, scrubber, forgotten)
         return
     # Not fork: a lock held by another thread of the caller (for example a progress bar) would stay locked in the child.
     context = multiprocessing.get_context("spawn")
     with ProcessPoolExecutor(num_workers, context, initializer=_start_worker, initargs=(settings, forgotten)) as pool:
-        waiting: deque[Future[_FamilyLines]] = deque()
+        waiting: deque[Future[_SessionLines]] = deque()
         try:
-            for draft, family in drafts:
+            for draft, session in drafts:
                 # Only a few are submitted at a time; otherwise the results for a large folder would accumulate in
                 # memory.
-                waiting.append(pool.submit(_read_in_worker, draft, family))
+                waiting.append(pool.submit(_read_in_worker, draft, session))
                 if len(waiting) > num_workers * _MAX_AHEAD:
                     yield waiting.popleft().result()
             while waiting:
@@ -448,29 +452,29 @@ def _read_session_groups(
                 future.cancel()
 
 
-def read_lines(
-    draft: SessionSource, family: Family, scrubber: FamilyScrubber | None, forgotten: frozenset[str]
-) -> _FamilyLines:
-    """Read, scrub and encode one family.
+def _read_session_lines(
+    draft: SessionSource, session: SessionGroup, scrubber: SessionScrubber | None, forgotten: frozenset[str]
+) -> _SessionLines:
+    """Read, scrub and encode one session.
 
     A conversation that cannot be represented in JSON is skipped and counted, like an unreadable record.
     """
     report, scope = IngestReport(), None if scrubber is None else scrubber.scope()
-    names = dict(zip((source.name for source in family.sources), draft.files, strict=True))
+    names = dict(zip((source.name for source in session.sources), draft.files, strict=True))
     lines, facts, file_of = list[bytes](), list[RowFacts](), list[str]()
     file_format: str | None = None
-    for conversation, file in read_with_files(family, report):
+    for conversation, file in read_group(session, report):
         scrubbed = conversation if scrubber is None or scope is None else scrubber.scrub(conversation, scope)
         row = conversation_to_row(scrubbed)
         # For example, integers beyond 64 bits in an additional field of a log.
         try:
             lines.append(encode_as_written(row, where="conversation"))
         except InputError:
-            report.skip("conversation that JSON cannot hold", family.name)
+            report.skip("conversation that JSON cannot hold", session.name)
             continue
-        report.counts.update(counts_of(conversation))
+        report.counts.update(count_contents(conversation))
         file_format = file_format or conversation.format
-        facts.append(facts_of(row, forgotten))
+        facts.append(extract_facts(row, forgotten))
         file_of.append(names[file])
     # Reasons may quote the log, and may become equal after scrubbing.
     skipped: Counter[str] = Counter()
@@ -487,16 +491,16 @@ def read_lines(
         skips=tuple((printable(skip.reason, scope), printable(skip.file, scope), skip.line) for skip in report.skips),
         redactions={} if scope is None or not lines else scope.report.to_dict(),
     )
-    return _FamilyLines(source, lines, facts)
+    return _SessionLines(source, lines, facts)
 
 
-_worker: tuple[FamilyScrubber | None, frozenset[str]] = (None, frozenset())
+_worker: tuple[SessionScrubber | None, frozenset[str]] = (None, frozenset())
 
 
 def _start_worker(settings: ScrubSettings | None, forgotten: frozenset[str]) -> None:
     global _worker  # noqa: PLW0603 (one per process: building the rules once is the point)
-    _worker = None if settings is None else settings.family_scrubber(), forgotten
+    _worker = None if settings is None else settings.session_scrubber(), forgotten
 
 
-def _read_in_worker(draft: SessionSource, family: Family) -> _FamilyLines:
-    return read_lines(draft, family, *_worker)
+def _read_in_worker(draft: SessionSource, session: SessionGroup) -> _SessionLines:
+    return _read_session_lines(draft, session, *_worker)

@@ -94,13 +94,13 @@ def read_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int
             # A small file cannot reach the limit, so its values are not counted. The size is doubled because text in
             # UTF-16 may grow when it is converted to UTF-8.
             is_light = 2 * os.fstat(file.fileno()).st_size * (1 + _BYTES_PER_VALUE) <= MAX_FILE_WEIGHT
-            lines = enumerate(utf8_lines(file, MAX_LINE_BYTES), start=1)
-            yield from records_in(lines, source, report, weigh=len if is_light else weight_of)
+            lines = enumerate(read_utf8_lines(file, MAX_LINE_BYTES), start=1)
+            yield from parse_records(lines, source, report, weigh=len if is_light else _memory_weight)
     except OSError as error:
         report.skip(f"unreadable file: {error.strerror}", source.name)
 
 
-def records_in(
+def parse_records(
     lines: Iterable[tuple[int, bytes]],
     source: SourceFile,
     report: IngestReport,
@@ -108,7 +108,7 @@ def records_in(
     weigh: Callable[[bytes], int] | None = None,
 ) -> Iterator[tuple[int, Record]]:
     """Yield the records in numbered lines. `weigh` may be a cheaper measure for files that cannot reach the limit."""
-    weigh = weigh or weight_of
+    weigh = weigh or _memory_weight
     total = 0
     for number, line in lines:
         weight = weigh(line)
@@ -129,14 +129,14 @@ def records_in(
             yield number, record
 
 
-def weight_of(data: bytes) -> int:
+def _memory_weight(data: bytes) -> int:
     """Return an estimate of the memory that the JSON in `data` needs, in bytes."""
     return len(data) + _BYTES_PER_VALUE * sum(map(data.count, (b",", b"[", b"{")))
 
 
 def is_too_large(data: bytes) -> bool:
     """Return whether a line or document is skipped because it is too long or contains too many values."""
-    return len(data) > MAX_LINE_BYTES or weight_of(data) > MAX_FILE_WEIGHT
+    return len(data) > MAX_LINE_BYTES or _memory_weight(data) > MAX_FILE_WEIGHT
 
 
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
@@ -144,7 +144,7 @@ def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) 
     if line.isspace():
         return None
     try:
-        value = loads(line)
+        value = parse_repaired(line)
     except ValueError as error:
         report.skip(_why_unreadable(line, str(error)), file, number)
         return None
@@ -222,10 +222,10 @@ def as_text(content: Any, depth: int = 0) -> str:
         return content
     if depth > _MAX_DEPTH:
         raise RecursionError("content nested too deeply")
-    return content_text(content, fallback=lambda part: _text_of_part(part, depth + 1))
+    return content_text(content, fallback=lambda part: _block_text(part, depth + 1))
 
 
-def _text_of_part(part: Any, depth: int) -> str:
+def _block_text(part: Any, depth: int) -> str:
     """Return the text for a part without a text field: the text of nested parts, or a marker with its type."""
     if isinstance(part, list):
         return as_text(part, depth)
@@ -274,7 +274,7 @@ def as_utf8(data: bytes) -> bytes:
     return data.removeprefix(codecs.BOM_UTF8)
 
 
-def utf8_lines(file: BinaryIO, max_bytes: int = 2**31) -> Iterable[bytes]:
+def read_utf8_lines(file: BinaryIO, max_bytes: int = 2**31) -> Iterable[bytes]:
     """Return the lines of an open file in UTF-8, without a byte order mark.
 
     A line longer than `max_bytes` is truncated to about this size, since the whole line may not fit into memory.
@@ -304,12 +304,12 @@ def _bounded_lines(readline: Callable[[int], bytes], max_bytes: int) -> Iterator
                 break
 
 
-def loads(data: bytes) -> Any:
+def parse_repaired(data: bytes) -> Any:
     """Parse text that strict JSON rejects. Raises ValueError if it cannot be repaired."""
-    return orjson.loads(mended(data))
+    return orjson.loads(repair_json(data))
 
 
-def shallow(data: bytes) -> bytes:
+def drop_deep_values(data: bytes) -> bytes:
     """Replace values nested too deeply with null, so that they need no memory."""
     pieces, depth, start = list[bytes](), 0, 0
     for token in _BRACKET.finditer(data):
@@ -323,22 +323,22 @@ def shallow(data: bytes) -> bytes:
     return b"".join([*pieces, data[start:] if depth <= _MAX_DOCUMENT_DEPTH else b""])
 
 
-def mended(data: bytes) -> bytes:
+def repair_json(data: bytes) -> bytes:
     """Replace numbers that JSON does not support with null, and lone surrogates with U+FFFD."""
-    return _TOKEN.sub(_writable, as_utf8(data))
+    return _TOKEN.sub(_repair_token, as_utf8(data))
 
 
-def _writable(token: re.Match[bytes]) -> bytes:
+def _repair_token(token: re.Match[bytes]) -> bytes:
     text = token.group()
     if text.startswith(b'"'):
-        return _ESCAPE.sub(_paired, text) if b"\\u" in text else text
+        return _ESCAPE.sub(_repair_escape, text) if b"\\u" in text else text
     try:
         return text if math.isfinite(float(text)) else b"null"
     except ValueError:
         return text
 
 
-def _paired(escape: re.Match[bytes]) -> bytes:
+def _repair_escape(escape: re.Match[bytes]) -> bytes:
     return rb"\ufffd" if escape["lone"] is not None else escape.group()
 
 
@@ -354,7 +354,7 @@ UNPLACED = (LOST, IN_FLIGHT, INTERRUPTED, TWICE)
 _INTERRUPT = "[Request interrupted by user"
 
 
-def counts_of(conversation: Conversation) -> Counter[str]:
+def count_contents(conversation: Conversation) -> Counter[str]:
     """Return all counts in `COUNTED`, and the nonzero ones in `UNPLACED` and `IMAGES`."""
     counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
     counts["conversations"] = 1
@@ -365,11 +365,11 @@ def counts_of(conversation: Conversation) -> Counter[str]:
         counts["calls"] += len(turn.calls)
         counts["results"] += len(turn.results)
         counts["errors"] += sum(result.is_error is True for result in turn.results)
-    counts.update(unplaced_in(conversation))
+    counts.update(_count_unplaced(conversation))
     return counts
 
 
-def unplaced_in(conversation: Conversation) -> Counter[str]:
+def _count_unplaced(conversation: Conversation) -> Counter[str]:
     """Return the nonzero counts of calls and results without a counterpart, and of images."""
     turns, counts = conversation.turns, Counter[str]()
     waiting: dict[str, list[int]] = {}
@@ -388,11 +388,11 @@ def unplaced_in(conversation: Conversation) -> Counter[str]:
             counts[IMAGES] += images
     for numbers in waiting.values():
         for number in numbers:
-            counts[_why_unanswered(turns, number)] += 1
+            counts[_reason_unanswered(turns, number)] += 1
     return counts
 
 
-def _why_unanswered(turns: Sequence[Turn], number: int) -> str:
+def _reason_unanswered(turns: Sequence[Turn], number: int) -> str:
     """Return why a call has no result: the log ends before it, the user interrupted it, or it is missing."""
     after = next((turn for turn in turns[number + 1 :] if turn.role != "tool"), None)
     if after is None:

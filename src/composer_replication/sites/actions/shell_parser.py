@@ -1,6 +1,6 @@
 """Parse shell tokens into a tree of lists, pipelines, simple commands, subshells, loops and conditionals.
 
-A recursive descent parser over the tokens from `shell_words`. `case`, functions, `[[ … ]]` and arithmetic are not
+A recursive descent parser over the tokens from `shell_lexer`. `case`, functions, `[[ … ]]` and arithmetic are not
 supported and raise `UnsupportedShellSyntax`.
 """
 
@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from functools import lru_cache
 
-from composer_replication.sites.actions.shell_words import (
+from composer_replication.sites.actions.shell_lexer import (
     Operator,
     Piece,
     Redirect,
@@ -19,7 +19,7 @@ from composer_replication.sites.actions.shell_words import (
     Token,
     UnsupportedShellSyntax,
     literal_word,
-    tokens_of,
+    tokenize_shell,
 )
 from composer_replication.sites.actions.tools import word_set
 
@@ -78,7 +78,7 @@ Script = tuple[CommandChain, ...]
 @lru_cache(maxsize=64)
 def parse_script(text: str) -> Script:
     """Return the syntax tree of a command. Raises UnsupportedShellSyntax if the syntax is not supported."""
-    parser = _ScriptParser(tokens_of(text))
+    parser = _ScriptParser(tokenize_shell(text))
     script = parser.script(0)
     if parser.at < len(parser.tokens):
         raise UnsupportedShellSyntax("unmatched closing word or parenthesis")
@@ -94,7 +94,7 @@ def commands_in(script: Script) -> Iterator[tuple[CommandChain, ParsedCommand]]:
                 yield from commands_in(part)
 
 
-def lone_command(text: str) -> Simple | None:
+def single_command(text: str) -> Simple | None:
     """Return the only command in a text, or None if there are several or a variable is set."""
     try:
         commands = [command for _, command in commands_in(parse_script(text))]
@@ -104,7 +104,7 @@ def lone_command(text: str) -> Simple | None:
     return only if isinstance(only, Simple) and only.words and not only.assignments else None
 
 
-def shell_script(words: Sequence[str | None]) -> str | None:
+def nested_script(words: Sequence[str | None]) -> str | None:
     """Return the script in `bash -c script`, or None for other words."""
     return words[2] if len(words) == 3 and words[0] in _SHELLS and words[1] in ("-c", "-lc", "-ic") else None
 
@@ -282,14 +282,14 @@ class _SimpleBuilder:
             self.redirects.append(token)
             return
         # After the first word, "A=1" is an argument.
-        assigned = assignment_in(token) if not self.words else None
+        assigned = parse_assignment(token) if not self.words else None
         if assigned is None:
             self.words.append(token)
         else:
             self.assignments.append(assigned)
 
 
-def assignment_in(word: ShellWord) -> tuple[str, ShellWord] | None:
+def parse_assignment(word: ShellWord) -> tuple[str, ShellWord] | None:
     """Return the name and the value of `NAME=value`, or None for any other word."""
     assignment = _ASSIGNMENT.match(word.raw)
     if assignment is None:

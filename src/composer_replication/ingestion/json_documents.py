@@ -10,19 +10,19 @@ from typing import Any, cast
 
 import orjson
 
-from composer_replication.ingestion.source import (
+from composer_replication.ingestion.source_files import (
     BUFFER_BYTES,
     MAX_LINE_BYTES,
     IngestReport,
     SourceFile,
     as_utf8,
+    drop_deep_values,
     is_too_large,
-    loads,
-    mended,
+    parse_records,
+    parse_repaired,
     read_records,
-    records_in,
-    shallow,
-    utf8_lines,
+    read_utf8_lines,
+    repair_json,
 )
 
 # A whole string, or one character that opens, closes or separates: '"a, b"', '{', ','. In '"never closed' only the
@@ -50,11 +50,11 @@ def head_values(head: bytes) -> list[Any]:
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
     if not lines:
         return []
-    parsed = [_object_or_list(line)[0] for line in lines]
+    parse_document = [_parse_line(line)[0] for line in lines]
     # The first line of a document that spans many lines is not a value by itself.
-    if parsed[0] is None:
-        parsed[0] = salvage(head)
-    return [value for value in parsed if value is not None]
+    if parse_document[0] is None:
+        parse_document[0] = _salvage_document(head)
+    return [value for value in parse_document if value is not None]
 
 
 def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
@@ -65,16 +65,16 @@ def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator
     """
     try:
         with source.path.open("rb", buffering=BUFFER_BYTES) as file:
-            lines = enumerate(utf8_lines(file, MAX_LINE_BYTES), start=1)
+            lines = enumerate(read_utf8_lines(file, MAX_LINE_BYTES), start=1)
             number, line = next((numbered_line for numbered_line in lines if numbered_line[1].strip()), (0, b""))
             if not line:
                 report.skip("empty file", source.name)
                 return
-            first, is_repaired = _object_or_list(line) if not is_too_large(line) else (None, False)
+            first, is_repaired = _parse_line(line) if not is_too_large(line) else (None, False)
             if isinstance(first, dict) or is_too_large(line):
                 report.counts.update({"repaired lines": 1} if is_repaired else {})
-                yield from [(number, first)] if first is not None else records_in([(number, line)], source, report)
-                yield from records_in(lines, source, report)
+                yield from [(number, first)] if first is not None else parse_records([(number, line)], source, report)
+                yield from parse_records(lines, source, report)
                 return
             # A list on the first line and nothing after it is a document on one line.
             if first is not None and not any(rest.strip() for _, rest in lines):
@@ -93,7 +93,7 @@ def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[i
     is_large = is_too_large(data)
     try:
         if not is_large:
-            yield 0, parsed(data, report)
+            yield 0, parse_document(data, report)
             return
     except ValueError:
         pass
@@ -104,50 +104,50 @@ def _read_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[i
     if is_large or _is_mostly_lines(data):
         yield from read_records(source, report)
         return
-    value, position = before_damage(data)
+    value, position = salvage_messages(data)
     report.skip("invalid JSON document", source.name, position)
     if value is not None:
         yield 0, value
 
 
-def parsed(data: bytes, report: IngestReport) -> Any:
+def parse_document(data: bytes, report: IngestReport) -> Any:
     """Return the parsed document, with support for the NaN that Python writes. Raises ValueError if it is damaged."""
     try:
         return orjson.loads(data)
     except orjson.JSONDecodeError as error:
-        value = loads(shallow(data) if str(error).startswith("depth limit") else data)
+        value = parse_repaired(drop_deep_values(data) if str(error).startswith("depth limit") else data)
     report.counts["repaired documents"] += 1
     return value
 
 
-def salvage(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
+def _salvage_document(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
     """Return the document up to its first damage, with all open brackets closed, or None.
 
     Incomplete values are kept down to nesting level `depth`; deeper values are kept only if they are complete.
     """
-    text = mended(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
+    text = repair_json(data).decode("utf-8", "replace").replace("\x00", "\ufffd")
     try:
         return orjson.loads(text)
     except orjson.JSONDecodeError as error:
-        end, closers = _last_whole(text[: error.pos], depth)
+        end, closers = _last_complete_value(text[: error.pos], depth)
     try:
         return orjson.loads(text[:end] + closers)
     except orjson.JSONDecodeError:
         return None
 
 
-def before_damage(data: bytes) -> tuple[Any, int]:
+def salvage_messages(data: bytes) -> tuple[Any, int]:
     """Return the complete messages before the damage, and the position of the first broken message.
 
     The position is 0 if the damage is outside the messages. A document truncated by a crash or a full disk ends there.
     Invalid bytes lose only the messages that contain them.
     """
-    depth = _depth_of_messages(salvage(data))
-    before = _last_list(salvage(data[: _first_bad_byte(data)], depth=depth), depth)
-    return salvage(data, depth=depth), 0 if before is None else len(before) + 1
+    depth = _depth_of_messages(_salvage_document(data))
+    before = _last_list(_salvage_document(data[: _first_invalid_byte(data)], depth=depth), depth)
+    return _salvage_document(data, depth=depth), 0 if before is None else len(before) + 1
 
 
-def _first_bad_byte(data: bytes) -> int:
+def _first_invalid_byte(data: bytes) -> int:
     """Return the position of the first NUL or invalid UTF-8 byte, or the length if there is none."""
     nul = data.find(b"\x00")
     end = len(data) if nul < 0 else nul
@@ -176,7 +176,7 @@ def _last_list(value: Any, depth: int) -> list[Any] | None:
     return cast("list[Any]", value) if isinstance(value, list) else None
 
 
-def _last_whole(text: str, depth: int) -> tuple[int, str]:
+def _last_complete_value(text: str, depth: int) -> tuple[int, str]:
     """Return the end of the last complete value down to `depth`, and the brackets that close the document."""
     stack: list[str] = []
     end, closers = 0, ""
@@ -208,18 +208,18 @@ def _is_mostly_lines(data: bytes) -> bool:
     for line in io.BytesIO(data):  # not a list: with empty lines it would take forty times the file size
         if line.strip():
             num_lines += 1
-            num_objects += isinstance(_object_or_list(line)[0], dict)
+            num_objects += isinstance(_parse_line(line)[0], dict)
     return 2 * num_objects >= num_lines
 
 
-def _object_or_list(line: bytes) -> tuple[Any, bool]:
+def _parse_line(line: bytes) -> tuple[Any, bool]:
     """Return the value of a line (None unless it is an object or a list), and whether it was repaired."""
     is_repaired = False
     try:
         value = orjson.loads(line)
     except orjson.JSONDecodeError:
         try:
-            value, is_repaired = loads(line), True
+            value, is_repaired = parse_repaired(line), True
         except ValueError:
             return None, False
     return (value, is_repaired) if isinstance(value, (dict, list)) else (None, False)

@@ -15,7 +15,7 @@ from collections.abc import Iterator
 from typing import NamedTuple
 
 from composer_replication.sites.actions.shell_command import Command
-from composer_replication.sites.actions.tools import channel_of, command_text
+from composer_replication.sites.actions.tools import command_text, tool_channel
 from composer_replication.sites.rule import Verdict
 from composer_replication.types import ToolCall
 
@@ -46,7 +46,7 @@ _FILLER = re.compile(
     re.IGNORECASE,
 )
 # Approval, or a request to continue: "LGTM"; "looks good, thanks"; "try again"; not "try another way"
-_ACCEPTS = re.compile(
+_APPROVAL = re.compile(
     r"^\W*(?:lgtm|looks? good|good|great|nice|perfect|thanks?|thank you|cool|done|continue|go (?:ahead|on)|proceed|sure"
     r"|never ?mind|all good|fine|approved?|resume|next\b|implement the following)\b"
     r"|^\W*(?:(?:try|do it|run it|do that) again|retry|go for it|carry on)\W*\Z",
@@ -62,7 +62,7 @@ _VERBS = (
 # "use the make target"; "you can remove it"; not "we used make"
 _IMPERATIVE = re.compile(rf"^(?:you (?:can|could) )?(?:{'|'.join(_VERBS.split())})\b", re.IGNORECASE)
 # A request or an objection: "don't push yet"; "let's keep the old name"; "that's too slow"; not "i don't know"
-_WISH = re.compile(
+_REQUEST = re.compile(
     r"\b(?:(?<!\bi )(?:don'?t|do not)(?! (?:worry|mind))|i (?:don'?t|do not) (?:want|like|need|think|agree)|never"
     r"|should(?:n'?t)?(?! (?:work|be (?:fine|ok|okay|good|done|enough|able)))|must(?:n'?t)?|(?<!\bi )needs? to"
     r"|need (?:a|an|the)|ha(?:ve|s) to|let'?s|let us"
@@ -74,7 +74,7 @@ _WISH = re.compile(
 )
 # A question that proposes a change.
 # "couldn't we use the existing helper?"; "why not run it once?"; not "what does it do?"
-_PROPOSES = re.compile(
+_PROPOSAL = re.compile(
     r"\b(?:(?:can|could|should)(?:n'?t| not) (?:we|you|it|this|that|these|those|they)|why (?:not|don'?t)|instead"
     r"|rather than|any other way|another way|(?:a )?(?:better|simpler|cleaner) way|any chance|we (?:just )?need to)\b"
     r"|^(?:should|could) (?:we|this|these|those|that|it|all)\b.{0,200}\b(?:be|go|use|using|move|live|offer|into)\b",
@@ -99,77 +99,77 @@ _RULE = re.compile(
 )
 # References to one place in the code: "this" and the like, a line number, an identifier.
 # "rename this"; "use parseArgs"; "line 40"; not "always run the tests first"
-_SPECIFIC = re.compile(
+_REFERS_TO_CODE = re.compile(
     r"\b(?:this|that|these|those|it|here|there|now|today|him|her|them)\b|\b[a-z]+[A-Z]\w*|\b[A-Z]\w*[a-z][A-Z]\w*|\w_\w"
     r"|\b\d{2,}\b|<[A-Z_]+\d*>",
 )
 
 
-class Words(NamedTuple):
+class _TextSpan(NamedTuple):
     """The span of the user's words within a text."""
 
     start: int
     end: int
 
 
-def find_words_of_refusal(text: str) -> Words | None:
+def _find_refusal_comment(text: str) -> _TextSpan | None:
     """Return the span of the user's words in a refusal, or None if it contains none."""
     match = _REFUSAL_INTRO.search(text, 0, _MAX_INTRO)
     return None if match is None else find_user_text(text, match.end())
 
 
-def find_user_text(text: str, start: int = 0) -> Words | None:
+def find_user_text(text: str, start: int = 0) -> _TextSpan | None:
     """Return the span of the user's words after `start`, without text added by the agent, or None if there are none."""
     end = _END_OF_WORDS.search(text, start)
     stop = len(text) if end is None else end.start()
     words = text[start:stop]
     if not words.strip() or _FROM_AGENT.match(words.lstrip()):
         return None
-    return Words(start + len(words) - len(words.lstrip()), start + len(words.rstrip()))
+    return _TextSpan(start + len(words) - len(words.lstrip()), start + len(words.rstrip()))
 
 
 def apply_correction(verdict: Verdict, text: str) -> Verdict:
     """Blame the model if the user's words in a refusal correct the call; otherwise return the verdict unchanged."""
-    words = find_words_of_refusal(text) if verdict.kind == REFUSED else None
-    return verdict if words is None or not corrects(text[slice(*words)]) else correction_verdict(words)
+    words = _find_refusal_comment(text) if verdict.kind == REFUSED else None
+    return verdict if words is None or not is_correction(text[slice(*words)]) else correction_verdict(words)
 
 
-def correction_verdict(words: Words) -> Verdict:
+def correction_verdict(words: _TextSpan) -> Verdict:
     """Return the verdict on a correction by a user, with the words as its evidence."""
     return Verdict(CORRECTED, "model", _CONFIDENCE, (words.start, words.end), False, "the user said what to do instead")
 
 
-def corrects(words: str, *, plainly: bool = False) -> bool:
+def is_correction(words: str, *, is_explicit: bool = False) -> bool:
     """Return whether the words correct a call, that is, contain a request, an instruction or a proposal.
 
-    With `plainly`, the first sentence must reject what was done. After a stop, most messages are a new task.
+    With `is_explicit`, the first sentence must reject what was done. After a stop, most messages are a new task.
     """
-    if len(words) > _MAX_LENGTH or _ACCEPTS.search(words) or _ACCEPTS.search(_without_filler(words)):
+    if len(words) > _MAX_LENGTH or _APPROVAL.search(words) or _APPROVAL.search(_without_filler(words)):
         return False
-    if plainly:
+    if is_explicit:
         first = next(_sentences(words), "")
         return not first.endswith("?") and _PLAIN_REFUSAL.search(first) is not None
-    return any(map(_is_correction, _sentences(words)))
+    return any(map(_is_correcting_sentence, _sentences(words)))
 
 
-def convention_in(words: str) -> str:
+def find_user_rule(words: str) -> str:
     """Return the first sentence that may apply to the whole project, or "" if there is none."""
-    if not corrects(words):
+    if not is_correction(words):
         return ""
     rules = (
         sentence
         for sentence in _sentences(words)
         if _RULE.search(_without_filler(sentence)) and not sentence.endswith("?")
     )
-    return next((sentence for sentence in rules if not _SPECIFIC.search(sentence)), "")
+    return next((sentence for sentence in rules if not _REFERS_TO_CODE.search(sentence)), "")
 
 
-def call_kind(call: ToolCall) -> str:
+def kind_of_call(call: ToolCall) -> str:
     """Return the kind of call that a user rule is about: a program with its subcommand, or a tool; "" for file tools.
 
     Two refused edits seldom have more in common than the tool, so a rule from one does not apply to the other.
     """
-    channel = channel_of(call.name)
+    channel = tool_channel(call.name)
     if channel != "shell":
         return "" if channel == "file" else call.name
     programs = [pair for pair in Command.of(command_text(call.name, call.arguments)).programs if pair[0] != "cd"]
@@ -185,7 +185,7 @@ def _without_filler(sentence: str) -> str:
     return _FILLER.sub("", sentence)
 
 
-def _is_correction(sentence: str) -> bool:
+def _is_correcting_sentence(sentence: str) -> bool:
     if sentence.endswith("?"):
-        return _PROPOSES.search(_without_filler(sentence)) is not None
-    return _WISH.search(sentence) is not None or _IMPERATIVE.search(_without_filler(sentence)) is not None
+        return _PROPOSAL.search(_without_filler(sentence)) is not None
+    return _REQUEST.search(sentence) is not None or _IMPERATIVE.search(_without_filler(sentence)) is not None

@@ -3,7 +3,7 @@
 The sources are tried in order: a template, the wording of the error, or a custom writer. If a user corrected the call,
 the user's words are the hint.
 
-A small model copies what it reads, so a hint that quotes an error makes the error more likely (`quotes_call`).
+A small model copies what it reads, so a hint that quotes an error makes the error more likely (`quoted_call_parts`).
 """
 
 from __future__ import annotations
@@ -17,16 +17,15 @@ from composer_replication.errors import InputError, explain
 from composer_replication.hint_generator.context import (
     HintContext,
     StateCursor,
+    correct_texts,
     find_call,
     first_sentences,
-    is_json_error,
-    quoted,
-    right_texts,
+    quote_text,
 )
-from composer_replication.hint_generator.facts import collect_facts
+from composer_replication.hint_generator.facts import collect_facts, is_json_error
 from composer_replication.hint_generator.templates import HINT_TEMPLATES, VERSION, dispatch
 from composer_replication.sites.actions.tools import word_set
-from composer_replication.sites.user_words import CORRECTED
+from composer_replication.sites.user_corrections import CORRECTED
 from composer_replication.types import Conversation, ErrorSite, Hint, ToolCall
 
 if TYPE_CHECKING:
@@ -80,14 +79,14 @@ def write_hint(
     if site.blame != "model":
         return None
     if site.kind == CORRECTED:
-        return hint_from_user_words(user_words(site, conversation), scrubber=scrubber)
+        return hint_from_user_words(user_correction_text(site, conversation), scrubber=scrubber)
     facts = collect_facts(site, conversation, tool_schemas=tool_schemas, inferred_tools=inferred_tools, along=along)
     if scrubber is not None:  # before any text is shortened: half a secret is not recognized
         scope = scrubber.scope()
         site = replace(site, evidence_text=scope.text(site.evidence_text), tool=scope.text(site.tool))
         facts = scope.value(dict(facts))
     for source in sources:
-        template, text = _hint_from(source, site, conversation, facts, writer)
+        template, text = _hint_from_source(source, site, conversation, facts, writer)
         if text and text.strip():
             clean = first_sentences(" ".join(text.split()))
             clean = clean if scrubber is None else scrubber.scope().text(clean)
@@ -109,7 +108,7 @@ def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scr
     return Hint(text=text, source="user", template=template, version=VERSION, facts={"words": line})
 
 
-def user_words(site: ErrorSite, conversation: Conversation) -> str:
+def user_correction_text(site: ErrorSite, conversation: Conversation) -> str:
     """Return the user's words that are the site's evidence, from a refusal or from the message after a stop."""
     turn = next((turn for turn in conversation.turns if turn.id == site.result_turn_id), None)
     results = () if turn is None else (result.text for result in turn.results if result.call_id == site.call_id)
@@ -117,7 +116,7 @@ def user_words(site: ErrorSite, conversation: Conversation) -> str:
     return text[slice(*site.evidence)]
 
 
-def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:
+def _template_name(site: ErrorSite, facts: HintContext | None = None, *, is_json: bool = False) -> str:
     """Return the name of the template for a site. A repeated failure has a separate template, whatever its kind."""
     if site.repeats:
         return "repeated_failure"
@@ -127,19 +126,19 @@ def template_of(site: ErrorSite, facts: HintContext | None = None, *, is_json: b
     return site.kind if site.kind in HINT_TEMPLATES else "runtime_error"
 
 
-def _hint_from(
+def _hint_from_source(
     source: HintSource, site: ErrorSite, conversation: Conversation, facts: HintContext, writer: HintWriter | None
 ) -> tuple[str, str | None]:
     """Return the name of the template or writer, and its hint, or None if this source has no hint."""
     call = find_call(site, conversation)
     if source == "template":
-        name = template_of(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
+        name = _template_name(site, facts, is_json=is_json_error(call, facts.get("error_message", "")))
         text = dispatch(name, facts)
         # If a fact quotes the failing call, the template is used without any facts.
-        is_quoting = text and quotes_call(text, call, right_texts(facts), only_quoted=True)
+        is_quoting = text and quoted_call_parts(text, call, correct_texts(facts), only_quoted=True)
         return name, dispatch(name, {"error_kind": site.kind}) if is_quoting else text
     if source == "raw_error":
-        message = quoted(site.evidence_text)
+        message = quote_text(site.evidence_text)
         return "raw_error", f"This call fails with {message}." if message else None
     assert writer is not None
     return getattr(writer, "__name__", type(writer).__name__), writer(site, conversation, facts)
@@ -154,7 +153,7 @@ _WORD = re.compile(r"[^\s'\"`(){}\[\],;<>|&=]+")
 _NAME = re.compile(r"[\d_./\\:$*@#~^-]|[a-z][A-Z]")
 # "echo 'two words'" -> "two words"; not "it's"
 _IN_QUOTES = re.compile(r"'([^'\n]{3,200})'|\"([^\"\n]{3,200})\"")
-_EDGES = ".,:;!?…"
+_PUNCTUATION = ".,:;!?…"
 # Lengths in characters. Shorter parts occur in any text by chance; longer values are never quoted in full.
 _MIN_WORD, _MIN_STEM, _MIN_LINE, _MAX_VALUE = 4, 5, 12, 200
 _MAX_TEXT = 20_000
@@ -162,37 +161,39 @@ _MAX_TEXT = 20_000
 _QUOTED_TEXT = re.compile(r"`([^`]*)`")
 
 
-def quotes_call(text: str, call: ToolCall | None, right: Iterable[str], *, only_quoted: bool = False) -> list[str]:
+def quoted_call_parts(
+    text: str, call: ToolCall | None, correct: Iterable[str], *, only_quoted: bool = False
+) -> list[str]:
     """Return the incorrect parts of the failing call that a hint quotes, the longest first.
 
     With `only_quoted`, only text in backticks is checked: the rest of a template does not come from the session.
     """
     if call is None:
         return []
-    allowed = list(right)
+    allowed = list(correct)
     checked_text = " \n ".join(_QUOTED_TEXT.findall(text)) if only_quoted else text
     parts = sorted({*_call_parts(call)}, key=lambda part: (-len(part), part))
     return [
         part
         for part in parts
-        if _occurs_in(part, checked_text) and not any(part in allowed_text for allowed_text in allowed)
+        if _contains_words(part, checked_text) and not any(part in allowed_text for allowed_text in allowed)
     ]
 
 
 def _call_parts(call: ToolCall) -> Iterator[str]:
     """Yield the parts of a call that a hint could quote: parameters, values, names, path components and so on."""
     yield from (name for name in call.arguments if len(name) >= _MIN_WORD and _NAME.search(name))
-    for text in _strings(call.arguments if call.raw_arguments is None else call.raw_arguments):
+    for text in _iterate_strings(call.arguments if call.raw_arguments is None else call.raw_arguments):
         whole = " ".join(text.split())
         if _MIN_WORD <= len(whole) <= _MAX_VALUE:
             yield whole
         yield from (" ".join(line.split()) for line in text.splitlines() if len(line.strip()) >= _MIN_LINE)
         yield from (next(group for group in match.groups() if group) for match in _IN_QUOTES.finditer(text))
         for word in _WORD.findall(text):
-            yield from _names(word.strip(_EDGES))
+            yield from _name_parts(word.strip(_PUNCTUATION))
 
 
-def _names(word: str) -> Iterator[str]:
+def _name_parts(word: str) -> Iterator[str]:
     """Yield a word if it is a name. For a path, also yield its components and the file name without its extension."""
     if not _NAME.search(word):
         return
@@ -204,7 +205,7 @@ def _names(word: str) -> Iterator[str]:
         yield stem
 
 
-def _strings(value: Any) -> Iterator[str]:
+def _iterate_strings(value: Any) -> Iterator[str]:
     """Yield all strings in a nested value, each truncated to a maximum length."""
     pending = [value]
     while pending:
@@ -217,7 +218,7 @@ def _strings(value: Any) -> Iterator[str]:
             pending += cast("list[Any]", node)
 
 
-def _occurs_in(part: str, text: str) -> bool:
+def _contains_words(part: str, text: str) -> bool:
     """Whether the part occurs in the text as whole words: `main` does not occur in `domain`."""
     position = text.find(part)
     while position >= 0:

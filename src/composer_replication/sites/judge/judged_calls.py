@@ -11,10 +11,10 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 
 from composer_replication.sites import find_error_sites
+from composer_replication.sites.actions.file_contents import AGENT_EXIT
 from composer_replication.sites.actions.session_state import SessionState
-from composer_replication.sites.actions.shown_texts import AGENT_EXIT
-from composer_replication.sites.judge.checkout import Checkout, EarlierSessions, PathKnowledge
 from composer_replication.sites.judge.judge import Judge, Judgement, Says
+from composer_replication.sites.judge.project_files import Checkout, EarlierSessions, PathKnowledge
 from composer_replication.types import Conversation, ErrorSite, ToolCall, ToolResult, Turn
 
 _RESUMED_REPLY = "No response requested."  # what Claude Code writes when a session is resumed
@@ -55,14 +55,14 @@ def judged_calls(
     judge = Judge(SessionState(conversation.cwd), project=project, checkout=checkout)
     if conversation.extra.get("begins_inside"):  # files may have been read before the log begins
         judge.state.texts.is_continued = True
-    for turn, call, result, site in _calls(conversation, failures, judge.state):
+    for turn, call, result, site in _calls_with_outcomes(conversation, failures, judge.state):
         yield JudgedCall(turn, call, judge.verdict(call), result, site, judge)
 
 
 def state_at_end(conversation: Conversation) -> SessionState:
     """Return what a whole conversation has shown. A call counts as failed if the log marks it as failed."""
     state = SessionState(conversation.cwd)
-    for _ in _calls(conversation, {}, state):
+    for _ in _calls_with_outcomes(conversation, {}, state):
         pass
     return state
 
@@ -76,7 +76,7 @@ def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
     return sessions
 
 
-def _calls(
+def _calls_with_outcomes(
     conversation: Conversation, failures: Mapping[str, ErrorSite], state: SessionState
 ) -> Iterator[tuple[Turn, ToolCall, ToolResult | None, ErrorSite | None]]:
     """Yield every call with its result and error site. The state is updated only when the iterator is advanced."""
@@ -96,8 +96,8 @@ def _calls(
 
 
 # The judge cannot foresee refusals by the user or the harness, or whether a test passes. Such failures are not scored.
-_BLAMES_LEFT_OUT = frozenset({"user", "harness", "task"})
-_ORDER: tuple[Says, ...] = ("fails", "risky", "ok", "unknown")
+_UNPREDICTABLE_BLAMES = frozenset({"user", "harness", "task"})
+_VERDICT_ORDER: tuple[Says, ...] = ("fails", "risky", "ok", "unknown")
 
 
 @dataclass(frozen=True, slots=True)
@@ -148,7 +148,7 @@ class Score:
             return
         self.num_calls += 1
         site, judgement = judged.site, judged.judgement
-        if site is not None and site.blame in _BLAMES_LEFT_OUT:
+        if site is not None and site.blame in _UNPREDICTABLE_BLAMES:
             self.num_left_out += 1
             return
         key = (judgement.says, judgement.rule, judgement.kind)
@@ -199,7 +199,7 @@ class Score:
             RuleScore(*key, count, self._num_failed_by_verdict[key], self._num_of_kind_by_verdict[key])
             for key, count in self._num_calls_by_verdict.items()
         ]
-        return sorted(rows, key=lambda row: (_ORDER.index(row.says), -row.said, row.rule, row.kind))
+        return sorted(rows, key=lambda row: (_VERDICT_ORDER.index(row.says), -row.said, row.rule, row.kind))
 
     @property
     def kinds(self) -> list[KindScore]:

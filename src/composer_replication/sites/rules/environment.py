@@ -9,7 +9,12 @@ from __future__ import annotations
 import difflib
 import re
 
-from composer_replication.sites.actions.shell_command import SET_UP, UTILITIES, WELL_KNOWN, Command
+from composer_replication.sites.actions.shell_command import (
+    SETUP_PROGRAMS,
+    UTILITY_PROGRAMS,
+    WELL_KNOWN_PROGRAMS,
+    Command,
+)
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
 
@@ -124,7 +129,7 @@ MACHINE: tuple[FailureRule, ...] = (
         channels="shell",
         blame="env",
         confidence=0.7,
-        accept=lambda match, command: not _is_slip(match, command),
+        accept=lambda match, command: not _is_misspelled_command(match, command),
     ),
     # A script or a Makefile that calls a missing program: "/usr/bin/env: ‘node’: No such file or directory";
     # "make: tsc: No such file or directory"
@@ -192,33 +197,38 @@ def _command_name(match: re.Match[str]) -> str:
     return next(group for group in match.groups() if group).rpartition("/")[2]
 
 
-def _is_slip(match: re.Match[str], command: Command) -> bool:
+def _is_misspelled_command(match: re.Match[str], command: Command) -> bool:
     """Whether a missing program is the model's error: the program is a standard utility, or its name is misspelled.
 
     Any other program may be one that the project or the machine should have provided.
     """
     name = _command_name(match)
-    if not command.calls(name) or command.is_remote or _in_script(match.string):
+    if not command.calls(name) or command.is_remote or _comes_from_script(match.string):
         return False
     if "is not recognized" in match[0] and name in _UNIX_ONLY:
         return True
-    return name in UTILITIES or (name not in SET_UP and bool(_similar_commands(name)))
+    return name in UTILITY_PROGRAMS or (name not in SETUP_PROGRAMS and bool(_similar_commands(name)))
 
 
 def _similar_commands(name: str) -> list[str]:
     """Return the most similar well-known command as a list, which is empty if the name is not a misspelling."""
-    return difflib.get_close_matches(name, WELL_KNOWN, n=1, cutoff=0.8) if len(name) > 2 else []
+    return difflib.get_close_matches(name, WELL_KNOWN_PROGRAMS, n=1, cutoff=0.8) if len(name) > 2 else []
 
 
-def _in_script(line: str) -> bool:
+def _comes_from_script(line: str) -> bool:
     """Whether a script failed (`build.sh: line 12: foo: …`), not the typed command (`bash: line 1: foo: …`)."""
     return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
 
 
-def _names_its_path(match: re.Match[str], command: Command) -> bool:
+def _has_path_in_command(match: re.Match[str], command: Command) -> bool:
     """Whether the message comes from the shell or a program in the command, and concerns a path in the command."""
     line = match.string
-    if _in_script(line) or command.is_remote or _NOT_ABOUT_A_PATH.search(line) or not command.is_own(line):
+    if (
+        _comes_from_script(line)
+        or command.is_remote
+        or _NOT_ABOUT_A_PATH.search(line)
+        or not command.is_own_message(line)
+    ):
         return False
     pieces = [*_QUOTED.findall(line), *_RENAME_SOURCE.findall(line), *re.split(r"\s?[:：]\s", line)[1:]]
     return any(command.names(_FAILED_ACTION.sub("", piece).strip()) for piece in pieces if piece)
@@ -227,7 +237,7 @@ def _names_its_path(match: re.Match[str], command: Command) -> bool:
 def _is_about_git_command(match: re.Match[str], command: Command) -> bool:
     """Whether a git message is about the command itself. A script, a build or a hook may run other git commands."""
     is_summary = _SUMMARY.search(match[0]) is not None
-    if not command.only_git or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
+    if not command.runs_git_only or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
         return False
     # "nothing to commit" is the normal output of `git status`.
     return not (is_summary and "git status" in command.text)
@@ -243,7 +253,7 @@ SLIPS: tuple[FailureRule, ...] = (
         *_NO_COMMAND_WORDS,
         *("unknown command", "is not recognized as"),
         channels="shell",
-        accept=_is_slip,
+        accept=_is_misspelled_command,
     ),
     # "cat: src: Is a directory"; not "src is a directory"
     rule(
@@ -258,7 +268,7 @@ SLIPS: tuple[FailureRule, ...] = (
             "ディレクトリです",
         ),
         channels="shell",
-        accept=_names_its_path,
+        accept=_has_path_in_command,
     ),
     # "cat: src/a.py: No such file or directory"; not "No such file or directory"
     rule(
@@ -267,7 +277,7 @@ SLIPS: tuple[FailureRule, ...] = (
         *_NO_FILE_WORDS,
         channels="shell",
         confidence=0.85,
-        accept=_names_its_path,
+        accept=_has_path_in_command,
     ),
     # "ls: cannot access 'a.py': No such file or directory"; "error: pathspec 'a.py' did not match any file(s)";
     # "cd: not a directory: a.py"
@@ -281,7 +291,7 @@ SLIPS: tuple[FailureRule, ...] = (
         *("can't cd to", "can't read", "pathspec", "cannot find path", "file or directory not found"),
         channels="shell",
         confidence=0.85,
-        accept=_names_its_path,
+        accept=_has_path_in_command,
     ),
     # "fatal: not a git repository (or any of the parent directories): .git"; "nothing to commit, working tree clean"
     rule(
@@ -323,6 +333,6 @@ SLIPS: tuple[FailureRule, ...] = (
         "fatal: ",
         channels="shell",
         confidence=0.7,
-        accept=lambda _, command: command.only_git and not _GIT_QUERY.search(command.text),
+        accept=lambda _, command: command.runs_git_only and not _GIT_QUERY.search(command.text),
     ),
 )

@@ -260,7 +260,7 @@ _MIN_STEMMED_CHARS = 6
 _MIN_JUMBLE_CHARS, _MIN_JUMBLE_SEAMS = 11, 3
 
 
-def stem(word: str) -> str:
+def _stem(word: str) -> str:
     """Return a word without its last letter, since most inflected forms differ only there."""
     return word[:-1] if len(word) >= _MIN_STEMMED_CHARS else word
 
@@ -274,7 +274,7 @@ def _stems() -> frozenset[str]:
 def is_word(word: str) -> bool:
     """Return whether packages or message catalogs contain a word or another form of it."""
     stems, lower = _stems(), word.lower()
-    return stem(lower) in stems or any(lower.endswith(end) and stem(lower[: -len(end)]) in stems for end in _ENDINGS)
+    return _stem(lower) in stems or any(lower.endswith(end) and _stem(lower[: -len(end)]) in stems for end in _ENDINGS)
 
 
 @lru_cache(maxsize=1 << 12)

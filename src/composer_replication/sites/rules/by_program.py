@@ -13,10 +13,10 @@ from collections.abc import Iterator, Mapping
 from composer_replication.sites.actions.shell_command import Command
 from composer_replication.sites.actions.tools import word_set
 from composer_replication.sites.rule import FailureRule, rule
-from composer_replication.sites.rules.typed import captured_name
+from composer_replication.sites.rules.usage import captured_name
 
 # Programs whose arguments contain the name of another program.
-_STARTERS = word_set("npx bunx npm pnpm yarn bun uv uvx poetry pipx pdm hatch rye mise asdf direnv dotenv bundle")
+_LAUNCHERS = word_set("npx bunx npm pnpm yarn bun uv uvx poetry pipx pdm hatch rye mise asdf direnv dotenv bundle")
 _QUOTES = "'\"`\u2018\u2019"
 # Each block starts with its programs and the kind of failure. Each line below contains a word that occurs in every such
 # message, in lower case, and the pattern of the message after " ~ ". A `'` in a pattern matches any quotation mark.
@@ -195,7 +195,7 @@ def _is_typed(match: re.Match[str], command: Command) -> bool:
     return any(len(word) > 1 and name.endswith(f"/{word}") for word in ends)
 
 
-def _any_quotes(pattern: str) -> str:
+def _match_any_quotes(pattern: str) -> str:
     """Return the pattern with every `'` replaced by a class of all quotation marks, also inside negated classes."""
     return f"[^{_QUOTES}".join(part.replace("'", f"[{_QUOTES}]") for part in pattern.split("[^'"))
 
@@ -207,7 +207,7 @@ def _rules_by_program() -> Mapping[str, tuple[FailureRule, ...]]:
         head, *rows = block.split("\n")
         programs, _, kind = head.partition(": ")
         pairs = [row[2:].split(" ~ ", 1) for row in rows]
-        pattern = "|".join(_any_quotes(pattern) for _, pattern in pairs)
+        pattern = "|".join(_match_any_quotes(pattern) for _, pattern in pairs)
         needles = tuple(needle for needle, _ in pairs)
         failure_rule = rule(kind, pattern, *needles, channels="shell", confidence=0.75, accept=_is_typed)
         for program in programs.split():
@@ -218,10 +218,10 @@ def _rules_by_program() -> Mapping[str, tuple[FailureRule, ...]]:
 _RULES = _rules_by_program()
 
 
-def program_rules(command: Command) -> Iterator[FailureRule]:
+def rules_for_command(command: Command) -> Iterator[FailureRule]:
     """Yield the rules for the programs in this command."""
     names = {name for name, _ in command.programs}
-    if not names.isdisjoint(_STARTERS):
+    if not names.isdisjoint(_LAUNCHERS):
         names |= command.words & _RULES.keys()
     for name in sorted(names & _RULES.keys()):
         yield from _RULES[name]

@@ -22,8 +22,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from composer_replication.errors import InputError, explain
+from composer_replication.sites.actions.known_paths import PathStatus, path_with_parents
 from composer_replication.sites.actions.session_state import SessionState
-from composer_replication.sites.actions.shown_paths import PathStatus, with_parents
 from composer_replication.types import Conversation
 
 # Repository settings that could start a program or use the network, overridden on every call.
@@ -66,11 +66,11 @@ class Repository:
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
         """Return the files at a time: on the branch, even if it was deleted after a merge, or on the default branch."""
-        seconds = _seconds_of(when)
+        seconds = _parse_time(when)
         return None if seconds is None else self._at_seconds(seconds, branch)
 
     def _at_seconds(self, seconds: int, branch: str | None = None) -> Checkout | None:
-        commit, is_branch = self._commit(seconds, branch)
+        commit, is_branch = self._find_commit(seconds, branch)
         return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
 
     def before(self, conversation: Conversation) -> Checkout | None:
@@ -81,7 +81,7 @@ class Repository:
 
     # A cache on a method keeps its object alive (B019). That is intended: a repository is used until the program ends.
     @lru_cache(maxsize=16)  # noqa: B019
-    def _commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
+    def _find_commit(self, seconds: int, branch: str | None) -> tuple[str | None, bool]:
         """Return the commit, and whether it is on the requested branch."""
         names = [f"refs/heads/{branch}", f"refs/remotes/origin/{branch}"] if branch else []
         # Branch names are reused: a branch merged before this time is a different one, so the next merge counts.
@@ -98,7 +98,7 @@ class Repository:
 
     @cached_property
     def _merged_branches(self) -> dict[str, list[tuple[int, str]]]:
-        return merged_branches(self._git("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
+        return _parse_merged_branches(self._git("rev-list", "--all", "--merges", "--format=%P%x09%ct%x09%s") or b"")
 
     @lru_cache(maxsize=16)  # noqa: B019
     def listing(self, commit: str) -> frozenset[str]:
@@ -115,7 +115,7 @@ class Repository:
         return None if out is None else out.decode("utf-8", "replace").replace("\r\n", "\n")
 
     @cached_property
-    def history(self) -> FileHistory | None:
+    def history(self) -> _FileHistory | None:
         """The changes made by every commit on every branch, or None if git fails."""
         times = self._git("rev-list", "--all", "--timestamp")
         # A single diff-tree process reads all commits from stdin, instead of one process per commit.
@@ -124,7 +124,7 @@ class Repository:
             "diff-tree", "--stdin", "--root", "-r", "-z", "-c", "--raw", "--no-abbrev", "--no-renames", "--no-ext-diff",
             "--no-textconv", stdin=commits,
         )  # fmt: skip
-        return FileHistory(times, changes) if times and changes else None
+        return _FileHistory(times, changes) if times and changes else None
 
     # A session needs only one set of ancestors, and each set is as large as the history.
     @lru_cache(maxsize=2)  # noqa: B019
@@ -139,7 +139,7 @@ class Repository:
         blob_lines = "\n".join(blobs).encode()
         if not 0 < len(blobs) <= _MAX_VERSIONS or not self._are_readable(blob_lines, len(blobs)):
             return ()
-        texts = tuple(_texts(self._git("cat-file", "--batch", stdin=blob_lines) or b""))
+        texts = tuple(_read_batch_texts(self._git("cat-file", "--batch", stdin=blob_lines) or b""))
         return texts if len(texts) == len(blobs) else ()
 
     def _are_readable(self, names: bytes, count: int) -> bool:
@@ -152,7 +152,7 @@ class Repository:
     @lru_cache(maxsize=2)  # noqa: B019
     def versions_without_blanks(self, path: str) -> str:
         """Return every version of a file without whitespace, joined by a character that occurs in none of them."""
-        return "\0".join(without_blanks(text) for text in self.versions(path))
+        return "\0".join(remove_blanks(text) for text in self.versions(path))
 
     def _git(self, *words: str, stdin: bytes | None = None) -> bytes | None:
         """Return the output of a git command, or None if it fails or times out."""
@@ -195,7 +195,7 @@ class Checkout:
     @cached_property
     def folders(self) -> frozenset[str]:
         """All folders, relative to the root, excluding the root."""
-        return frozenset(folder for path in self.files for folder in islice(with_parents(path), 1, None))
+        return frozenset(folder for path in self.files for folder in islice(path_with_parents(path), 1, None))
 
     def exists(self, relative: str) -> bool | None:
         """Return whether a path existed in the session's work tree, or None if that is uncertain.
@@ -233,18 +233,18 @@ class Checkout:
         """Return whether any version of a file, even a later one, has this text. None if no commit has the file."""
         if but_for_blanks:
             versions_without_blanks = self._repository.versions_without_blanks(relative)
-            return without_blanks(text) in versions_without_blanks if versions_without_blanks else None
+            return remove_blanks(text) in versions_without_blanks if versions_without_blanks else None
         versions, plain = self._repository.versions(relative), text.replace("\r\n", "\n")
         needle = plain.rstrip("\n") or plain  # an edit is also tried without its final newline
         return any(needle in version for version in versions) if versions else None
 
 
-def without_blanks(text: str) -> str:
+def remove_blanks(text: str) -> str:
     """Return the text without whitespace, so that it is unaffected by formatters."""
     return "".join(text.split())
 
 
-def _texts(out: bytes) -> Iterator[str]:
+def _read_batch_texts(out: bytes) -> Iterator[str]:
     """Yield the texts in the output of `cat-file --batch`, in which a header with name and size precedes each text."""
     position = 0
     while (end := out.find(b"\n", position)) >= 0:
@@ -256,7 +256,7 @@ def _texts(out: bytes) -> Iterator[str]:
         position += size + 1
 
 
-def _seconds_of(when: str) -> int | None:
+def _parse_time(when: str) -> int | None:
     """Convert an ISO time to seconds since the epoch. None if the time is malformed."""
     try:
         return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
@@ -271,7 +271,7 @@ _MERGE_SUBJECT = re.compile(
 )
 
 
-class FileHistory:
+class _FileHistory:
     """The changes to files by all commits in a repository. `versions` are the objects of each path, newest first.
 
     A path that was never added by any commit never existed. A path that is missing from a checkout, although only its
@@ -285,7 +285,7 @@ class FileHistory:
         self._added_at: dict[str, int] = {}
         self._removed: dict[str, int] = {}
         blobs: dict[str, dict[str, None]] = defaultdict(dict)
-        rows = (line.partition(" ") for line in _decoded(times).split("\n"))
+        rows = (line.partition(" ") for line in _decode(times).split("\n"))
         seconds = {commit: int(when) for when, _, commit in rows if commit}
         for commit, status, blob, path in _changed_paths(changes):
             when = seconds.get(commit, 0)
@@ -302,20 +302,22 @@ class FileHistory:
     def added_on_other_branch(self, path: str, ancestors: Collection[str]) -> bool:
         """Return whether a commit that is not an ancestor of the checkout has added the path or a file inside it."""
         return any(
-            commit not in ancestors for added_path in self._at_or_below(path) for commit in self._added[added_path]
+            commit not in ancestors
+            for added_path in self._paths_at_or_below(path)
+            for commit in self._added[added_path]
         )
 
     def removed_at(self, path: str) -> int | None:
         """Return when the path, or the last file in it, was removed. 0: it never existed. None: it was not removed."""
         last = 0
-        for added_path in self._at_or_below(path):
+        for added_path in self._paths_at_or_below(path):
             when = self._removed.get(added_path, 0)
             if when <= self._added_at[added_path]:
                 return None  # a file dropped by a merge is not listed as removed there
             last = max(last, when)
         return last
 
-    def _at_or_below(self, path: str) -> Iterator[str]:
+    def _paths_at_or_below(self, path: str) -> Iterator[str]:
         """Yield the path if it was ever a file, and every file that was ever inside it."""
         if path in self._added:
             yield path
@@ -327,13 +329,13 @@ class FileHistory:
             yield self._paths[index]
 
 
-def merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
+def _parse_merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
     """Return each branch's merges as (time, last commit), the earliest merge first.
 
     `merges` is the output of `rev-list --merges --format=%P%x09%ct%x09%s`.
     """
     branches: dict[str, list[tuple[int, str]]] = defaultdict(list)
-    for line in _decoded(merges).split("\n"):
+    for line in _decode(merges).split("\n"):
         parents, _, rest = line.partition("\t")
         when, _, subject = rest.partition("\t")
         name = _MERGE_SUBJECT.match(subject)
@@ -347,7 +349,7 @@ def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
     # With -z, fields end in NUL: a commit id, then ":<modes> <objects> <status>" and the path for each change.
     commit, entry = "", None
     for field in changes.split(b"\0"):
-        word = _decoded(field)
+        word = _decode(field)
         if entry is not None:
             *_, blob, status = entry
             yield commit, status, blob, word
@@ -358,7 +360,7 @@ def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
             commit = word
 
 
-def _decoded(content: bytes) -> str:
+def _decode(content: bytes) -> str:
     return content.decode("utf-8", "replace")
 
 
@@ -367,9 +369,9 @@ _MIN_SHARED = 3
 _MIN_SHARE = 0.3
 _MIN_SIBLINGS = 4  # known files in a folder before an unseen file counts as missing there
 _MAX_COMPARED = 500
-Event = tuple[int, str, bool]
+PathEvent = tuple[int, str, bool]
 """Time in seconds, the session's folder, and whether the path existed."""
-_Entry = TypeVar("_Entry", bound=tuple[Any, ...])
+_TimedEntry = TypeVar("_TimedEntry", bound=tuple[Any, ...])
 
 
 class EarlierSessions:
@@ -382,13 +384,13 @@ class EarlierSessions:
 
     def __init__(self) -> None:
         # By path relative to the session's folder. Each entry begins with its time.
-        self._events: dict[str, list[Event]] = defaultdict(list)
+        self._events: dict[str, list[PathEvent]] = defaultdict(list)
         # folder -> name of a file in it -> (time, session's folder)
         self._names_in_folder: dict[str, dict[str, list[tuple[int, str]]]] = defaultdict(lambda: defaultdict(list))
         self._roots: dict[str, list[tuple[int, str]]] = defaultdict(list)
         self._too_large: dict[str, list[tuple[int, str]]] = defaultdict(list)
-        self._texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
-        self._agents_and_skills: dict[tuple[str, str], list[Event]] = defaultdict(list)  # (tool, name) -> its calls
+        self._read_batch_texts: dict[str, list[tuple[int, str, str]]] = defaultdict(list)
+        self._agents_and_skills: dict[tuple[str, str], list[PathEvent]] = defaultdict(list)  # (tool, name) -> its calls
         self._read: dict[str, frozenset[str]] = {}  # conversation -> the files it has read or written
         self._first_mentioned: dict[
             str, int
@@ -406,7 +408,7 @@ class EarlierSessions:
             self._roots[root].append((when, relative))
             folder, _, name = relative.rpartition("/")
             self._names_in_folder[folder][name].append((when, root))
-        for path in {shown_path for relative in files for shown_path in with_parents(relative)}:
+        for path in {shown_path for relative in files for shown_path in path_with_parents(relative)}:
             self._events[path].append((when, root, True))
         for ends in paths.mentioned_endings:
             self._first_mentioned[ends] = min(when, self._first_mentioned.get(ends, when))
@@ -421,12 +423,12 @@ class EarlierSessions:
         for path, text in state.files.items():
             relative = paths.relative(path)
             if relative:
-                self._texts[relative].append((when, root, text))
+                self._read_batch_texts[relative].append((when, root, text))
 
     def before(self, conversation: Conversation) -> PathKnowledge | None:
         """Return what was known when this conversation began, or None if its start time or folder is unknown."""
         first = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
-        when = None if first is None else _seconds_of(first)
+        when = None if first is None else _parse_time(first)
         if when is None or conversation.cwd is None:
             return None
         read_before = self._read.get(_previous_part_id(conversation.id))
@@ -434,7 +436,7 @@ class EarlierSessions:
 
     def sort(self) -> None:
         """Sort the events by time. Call it after the last `add`."""
-        for table in (self._events, self._agents_and_skills, self._roots, self._too_large, self._texts):
+        for table in (self._events, self._agents_and_skills, self._roots, self._too_large, self._read_batch_texts):
             for entries in table.values():
                 entries.sort(key=lambda entry: entry[0])
         for names in self._names_in_folder.values():
@@ -459,7 +461,7 @@ class PathKnowledge:
         roots = self._roots_of_project(shown)
         if not roots:
             return None
-        for path in with_parents(relative):
+        for path in path_with_parents(relative):
             events = [event for event in self._before_start(self._sessions._events.get(path, [])) if event[1] in roots]
             # The last session that knew decides. If the path was first mentioned later, it may have been created.
             if events and not events[-1][2]:
@@ -505,7 +507,9 @@ class PathKnowledge:
         """Return the file as last known in full by an earlier session, or None."""
         roots = self._roots_of_project(shown)
         texts = [
-            version for version in self._before_start(self._sessions._texts.get(relative, [])) if version[1] in roots
+            version
+            for version in self._before_start(self._sessions._read_batch_texts.get(relative, []))
+            if version[1] in roots
         ]
         return texts[-1][2] if texts else None
 
@@ -542,16 +546,16 @@ class PathKnowledge:
             self._project_roots = frozenset(
                 {
                     self._root,
-                    *(root for root, num_shared in shared.items() if self._is_same_project(root, num_shared, files)),
+                    *(root for root, num_shared in shared.items() if self._is_project_folder(root, num_shared, files)),
                 }
             )
         return self._project_roots
 
-    def _is_same_project(self, root: str, num_shared: int, files: Collection[str]) -> bool:
+    def _is_project_folder(self, root: str, num_shared: int, files: Collection[str]) -> bool:
         num_files = len({path for _, path in self._before_start(self._sessions._roots[root]) if "/" in path})
         return num_shared >= max(_MIN_SHARED, _MIN_SHARE * min(len(files), num_files))
 
-    def _before_start(self, entries: list[_Entry]) -> list[_Entry]:
+    def _before_start(self, entries: list[_TimedEntry]) -> list[_TimedEntry]:
         return entries[: bisect_left(entries, self._when, key=lambda entry: entry[0])]
 
 
@@ -567,5 +571,5 @@ def _last_two_parts(path: str) -> str:
 
 def _last_time(conversation: Conversation) -> int | None:
     """Return the latest time in a conversation in seconds, or None. Time strings in different zones do not sort."""
-    times = (_seconds_of(turn.timestamp) for turn in conversation.turns if turn.timestamp)
+    times = (_parse_time(turn.timestamp) for turn in conversation.turns if turn.timestamp)
     return max((time for time in times if time is not None), default=None)
