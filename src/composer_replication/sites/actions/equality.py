@@ -364,7 +364,7 @@ def _remove_emphasis(text: str) -> str:
 # Texts are compared by their pairs of adjacent words. A word with a digit or a slash counts as `#`, so that identical
 # messages about different files are still similar.
 #
-#     similarity(a, b)= pairs in both / pairs in either          multiset Jaccard similarity
+#     similarity(a, b) = pairs in both / pairs in either          multiset Jaccard similarity
 #
 # The similarity of two states is the minimum over their requests and their last messages. If a text has more than 128
 # pairs, only those with the smallest hashes are compared (MinHash), with a standard error of 0.04.
@@ -448,10 +448,10 @@ class StateIndex:
 class _SketchIndex:
     """An index of sketches by their rarest hashes (prefix filtering).
 
-    Two sketches with at least this similarity share at least that fraction of their hashes. Sort the hashes
-    in any fixed order, and take a prefix of each sketch with a fraction 1 - MIN_SIMILARITY_OF_STATES of the hashes, plus one: the
-    two prefixes must have a hash in common. Sorting the rarest hashes first avoids comparing sketches that share only
-    common phrases.
+    Two sketches with a similarity of at least MIN_SIMILARITY_OF_STATES share at least that fraction of their hashes.
+    Sort the hashes in any fixed order, and take a prefix of each sketch with a fraction 1 - MIN_SIMILARITY_OF_STATES of
+    the hashes, plus one: the two prefixes must have a hash in common. Sorting the rarest hashes first avoids comparing
+    sketches that share only common phrases.
     """
 
     def __init__(self) -> None:
