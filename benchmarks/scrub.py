@@ -111,8 +111,8 @@ def layers(texts: list[str]) -> dict[str, Callable[[], object]]:
         ],
         "slots": lambda: [list(tables.slot_spans(text, words)) for text, _, words in prepared],
         "tables": lambda: [list(tables.table_spans(text, line.lower(), words)) for text, line, words in prepared],
-        "entropy": lambda: [entropy.run_spans(run) for run in odd],
-        "encodings": lambda: [list(encodings.decoded_in_run(run)) for run in odd],
+        "entropy": lambda: [entropy.random_spans(run) for run in odd],
+        "encodings": lambda: [list(encodings.decode_run(run)) for run in odd],
     }
 
 

@@ -15,10 +15,10 @@ from composer_replication.canonical_json import encode
 from composer_replication.privacy import Scope, Scrubber, kingfisher_rule
 from composer_replication.privacy.answers import (
     answer_spans,
-    asks,
     asks_for_phrase,
+    asks_for_secret,
     chat_spans,
-    may_answer,
+    may_contain_answer,
     printed_spans,
     prints_secret,
 )
@@ -123,7 +123,7 @@ class _ConversationScrubber:
     def _message(self, turn: Turn) -> str:
         """Return the scrubbed text of a turn, without any answer to a request for a secret in the last message."""
         spans = chat_spans
-        if self._question and may_answer(turn.text) and asks(self._question):
+        if self._question and may_contain_answer(turn.text) and asks_for_secret(self._question):
             spans = partial(answer_spans, of_phrase=asks_for_phrase(self._question))
         return self._scope.answer(turn.text, spans)
 

@@ -271,7 +271,7 @@ class RowFacts(NamedTuple):
     beginning: str
     mark_before_last: str
     last_turn: str
-    _is_forgotten: bool
+    is_forgotten: bool
     tools: ToolSchemas
 
 
@@ -288,7 +288,7 @@ def extract_facts(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
         beginning=turns[0]["id"] if turns else "",
         mark_before_last=marks[-2] if len(marks) > 1 else "",
         last_turn=turns[-1]["id"] if turns else "",
-        is_forgotten=_is_forgotten(row, marks, forgotten),
+        is_forgotten=_belongs_to_forgotten(row, marks, forgotten),
         tools=tools,
     )
 
@@ -339,7 +339,7 @@ def forgotten_marks(dead: Iterable[MarkRow], living: Iterable[MarkRow]) -> set[s
     return marks
 
 
-def _is_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
+def _belongs_to_forgotten(row: MarkRow, marks: Sequence[str], forgotten: frozenset[str] | set[str]) -> bool:
     """Return whether a row belongs to a forgotten conversation or session."""
     if not forgotten:
         return False

@@ -132,7 +132,7 @@ _PREPOSITIONS = word_set(
 )
 
 
-def asks(message: str) -> bool:
+def asks_for_secret(message: str) -> bool:
     """Return whether a scrubbed message ends with a request for a secret, so that the reply may be only the secret."""
     asking = message[-_MAX_QUESTION_CHARS:]
     if asking.isascii() and not _MAY_NAME.search(asking.lower()):
@@ -146,7 +146,7 @@ def asks_for_phrase(message: str) -> bool:
     return _NAMES_PHRASE.search(message, max(0, len(message) - _MAX_QUESTION_CHARS)) is not None
 
 
-def may_answer(message: str) -> bool:
+def may_contain_answer(message: str) -> bool:
     """Return whether a message is short enough to consist of only an answer."""
     return 0 < len(message.strip()) <= _MAX_ANSWER_CHARS
 
@@ -182,7 +182,7 @@ def chat_spans(text: str) -> Iterator[Span]:
             )
         if message.strip():
             is_question = bool(offset) and len(line) <= _MAX_ANSWER_CHARS and "?" in message.replace("\uff1f", "?")
-            is_asked = is_question and asks(message)
+            is_asked = is_question and asks_for_secret(message)
         begin += len(line) + 1
 
 
@@ -190,7 +190,7 @@ def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
     """Yield the secret in a short reply to a request. With `of_phrase`, it may consist of ordinary words."""
     stripped = text.strip()
     # If a rule has already found a secret, that secret is the answer.
-    if not may_answer(text) or PLACEHOLDER.search(stripped):
+    if not may_contain_answer(text) or PLACEHOLDER.search(stripped):
         return
     begin = text.index(stripped)
     if len(stripped.split()) == 1:

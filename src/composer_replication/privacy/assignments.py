@@ -133,7 +133,7 @@ _NO_VALUE = re.compile(r"(?i)[_-](?:stdin|fd|prompt)$")
 _SIGNED_BY = re.compile(r"using [A-Z]{3,6} \Z")
 
 
-def searched_words(active: Set[bytes]) -> list[bytes]:
+def active_keywords(active: Set[bytes]) -> list[bytes]:
     """Return what to search the text for if these key words occur in it."""
     here = sorted(active & _ORDER.keys(), key=_ORDER.__getitem__)
     return [word for keyword in here for word in _SEARCHED[keyword]]
@@ -145,7 +145,7 @@ def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[
     `lower` is the lower-cased text with one byte per character; `active` has the key words that occur in it. The ends
     of names whose value is on the next line are appended to `unfinished`.
     """
-    for word in searched_words(active):
+    for word in active_keywords(active):
         yield from _spans_of(text, lower, word, [] if unfinished is None else unfinished)
 
 

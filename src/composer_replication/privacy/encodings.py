@@ -47,7 +47,7 @@ _GZIP = "H4sI"  # the magic number of gzip, in base64
 _MAX_UNPACKED = 1 << 16
 
 
-class Decoded(NamedTuple):
+class DecodedText(NamedTuple):
     """A run in a text and the text that it decodes to."""
 
     start: int
@@ -59,7 +59,7 @@ class Decoded(NamedTuple):
         return len(self.text) >= 12 and "".join(self.text.split()).isprintable() and "\ufffd" not in self.text
 
 
-def _readable(data: bytes) -> str | None:
+def _decode_printable(data: bytes) -> str | None:
     """Return the text in decoded bytes, or None for binary data."""
     odd = data.translate(None, _PRINTABLE)
     if data[1:16:2].count(0) >= 6:
@@ -78,30 +78,32 @@ def _decode_base64(run: str) -> str | None:
         body = body[:-1]
     try:
         if body.startswith(_GZIP):
-            return _readable(zlib.decompressobj(wbits=31).decompress(_b64(body), _MAX_UNPACKED))
-        if len(body) > 32 and _readable(_b64(body[:32])) is None:  # most runs are words, as their first bytes show
+            return _decode_printable(zlib.decompressobj(wbits=31).decompress(_decode_b64(body), _MAX_UNPACKED))
+        if (
+            len(body) > 32 and _decode_printable(_decode_b64(body[:32])) is None
+        ):  # most runs are words, as their first bytes show
             return None
-        return _readable(_b64(body))
+        return _decode_printable(_decode_b64(body))
     except (binascii.Error, ValueError, zlib.error):
         return None
 
 
-def _b64(body: str) -> bytes:
+def _decode_b64(body: str) -> bytes:
     return base64.b64decode(body.replace("-", "+").replace("_", "/") + "=" * (-len(body) % 4), validate=True)
 
 
-def decoded_in_run(run: str) -> tuple[Decoded, ...]:
+def decode_run(run: str) -> tuple[DecodedText, ...]:
     """Return every part of a run that decodes to text."""
     return tuple(_decoded(run))
 
 
-def _decoded(run: str) -> Iterator[Decoded]:
+def _decoded(run: str) -> Iterator[DecodedText]:
     for match in _BASE64.finditer(run):
         start, piece = match.start(), match[0]
         if len(piece) > _MAX_ENCODED:
             continue
         if (text := _decode_base64(piece)) is not None:
-            yield Decoded(start, match.end(), text)
+            yield DecodedText(start, match.end(), text)
             continue
         # A prefix joined by a slash, a dash or an underscore shifts the alignment.
         for split in ("/", "_", "-"):
@@ -109,14 +111,14 @@ def _decoded(run: str) -> Iterator[Decoded]:
                 cursor = start
                 for part in piece.split(split):
                     if len(part) >= 16 and (text := _decode_base64(part)) is not None:
-                        yield Decoded(cursor, cursor + len(part), text)
+                        yield DecodedText(cursor, cursor + len(part), text)
                     cursor += len(part) + 1
     for match in _HEX.finditer(run):
-        if len(match[0]) <= _MAX_ENCODED and (text := _readable(bytes.fromhex(match[0]))) is not None:
-            yield Decoded(match.start(), match.end(), text)
+        if len(match[0]) <= _MAX_ENCODED and (text := _decode_printable(bytes.fromhex(match[0]))) is not None:
+            yield DecodedText(match.start(), match.end(), text)
 
 
-def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
+def decode_wrapped_base64(text: str, starts: list[int]) -> Iterator[DecodedText]:
     """Yield base64 over several lines, decoded as a whole. `starts` has the possible starts of its lines."""
     done = 0
     for start in starts:
@@ -126,10 +128,10 @@ def wrapped_base64(text: str, starts: list[int]) -> Iterator[Decoded]:
         joined = _NUMBERING.sub("", match[0])
         done = match.end()
         if len(joined) <= _MAX_ENCODED and (plain := _decode_base64(joined)) is not None:
-            yield Decoded(start, match.end(), plain)
+            yield DecodedText(start, match.end(), plain)
 
 
-def percent_encoded(text: str) -> Iterator[Decoded]:
+def decode_percent_encoding(text: str) -> Iterator[DecodedText]:
     """Yield the percent-encoded parts of addresses, and each address as a whole.
 
     The whole address is needed if a separator inside a secret is not encoded.
@@ -139,8 +141,8 @@ def percent_encoded(text: str) -> Iterator[Decoded]:
         for piece in _COMPONENT.finditer(address):
             start = begin + piece.start()
             if "%" in piece[0]:
-                yield Decoded(start, start + len(piece[0]), unquote_plus(piece[0]))
-        yield Decoded(begin, end, unquote(address))
+                yield DecodedText(start, start + len(piece[0]), unquote_plus(piece[0]))
+        yield DecodedText(begin, end, unquote(address))
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
@@ -197,7 +199,7 @@ class _Stream(NamedTuple):
                 yield Span(begin + max(0, span.start - offset), min(end, begin + span.end - offset), span.kind)
 
 
-def streams(text: str, flat: bytes) -> Iterator[_Stream]:
+def find_streams(text: str, flat: bytes) -> Iterator[_Stream]:
     """Yield the messages that are split over lines of a text. `flat` is the text with one byte per character."""
     num_breaks = flat.count(b"\n")
     if num_breaks < _MIN_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
@@ -216,7 +218,7 @@ def streams(text: str, flat: bytes) -> Iterator[_Stream]:
     for head, group in groups.items():
         for run in _runs(lines, group, _min_lines_to_detect(head)):
             if (pieces := _pieces(flat, run)) is not None:
-                yield _joined(text, pieces)
+                yield _join_pieces(text, pieces)
 
 
 def _min_lines_to_detect(head: bytes) -> int:
@@ -259,7 +261,7 @@ def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | 
     return best
 
 
-def _joined(text: str, pieces: list[tuple[int, int]]) -> _Stream:
+def _join_pieces(text: str, pieces: list[tuple[int, int]]) -> _Stream:
     parts, offsets, length = [_BORDER], list[int](), len(_BORDER)
     for begin, end in pieces:
         offsets.append(length)
@@ -327,7 +329,7 @@ class RewrittenText:
         return self._origins[index] + position - self._positions[index]
 
 
-def unescaped(text: str) -> RewrittenText | None:
+def unescape(text: str) -> RewrittenText | None:
     """Return the text without line continuations and JSON escapes, or None if it has none."""
     edits: list[_Edit] = []
     if "\\" in text:
@@ -354,7 +356,7 @@ def has_colors(text: str) -> bool:
     return "\x1b" in text or ("\\" in text and _ESCAPED_COLOR.search(text) is not None)
 
 
-def without_colors(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
+def remove_colors(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
     """Return the text around words near a color code, without the color codes, or None if there is none."""
     positions = sorted({at for word in words for at in _words_near_colors(text, lower, word)})
     edits: list[_Edit] = []

@@ -93,7 +93,7 @@ def _pair_and_change_shares(value: str) -> tuple[float, float]:
     return common, changes / max(1, len(value) - 1)
 
 
-def share_of_changes(value: str) -> float:
+def fraction_of_class_changes(value: str) -> float:
     """Return the share of neighbors in different classes: lower-case letters, capitals, digits, signs.
 
     A capital before a lower-case letter belongs to the same word and does not count as a change.
@@ -187,7 +187,7 @@ def is_wordy(run: str) -> bool:
     return words >= 2 and words * 2 >= len(parts) and not any(map(_MIXED.match, parts))
 
 
-def run_spans(run: str) -> Sequence[Span]:
+def random_spans(run: str) -> Sequence[Span]:
     """Return the random pieces of a run. Pure hex has a separate kind, since the caller checks its context."""
     if _CANDIDATE.search(run) is None:
         return ()
@@ -376,6 +376,6 @@ _PREFIXES = tuple(trigger for rule in VENDOR_RULES for trigger in rule.triggers 
 FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))
 
 
-def starts_like_a_key(text: str) -> bool:
+def has_vendor_prefix(text: str) -> bool:
     """Return whether a text begins with the key prefix of a vendor."""
     return text.startswith(_PREFIXES) and any(rule.pattern.match(text) for rule in VENDOR_RULES)

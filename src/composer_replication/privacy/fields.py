@@ -6,7 +6,7 @@ import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from composer_replication.privacy.entropy import starts_like_a_key
+from composer_replication.privacy.entropy import has_vendor_prefix
 from composer_replication.privacy.plausible import is_credential, is_directory, is_login, is_random_value, is_reference
 from composer_replication.privacy.rules import PLACEHOLDER, is_strong, word_set
 from composer_replication.privacy.secret_names import Strength, name_strength
@@ -76,7 +76,7 @@ def is_blob(text: object) -> bool:
     """Return whether a field for a signature or an image holds one: a single base64 run that is not a vendor key."""
     if not isinstance(text, str) or len(text) < _MIN_BLOB_CHARS:
         return False
-    return _BLOB.fullmatch(text) is not None and not starts_like_a_key(text)
+    return _BLOB.fullmatch(text) is not None and not has_vendor_prefix(text)
 
 
 def typed_secret_field(value: Mapping[Any, Any]) -> str | None:

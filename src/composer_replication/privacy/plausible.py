@@ -10,7 +10,7 @@ import re
 from collections.abc import Iterator
 from functools import lru_cache
 
-from composer_replication.privacy.entropy import is_public_id, looks_random, share_of_changes
+from composer_replication.privacy.entropy import fraction_of_class_changes, is_public_id, looks_random
 from composer_replication.privacy.rules import PLACEHOLDER, PSEUDONYM, Span, has_digit, is_strong
 from composer_replication.privacy.secret_names import PASSWORD_WORDS, Strength, is_uncommon, is_word, name_strength
 
@@ -142,7 +142,7 @@ def _is_generated(value: str) -> bool:
         return False
     if _TEMPLATE.search(value):
         return False
-    if share_of_changes(value) < _MIN_CHANGES:
+    if fraction_of_class_changes(value) < _MIN_CHANGES:
         return False
     return not any(is_word(part) for letters in _FOUR_LETTERS.findall(value) for part in _CAMEL.findall(letters))
 

@@ -158,7 +158,7 @@ class Surroundings:
         block = _FILE_LINES.match(text, line)
         if block is None:
             return False
-        if names_a_secret(text[max(0, line - 80) : line].rstrip()):
+        if mentions_secret(text[max(0, line - 80) : line].rstrip()):
             return False
         self._file_bounds = block.span()
         return position < block.end()
@@ -240,12 +240,12 @@ class Surroundings:
         return bool(_PUBLIC_BLOCK.match(text, begin)) and text.find("-----END ", begin, position) < 0
 
 
-def names_a_secret(lead: str) -> bool:
+def mentions_secret(lead: str) -> bool:
     """Return whether the last line before a string names it as a secret."""
     return _SECRET_WORDS.search(lead[lead.rfind("\n") + 1 :].lower()) is not None
 
 
 @lru_cache(maxsize=4096)
-def names_a_hash(key: str) -> bool:
+def is_hash_name(key: str) -> bool:
     """Return whether a field with this name holds hashes or ids."""
     return _HASH_WORDS.search(key.lower()) is not None or key.endswith(("Id", "ID"))

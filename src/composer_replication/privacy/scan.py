@@ -14,10 +14,16 @@ from functools import lru_cache
 from urllib.parse import quote, quote_plus
 
 from composer_replication.privacy import command_lines, encodings, entropy, personal_data, rules, speech, tables
-from composer_replication.privacy.assignments import KEYWORDS, keyword_spans, searched_words
+from composer_replication.privacy.assignments import KEYWORDS, active_keywords, keyword_spans
 from composer_replication.privacy.assignments import WHOLE_WORDS as KEYWORDS_ALONE
 from composer_replication.privacy.command_lines import command_spans
-from composer_replication.privacy.encodings import Decoded, decoded_in_run, percent_encoded, streams, wrapped_base64
+from composer_replication.privacy.encodings import (
+    DecodedText,
+    decode_percent_encoding,
+    decode_run,
+    decode_wrapped_base64,
+    find_streams,
+)
 from composer_replication.privacy.entropy import RUN_RULES, VENDOR_RULES
 from composer_replication.privacy.plausible import is_shaped, is_unfamiliar, unknown_word_spans
 from composer_replication.privacy.public_values import Surroundings
@@ -59,8 +65,8 @@ class Scanner:
         # A session repeats its ids and hashes, so results that depend only on the run are cached.
         self._is_wordy_run = lru_cache(maxsize=_CACHED_RUNS)(_is_wordy_run)
         self._is_suspect = lru_cache(maxsize=_CACHED_RUNS)(_is_suspect)
-        self._random_in = lru_cache(maxsize=_CACHED_RUNS)(entropy.run_spans)
-        self._decoded_in = lru_cache(maxsize=_CACHED_RUNS)(decoded_in_run)
+        self._random_in = lru_cache(maxsize=_CACHED_RUNS)(entropy.random_spans)
+        self._decoded_in = lru_cache(maxsize=_CACHED_RUNS)(decode_run)
         keywords = [word for word in KEYWORDS if word not in KEYWORDS_ALONE]
         layers = (*rules.TRIGGERS, *command_lines.TRIGGERS, *keywords, tables.INSERT, tables.COPY, *speech.TRIGGERS)
         triggers = (*layers, *SHORT_KEYS, *personal_data.WORDS, *self._exact.triggers)
@@ -118,7 +124,7 @@ class Scanner:
             if rule.triggered(text):
                 spans += rule.spans(text)
         if suspects:
-            spans += self._in_suspects(text, suspects, key, depth, spans)
+            spans += self._spans_in_suspects(text, suspects, key, depth, spans)
         # Decoded text is transient: it is neither cached nor joined over lines.
         if depth == 0:
             if runs:
@@ -127,10 +133,10 @@ class Scanner:
                 # scanned before.
                 self.clean_runs.remember(runs, spans, triggers, {run for _, run in suspects})
             spans += self._spans_over_lines(text, active, suspects, unfinished, key)
-            for stream in streams(text, flat):
+            for stream in find_streams(text, flat):
                 spans += stream.to_source_spans(self.spans(stream.text, key, 1))
         if depth < _MAX_DEPTH:
-            spans += self._encoded(text, key, depth, suspects, spans)
+            spans += self._spans_in_encodings(text, key, depth, suspects, spans)
         return _resolve_overlaps(text, spans) if spans else []
 
     def _spans_over_lines(
@@ -150,50 +156,54 @@ class Scanner:
             spans += spans_across_lines(text, view.to_source_spans(self.spans(view.text, key, 1)), is_named)
         return spans
 
-    def _in_suspects(self, text: str, suspects: Runs, key: str, depth: int, known_spans: list[Span]) -> list[Span]:
+    def _spans_in_suspects(
+        self, text: str, suspects: Runs, key: str, depth: int, known_spans: list[Span]
+    ) -> list[Span]:
         """Return the secrets inside suspicious runs; `known_spans` are already redacted."""
         around, spans = Surroundings(text, key), list[Span]()
         earlier = known_spans[:64]
         for start, run in suspects:
             end = start + len(run)
             if not any(span.start <= start and end <= span.end for span in earlier):
-                spans += self._in_run(around, start, run, depth)
+                spans += self._spans_in_run(around, start, run, depth)
         return spans
 
-    def _encoded(self, text: str, key: str, depth: int, suspects: Runs, known_spans: list[Span]) -> list[Span]:
+    def _spans_in_encodings(
+        self, text: str, key: str, depth: int, suspects: Runs, known_spans: list[Span]
+    ) -> list[Span]:
         spans: list[Span] = []
         if "%" in text:
-            spans += self._percent(_blanked(text, known_spans), key, depth)
+            spans += self._spans_in_percent_encoding(_mask_spans(text, known_spans), key, depth)
         # Lines of wrapped base64 have 64 or 76 characters (PEM, MIME); a path before them may add some.
         starts = [start for start, run in suspects if 60 <= len(run) <= 82]
         if len(starts) > 1 or (starts and "\n" in text):
-            for piece in wrapped_base64(text, starts):
-                if self._says_secret(piece, depth):
+            for piece in decode_wrapped_base64(text, starts):
+                if self._decodes_to_secret(piece, depth):
                     spans.append(Span(piece.start, piece.end, "ENCODED_SECRET"))
-        if ("\\" in text or "&#" in text) and (view := encodings.unescaped(text)) is not None:
+        if ("\\" in text or "&#" in text) and (view := encodings.unescape(text)) is not None:
             spans += view.to_source_spans(self.spans(view.text, key, depth + 1))
         return spans
 
-    def _in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span]:
+    def _spans_in_run(self, around: Surroundings, start: int, run: str, depth: int) -> list[Span]:
         """Return the secrets inside a single run."""
         spans, readable = [], []
         if has_digit(run):
             rules_here = dict.fromkeys([rule for trigger, rule in _RUN_TRIGGERS if trigger in run])
-            spans = [_shifted(span, start) for rule in rules_here for span in rule.spans(run)]
+            spans = [_shift_span(span, start) for rule in rules_here for span in rule.spans(run)]
         for piece in self._decoded_in(run) if depth < _MAX_DEPTH else ():
-            if self._says_secret(piece, depth):
+            if self._decodes_to_secret(piece, depth):
                 spans.append(Span(start + piece.start, start + piece.end, "ENCODED_SECRET"))
             elif piece.is_plain():  # it looks random, but decodes to plain text
                 readable.append(piece)
         for span in self._random_in(run) if self._entropy else ():
-            here = _shifted(span, start)
+            here = _shift_span(span, start)
             if not around.is_public(here, start) and not any(
                 piece.start <= span.start and span.end <= piece.end for piece in readable
             ):
                 spans.append(here)
         return spans
 
-    def _says_secret(self, piece: Decoded, depth: int) -> bool:
+    def _decodes_to_secret(self, piece: DecodedText, depth: int) -> bool:
         if self.spans(piece.text, depth=depth + 1):
             return True
         if _DECODED_WORD.fullmatch(piece.text) and (is_shaped(piece.text) or is_unfamiliar(piece.text)):
@@ -201,8 +211,8 @@ class Scanner:
         login = _DECODED_LOGIN.fullmatch(piece.text.strip())
         return login is not None and piece.text.isascii() and is_strong(login[1])
 
-    def _percent(self, text: str, key: str, depth: int) -> Iterator[Span]:
-        for piece in percent_encoded(text):
+    def _spans_in_percent_encoding(self, text: str, key: str, depth: int) -> Iterator[Span]:
+        for piece in decode_percent_encoding(text):
             if piece.text == text[piece.start : piece.end]:
                 continue
             for span in self.spans(piece.text, key, depth + 1):
@@ -243,14 +253,14 @@ def _vendor_triggers(runs: Runs) -> _Triggers:
     return [(trigger, rule) for trigger, rule in _TRIGGERS if trigger in joined]
 
 
-def _blanked(text: str, spans: list[Span]) -> str:
+def _mask_spans(text: str, spans: list[Span]) -> str:
     """Return the text with these spans masked by blanks."""
     for span in spans if len(spans) <= 64 else ():
         text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
     return text
 
 
-def _shifted(span: Span, by: int) -> Span:
+def _shift_span(span: Span, by: int) -> Span:
     return Span(span.start + by, span.end + by, span.kind)
 
 
@@ -296,7 +306,7 @@ Runs = list[tuple[int, str]]
 _MIN_RUN = 16
 _MIN_DISTINCT = 5  # different characters: an underline has fewer, a key or an encoding never
 _CACHE_SIZE = 1 << 16
-_CACHED_LENGTH = 160
+_MAX_CACHED_CHARS = 160
 # One byte per character: key characters become `a`, all others a space. Searching these bytes is faster than searching
 # the text.
 _RUN_TABLE = bytes(97 if chr(code) in "+/=_-.~$" or (code < 128 and chr(code).isalnum()) else 32 for code in range(256))
@@ -349,14 +359,14 @@ class _CleanRunCache:
         if len(self._clean) >= _CACHE_SIZE:
             self._clean.clear()
         for start, run in runs:
-            if len(run) > _CACHED_LENGTH or run in depends or any(trigger in f"\n{run}" for trigger, _ in triggers):
+            if len(run) > _MAX_CACHED_CHARS or run in depends or any(trigger in f"\n{run}" for trigger, _ in triggers):
                 continue
             if not spans or not any(span.start < start + len(run) and start < span.end for span in spans):
                 self._clean.add(run)
 
 
 def _keyword_spans_without_colors(text: str, lower: bytes, active: Set[bytes]) -> Iterable[Span]:
-    view = encodings.without_colors(text, lower, searched_words(active))
+    view = encodings.remove_colors(text, lower, active_keywords(active))
     if view is None:
         return ()
     return view.to_source_spans(keyword_spans(view.text, view.text.encode("latin-1", "replace").lower(), active))

@@ -31,7 +31,7 @@ from composer_replication.privacy.fields import (
     typed_secret_field,
 )
 from composer_replication.privacy.personal_data import Identity
-from composer_replication.privacy.public_values import names_a_hash
+from composer_replication.privacy.public_values import is_hash_name
 from composer_replication.privacy.rules import Rule, Span, is_strong
 from composer_replication.privacy.scan import Scanner
 from composer_replication.privacy.secret_names import Strength, is_searchable, name_strength
@@ -64,7 +64,7 @@ class Scrubber:
         self._scanner_without_entropy = Scanner(values, extra_rules, use_entropy=False) if entropy else self._scanner
         self._identity = Identity(home_dirs, user_names, people=people)
         known_texts = [*values.values(), *home_dirs, *user_names]
-        self._clean_strings = _CleanStrings(
+        self._clean_strings = _CleanStringCache(
             min([_MIN_SECRET_CHARS, *(len(word) for word in known_texts if len(word) > 1)])
         )
 
@@ -79,12 +79,12 @@ class Scrubber:
 class Scope:
     """The placeholders in one session with its subagents, numbered by first appearance."""
 
-    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: _CleanStrings) -> None:
+    def __init__(self, scanner: Scanner, unblurred: Scanner, identity: Identity, seen: _CleanStringCache) -> None:
         self._scanner = scanner
         self._scanner_without_entropy = unblurred  # for fields that are random by design
         self._identity = identity
         self._clean_strings = seen
-        self._paragraphs = _Paragraphs()
+        self._paragraphs = _ParagraphCache()
         self._numbering = _Numbering()
         self._texts_with_people: dict[CacheKey, tuple[str, int]] = {}
         self._answers: dict[str, str] = {}  # secret -> kind
@@ -130,10 +130,10 @@ class Scope:
         finds something are they scanned one by one.
         """
         value = self._without_answers(value)
-        gathered = _Gatherer(self._clean_strings, self._scanner.holds_env_value)
+        gathered = _StringCollector(self._clean_strings, self._scanner.holds_env_value)
         gathered.add(value)
-        clean = not gathered.unseen or self._all_clean(gathered.unseen)
-        return value if clean and not gathered.special else self._walk(value, "", Strength.NONE)
+        clean = not gathered.unseen or self._are_all_clean(gathered.unseen)
+        return value if clean and not gathered.special else self._scrub_value(value, "", Strength.NONE)
 
     def _remember(self, answer: str, kind: str) -> None:
         """Replace this answer in all later texts, unless it may occur elsewhere by chance, like dates and codes."""
@@ -171,7 +171,7 @@ class Scope:
             return new if isinstance(value, list) else tuple(new)
         return value
 
-    def _all_clean(self, unseen: Collection[str]) -> bool:
+    def _are_all_clean(self, unseen: Collection[str]) -> bool:
         """Scan strings together and cache clean ones. Returns False if the record has to be walked."""
         # Custom rules may match across the border between two strings.
         if self._scanner.scans_one_by_one:
@@ -240,7 +240,7 @@ class Scope:
             spans = scanner.spans(text, key, words=words)
             if not spans:
                 break
-            paragraphs = _Paragraphs()
+            paragraphs = _ParagraphCache()
             paragraphs.unrepeated((text,), _BORDER, words)
             text = self._replaced(text, spans)
             (rest,) = paragraphs.unrepeated((text,), _BORDER, words)
@@ -255,24 +255,24 @@ class Scope:
             cursor = end
         return "".join([*pieces, text[cursor:]])
 
-    def _walk(self, value: Any, key: str, strength: Strength) -> Any:
+    def _scrub_value(self, value: Any, key: str, strength: Strength) -> Any:
         if isinstance(value, str):
             return self._field(value, key, strength)
         if isinstance(value, dict):
-            return self._walk_dict(value, strength)
+            return self._scrub_dict(value, strength)
         if isinstance(value, list | tuple):
-            return self._walk_list(value, key, strength)
+            return self._scrub_list(value, key, strength)
         if is_secret_number(value, key, strength):
             return self._numbering.placeholder("PASSWORD", str(value))
         return value
 
-    def _walk_list(self, value: list[Any] | tuple[Any, ...], key: str, strength: Strength) -> Any:
+    def _scrub_list(self, value: list[Any] | tuple[Any, ...], key: str, strength: Strength) -> Any:
         items: list[Any] = list(value)
         if is_command_line(items):
             items = self._command_line(items)
         elif is_named_pair(items):
             items[1] = self._field(items[1], items[0], Strength.TOKEN)
-        items = [self._walk(item, key, strength) for item in items]
+        items = [self._scrub_value(item, key, strength) for item in items]
         if all(new is old for new, old in zip(items, value, strict=True)):
             return value
         return items if isinstance(value, list) else tuple(items)
@@ -292,7 +292,7 @@ class Scope:
             offset = end + 1
         return result
 
-    def _walk_dict(self, value: dict[Any, Any], strength: Strength) -> dict[Any, Any]:
+    def _scrub_dict(self, value: dict[Any, Any], strength: Strength) -> dict[Any, Any]:
         # With a home directory, almost every record is walked, so clean strings are skipped here.
         clean, plain_keys = self._clean_strings.clean, self._clean_strings.plain_keys
         items: dict[Any, Any] = {}
@@ -310,7 +310,7 @@ class Scope:
             elif kind in SCALARS or (kind is str and (item in clean or _is_trivial(item))):
                 continue
             else:
-                new = self._walk(item, key, Strength.NONE)
+                new = self._scrub_value(item, key, Strength.NONE)
             if new is not item:
                 items[key] = new
         if not items and not names:
@@ -323,7 +323,7 @@ class Scope:
         if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
             return item if is_blob(item) and not self._scanner.holds_env_value(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
-        return self._walk(item, name, field_strength(name, strength, pair_strength(value)))
+        return self._scrub_value(item, name, field_strength(name, strength, pair_strength(value)))
 
     def _opaque(self, text: str) -> str:
         """Scrub a field that should hold random data but holds something else."""
@@ -332,7 +332,7 @@ class Scope:
 
     def _field(self, text: str, key: str, strength: Strength) -> str:
         if not strength or not is_whole_secret(text, strength, key):
-            return self._text(text, key if names_a_hash(key) else "")
+            return self._text(text, key if is_hash_name(key) else "")
         # A rule that covers the whole text knows the kind better than the field name does.
         spans = self._scanner.spans(text)
         if len(spans) == 1 and (spans[0].start, spans[0].end) == (0, len(text)):
@@ -341,19 +341,19 @@ class Scope:
         return self._numbering.placeholder(kind, text)
 
 
-# Looked up once, since `_Gatherer` runs on every field in every record.
+# Looked up once, since `_StringCollector` runs on every field in every record.
 _NO_STRENGTH = Strength.NONE
 _LISTS = (list, tuple)
 
 
-class _Gatherer:
+class _StringCollector:
     """A pass over a record that collects the strings to scan.
 
     `unseen` has the strings not known to be clean; `special` says whether some field requires more than a scan of its
     text.
     """
 
-    def __init__(self, clean_strings: _CleanStrings, holds_env_value: Callable[[str], bool]) -> None:
+    def __init__(self, clean_strings: _CleanStringCache, holds_env_value: Callable[[str], bool]) -> None:
         self._clean_strings, self._holds_env_value = clean_strings, holds_env_value
         self._nodes: list[tuple[Any, Strength]] = []
         self.unseen: dict[str, None] = {}  # an ordered set, since records contain results twice
@@ -455,7 +455,7 @@ def _is_trivial(text: str) -> bool:
     return 19 < len(text) < 37 and is_id(text) is not None
 
 
-class _CleanStrings:
+class _CleanStringCache:
     """A bounded cache of strings known to contain no secret."""
 
     def __init__(self, shortest: int) -> None:
@@ -477,7 +477,7 @@ class _CleanStrings:
         chosen.update(map(_cache_key, texts))
 
 
-class _Paragraphs:
+class _ParagraphCache:
     """The paragraphs that a session repeats: a file is read, shown after an edit, and read again with a line changed.
 
     A paragraph counts as repeated if it and its two neighbors occurred together in a text without secrets. That text is

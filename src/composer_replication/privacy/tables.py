@@ -108,7 +108,7 @@ def _separator(heading: str) -> str:
     return next((sign for sign in "|\t,;\u2502" if sign in heading), "")
 
 
-def _cut(row: str, sign: str, heading: str) -> list[str]:
+def _split_row(row: str, sign: str, heading: str) -> list[str]:
     """Split a row into cells at bars or separators, or under aligned headings.
 
     A value may contain a bar, so bars count only where the heading has them.
@@ -128,7 +128,7 @@ def _secret_columns(heading: str, sign: str) -> _Columns:
     """Return the columns that hold secrets. There are none if the line is code or prose instead of a heading."""
     if _NO_HEADING.search(heading):  # most lines with a key word are code
         return ()
-    cells = _cut(heading, sign, heading)
+    cells = _split_row(heading, sign, heading)
     if not 2 <= len(cells) <= _MAX_COLUMNS:
         return ()
     names = [_HEADING.fullmatch(cell) for cell in cells]
@@ -146,14 +146,14 @@ def _secret_columns(heading: str, sign: str) -> _Columns:
 
 def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> tuple[list[Span], int]:
     """Return the secrets in rows with as many cells as the heading, and the end of the table."""
-    width = len(_cut(heading, sign, heading))
+    width = len(_split_row(heading, sign, heading))
     spans: list[Span] = []
     while begin < len(text):
         newline = text.find("\n", begin, begin + _MAX_ROW_CHARS)
         end = newline if newline >= 0 else min(len(text), begin + _MAX_ROW_CHARS)
         row = text[begin:end]
         rule = sign in _BARS and _RULER.fullmatch(row) is not None  # with `+` at the corners
-        cells = _cut(row, sign, heading)
+        cells = _split_row(row, sign, heading)
         if (len(cells) != width and not rule) or not row.strip() or "\0" in row:
             break
         if not rule:
@@ -255,7 +255,7 @@ _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "l
 
 
 @dataclass(frozen=True, eq=False, slots=True)
-class _Gate:
+class _SlotCondition:
     """The words and signs that a text must contain for any slot of a row: one word per group, and one sign."""
 
     also: tuple[frozenset[bytes], ...]
@@ -274,12 +274,12 @@ class _Slot:
 
     flags: str
     needs: frozenset[bytes]  # words that must all occur
-    gate: _Gate
+    gate: _SlotCondition
     head: str  # literal start of the pattern, or "": a cheap test that most texts fail
     pattern: re.Pattern[str]
 
 
-_NO_GATE = _Gate((), ())
+_NO_CONDITION = _SlotCondition((), ())
 
 
 def _read_slots() -> dict[bytes, list[_Slot]]:
@@ -297,7 +297,7 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
         first, *groups = [group.split("|") for group in words.split("&")]
         also = tuple(frozenset(map(str.encode, group)) for group in groups if "".join(group).isalpha())
         signs = tuple(mark.replace("_", " ") for group in groups if not "".join(group).isalpha() for mark in group)
-        gate = _Gate(also, signs) if also or signs else _NO_GATE
+        gate = _SlotCondition(also, signs) if also or signs else _NO_CONDITION
         heads, _, rest = pattern[1:].partition(">") if pattern[0] == "<" else ("", "", pattern)
         for head in heads.split("|"):
             # The lookbehind prevents `password` from matching inside a longer word, such as `dbpassword`.
@@ -318,7 +318,7 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
             # The second argument in `login_user("ada", "hunter2")` for a row "1 login_user".
             compiled = re.compile(re.escape(name) + call + _EARLIER_ARGUMENT * int(index) + _LITERAL_ARGUMENT)
             here = _words_of(name)
-            add(here[:1], _Slot("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_GATE, name, compiled))
+            add(here[:1], _Slot("s" if last in _COMMON_CALLS else "c", frozenset(here), _NO_CONDITION, name, compiled))
     return slots_by_word
 
 
@@ -351,7 +351,7 @@ def slot_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
     heads = {head for head in {slot.head for slot in likely} if head in text}
     if not heads:
         return
-    passed = {_NO_GATE: True}  # slots from the same row share a gate, whose signs are searched for once
+    passed = {_NO_CONDITION: True}  # slots from the same row share a gate, whose signs are searched for once
     for slot in dict.fromkeys(likely):
         if slot.head not in heads:
             continue

@@ -12,7 +12,7 @@ from collections.abc import Iterable, Iterator, Sequence, Set
 
 from composer_replication.privacy.encodings import RewrittenText
 from composer_replication.privacy.entropy import HEX_KIND, KIND, is_public_id, is_wordy
-from composer_replication.privacy.public_values import names_a_secret
+from composer_replication.privacy.public_values import mentions_secret
 from composer_replication.privacy.rules import Span, is_strong, word_set
 from composer_replication.privacy.secret_names import Strength, is_uncommon, is_word, name_strength
 
@@ -162,10 +162,14 @@ def _joints_in_values(text: str, ends: Set[int]) -> Iterator[_Joint]:
         start, end = joint
         line = _line_start(text, start)
         data = _BASE64_LINES.match(text, line) if joined != line else None
-        if data and data.end() > end + _FILE_LINE_CHARS and not names_a_secret(text[max(0, line - 80) : line].rstrip()):
+        if (
+            data
+            and data.end() > end + _FILE_LINE_CHARS
+            and not mentions_secret(text[max(0, line - 80) : line].rstrip())
+        ):
             skip = data.end()
             continue
-        if (data := _BASE64_LINES.match(text, end)) and not names_a_secret(text[line:start]):
+        if (data := _BASE64_LINES.match(text, end)) and not mentions_secret(text[line:start]):
             skip = data.end()
         elif _may_be_one_value(text, line, start, end):
             joined = end
@@ -213,10 +217,10 @@ def _is_plain_word(piece: str) -> bool:
 def _has_secret_name(lead: str, left_piece: str) -> bool:
     """Return whether a secret's name precedes the first piece, with a sign in between."""
     name, sign, _ = left_piece.rpartition("=")
-    if sign and names_a_secret(name):
+    if sign and mentions_secret(name):
         return True
     lead = lead.rstrip(" \t\"'`")
-    return lead.endswith((":", "=")) and names_a_secret(lead)
+    return lead.endswith((":", "=")) and mentions_secret(lead)
 
 
 def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[_Joint]:
@@ -368,7 +372,7 @@ def _is_one_random_value(text: str, span: Span, left_piece: str, rest: str) -> b
     right = rest.removeprefix("\\n").strip("\n\r\t +>-|│")
     if _HEX_TAIL.search(left_piece) and not _HEX_HEAD.match(right):  # a digest at the end of its line
         return False
-    if names_a_secret(text[max(0, span.start - _MAX_NAME_DISTANCE) : span.start]):
+    if mentions_secret(text[max(0, span.start - _MAX_NAME_DISTANCE) : span.start]):
         return True
     if span.kind == HEX_KIND or is_wordy(left_piece) or is_wordy(right):
         return False

@@ -107,9 +107,9 @@ def test_text_the_agent_wrote_for_the_user_is_not_human(tmp_path):
 
 
 def test_a_summary_begins_a_new_conversation(tmp_path):
-    asks = message("user", {"type": "compaction", "auto": True}, id="msg_4")
+    asks_for_secret = message("user", {"type": "compaction", "auto": True}, id="msg_4")
     summary = message("assistant", text("We did a."), id="msg_5", summary=True)
-    data = export([*MESSAGES, asks, summary, message("user", text("Go on."), id="msg_6")])
+    data = export([*MESSAGES, asks_for_secret, summary, message("user", text("Go on."), id="msg_6")])
     [before, after], _ = ingest(opencode, tmp_path, data, "session.json")
     assert (before.id, after.id) == ("ses_1", "ses_1:1")
     assert after.parent == Link(kind="compaction", conversation_id="ses_1", turn_id="msg_3")

@@ -10,7 +10,7 @@ from scrub_examples import make
 
 from composer_replication.privacy import Scrubber
 from composer_replication.privacy.scan import Scanner
-from composer_replication.privacy.scrubber import _Paragraphs
+from composer_replication.privacy.scrubber import _ParagraphCache
 
 PASSWORD = "Kx7!" + "vQ2m#Lp9"
 KEY = make("npm")
@@ -139,7 +139,7 @@ def _bare(record: dict[str, str]) -> str:
 
 
 def test_what_is_kept_of_pages_is_bounded_and_no_text() -> None:
-    paragraphs = _Paragraphs()
+    paragraphs = _ParagraphCache()
     for number in range(40):
         paragraphs.unrepeated([page([f"{number} {line} " + "x" * 30 for line in range(2_000)])], LEFT, set())
         assert len(paragraphs._words_by_paragraph) < (1 << 16) + 2_000

@@ -14,7 +14,7 @@ from composer_replication.privacy import Scrubber, assignments
 from composer_replication.privacy import plausible as human
 from composer_replication.privacy import tables as places
 from composer_replication.privacy.personal_data import Identity
-from composer_replication.privacy.scrubber import _CleanStrings, _Gatherer
+from composer_replication.privacy.scrubber import _CleanStringCache, _StringCollector
 
 _TEXTS = 20_000
 
@@ -39,7 +39,7 @@ def test_a_place_begins_with_the_head_that_is_looked_for_first() -> None:
 
 
 def test_a_string_that_stands_twice_in_a_record_is_scanned_once() -> None:
-    gathered = _Gatherer(_CleanStrings(6), lambda _: False)
+    gathered = _StringCollector(_CleanStringCache(6), lambda _: False)
     gathered.add({"content": "the same result", "extra": {"stdout": "the same result", "stderr": "another result"}})
     texts = [text for text in gathered.unseen if "result" in text]
     assert texts == ["the same result", "another result"]

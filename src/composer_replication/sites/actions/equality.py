@@ -372,7 +372,7 @@ def _remove_emphasis(text: str) -> str:
 MIN_SIMILARITY_OF_STATES = 0.7
 """Two states are near-duplicates if their similarity is at least this."""
 _NUM_LAST_MESSAGES, _MAX_TEXT = 4, 4000
-# Hashes per sketch; hash bits that select a counter; tolerance for rounding errors in MIN_SIMILARITY_OF_STATES * length.
+# Hashes per sketch; hash bits that select a counter; tolerance for rounding in MIN_SIMILARITY_OF_STATES * length.
 _SKETCH_SIZE, _BUCKET_BITS, _ROUNDING = 128, 20, 1e-9
 # Multiplicative (Fibonacci) hashing: 2^64 divided by the golden ratio.
 _MULTIPLIER, _MASK = 0x9E3779B97F4A7C15, (1 << 64) - 1
