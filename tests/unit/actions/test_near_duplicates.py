@@ -146,7 +146,7 @@ def test_the_index_finds_exactly_what_comparing_every_pair_finds():
 def test_sessions_of_one_kind_are_not_all_compared_with_each_other(monkeypatch):
     """5,000 of them would take hours: the words that they share find nobody."""
     compared = []
-    module = "composer_replication.sites.actions.equality.likeness"
+    module = "composer_replication.sites.actions.equality._sketch_similarity"
     monkeypatch.setattr(module, lambda *both: compared.append(both) or _sketch_similarity(*both))
     index = StateIndex()
     for state in states_of_one_kind(300, 3):

@@ -140,7 +140,7 @@ def test_rows_are_made_anew_when_any_code_changes_that_reads_or_scrubs():
     program = (
         "import sys\nfrom composer_replication.ingestion import registry\n"
         "from composer_replication.ingestion import read_sessions\n"
-        "list(map(registry.ingester, registry.FORMATS))\n"
+        "list(map(registry._format_module, registry.FORMATS))\n"
         "print(*(module.__file__ for name, module in sys.modules.items() if name.startswith('composer_replication')))\n"
     )
     loaded = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=True).stdout.split()

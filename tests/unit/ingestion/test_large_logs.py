@@ -24,10 +24,10 @@ CODE = """
 import json, re, sys
 from pathlib import Path
 from composer_replication.ingestion.source_files import IngestReport, SourceFile
-from composer_replication.ingestion.registry import read_any
+from composer_replication.ingestion.registry import _read_file
 report = IngestReport()
 path = Path(sys.argv[1])
-conversations = list(read_any(SourceFile(path, path.name), report))
+conversations = list(_read_file(SourceFile(path, path.name), report))
 peak = int(re.search(r"VmHWM:\\s+(\\d+)", Path("/proc/self/status").read_text())[1])
 print(json.dumps([len(conversations), dict(report.skipped), peak / 1000]))
 """

@@ -129,7 +129,7 @@ def test_people_whose_paths_look_alike_scrubbed_are_numbered_once_each(tmp_path)
 
     planning = _Planning(tmp_path, EarlierIngest(ScrubFingerprint.of(None)), None, (), False)
     planning._paths = Paths()
-    assert [planning._unique("a") for _ in range(200)] == ["a", *(f"a~{number}" for number in range(2, 201))]
+    assert [planning._make_unique_path("a") for _ in range(200)] == ["a", *(f"a~{number}" for number in range(2, 201))]
     assert Paths.num_asked <= 400
 
 
