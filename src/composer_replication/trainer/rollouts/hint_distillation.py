@@ -18,9 +18,10 @@ distribution on the tokens of the erring turn, and nowhere else, so that it need
     D           the generalized Jensen-Shannon divergence over the whole vocabulary. `sdpo_jsd_beta` = 1 (in the
                 presets) is KL(student || teacher), 0 is KL(teacher || student).
     w_n         min(sdpo_is_clip, p_now(n) / p_sampled(n)) if the policy has changed since it sampled; otherwise 1.
-    num_tokens  the number of such tokens in one optimizer step, over all micro-steps and processes.
-    alpha       `alpha_sdpo`, annealed over the run. While the hint gate is closed it is 0: the gate opens once own
-                hints make errors rarer by much more than hints about other errors do (`hint_gate`).
+    num_tokens  the number of such tokens in a generation, over all processes, divided by the number of optimizer steps
+                that train on it: each step divides by this mean, even if it has more or fewer tokens.
+    alpha       `alpha_sdpo`, annealed over the run; 0 while the gate is closed. It opens once own hints make errors
+                rarer by clearly more than hints about other errors do, and may close again (`hint_gate`).
 
 Off by default: other weights w_n and the contrast with an unrelated hint (`objective.row_weighting`), other divergences
 (`sdpo_wrapper`). Sources: Cursor's Composer 2.5 (18 May 2026, "targeted RL with textual feedback") for the idea; SDPO
@@ -108,7 +109,7 @@ class ErringTurn(NamedTuple):
     hint: str
     turn_id: str
     wrong_ids: Tensor | None = None
-    """The same turn after an unrelated hint, for the gate and the contrast."""
+    """The same turn after an unrelated hint, for the gate and the contrast (`unrelated_hints` adds it)."""
     wrong_start: int = 0
     wrong_kind: str = ""
     hint_kind: str = ""
@@ -388,13 +389,14 @@ def _run_and_compute(
 
 
 class MicroStep(NamedTuple):
-    """A micro-step's position in a run: finished optimizer steps, micro-steps per step, number of processes."""
+    """A micro-step's position in a run. `accumulation` is micro-steps per optimizer step, on one process."""
 
     num_finished_steps: int
     total_steps: int
     accumulation: int
     num_processes: int
     steps_per_generation: int
+    """Micro-steps that train on the rollouts of one generation, on one process."""
     is_training: bool
     temperature: float = 1.0
     is_first_pass: bool = True
