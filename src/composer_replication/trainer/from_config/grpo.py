@@ -56,9 +56,9 @@ _HELD_OUT_INTERVAL = 10
 
 
 def prepare_grpo(inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, say: Say) -> TrainingSetup:
-    """Return the setup of a training on rollouts.
+    """Return the setup for training on rollouts.
 
-    No memory is estimated, since it depends on the lengths of the rollouts.
+    No memory estimate is made, because memory depends on the lengths of the rollouts.
     """
     trl = require("trl", extra="train")
     train = inputs.config.train
@@ -84,7 +84,7 @@ def prepare_grpo(inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | 
 
 
 def plan_grpo(inputs: Inputs) -> dict[str, Any]:
-    """Return the fields of the plan of a training on rollouts."""
+    """Return what `TrainingPlan` reports about a training on rollouts: the number of prompts, and any remarks."""
     prompts, held_out = _train_and_eval_prompts(inputs)
     counts = {"prompts": len(prompts), "held_out_prompts": 0 if held_out is None else len(held_out)}
     if inputs.run is None or not inputs.config.render.student_models:
@@ -98,7 +98,7 @@ def plan_grpo(inputs: Inputs) -> dict[str, Any]:
 def _grpo_trainer(
     inputs: Inputs, args: Any, folder: TrainingFolder, alarm: CollapseAlarm | None, diagnosis: RunDiagnosis, say: Say
 ) -> tuple[ComposerReplicationTrainer, LoggedSessions | None]:
-    """Return the trainer, and the logged sessions that it also trains on, if the config names a run."""
+    """Build the trainer. Also return the logged sessions that it trains on besides rollouts, or None."""
     from composer_replication.trainer.composer_trainer import ComposerReplicationTrainer
 
     config, grpo = inputs.config, inputs.config.train.grpo
@@ -155,7 +155,7 @@ def _rewards_and_environment(grpo: GRPOSection) -> tuple[list[Any], Any | None, 
 
 
 def _make_environment(name: str | None) -> Any | None:
-    """Return the environment for a name: a server's address, a verifiers id, or `module:function`."""
+    """Return the environment that a name refers to: a server address, a verifiers id, or `module:function`."""
     if name is None:
         return None
     if is_address(name):
@@ -164,7 +164,7 @@ def _make_environment(name: str | None) -> Any | None:
 
 
 def _prepare_policy(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | None]:
-    """Return the initial model, and the adapter for the trainer to add; a 4-bit model already has its adapter."""
+    """Return the initial model and the adapter config for the trainer; a 4-bit model already has its adapter."""
     adapter, name = lora_config(inputs.config.train.adapter), inputs.config.train.model
     assert name is not None
     source, protected_ids = inputs.renderer.template.source, inputs.renderer.protected.ids
@@ -184,7 +184,10 @@ def _prepare_policy(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | Non
 
 
 def _load_logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
-    """Return the run's sessions with the sites and pairs that this training uses, or None if it uses none."""
+    """Return the run's sessions with the error sites and preference pairs that this training uses.
+
+    Returns None if it uses neither.
+    """
     config, run = inputs.config, inputs.run
     if run is None:
         return None
@@ -290,7 +293,9 @@ def _import_object(name: str, option: str) -> Any:
 
 
 class NamedSource(NamedTuple):
-    """A source that a training with rollouts reads, as named in its config."""
+    """A prompt data set, reward or environment named in the config of a rollout training, and its file's hash if
+    any.
+    """
 
     kind: str
     name: str

@@ -46,8 +46,9 @@ class Inputs(NamedTuple):
 class TrainingSetup(NamedTuple):
     """The parts of a training that depend on its mode.
 
-    `args` are the training arguments, `build` returns the trainer and its logged sessions, and `before` reports on the
-    trainer just before the first step. `sessions` are an offline training's sessions before the hint check.
+    `args` are the training arguments. `build` returns the trainer and its logged sessions. `before` is called with the
+    trainer just before the first step, to report its state. `sessions` are the sessions of an offline training, as they
+    were before the hint check.
     """
 
     args: Any
@@ -89,7 +90,7 @@ def max_context(name: str, tokenizer: Any = None) -> int | None:
 
 
 def model_config(name: str) -> Any:
-    """Return the initial model's config; no weights are loaded."""
+    """Return the initial model's config without loading its weights."""
     return load_config(name, what=f"train.model {name!r}")
 
 
@@ -110,7 +111,7 @@ def lora_config(adapter: AdapterConfig) -> Any | None:
 
 
 def weighting_of(config: CrfConfig) -> RowWeighting | None:
-    """Return channel 2's switches, or None if all of them are off."""
+    """Return the token weighting of the hint distillation (channel 2), or None if all of its switches are off."""
     weighting = RowWeighting(**vars(config.train.switches))
     return weighting if weighting.changes_weights or weighting.contrast is not None else None
 
@@ -137,8 +138,9 @@ def _refuse_unused_options(config: CrfConfig) -> None:
 def make_renderer(
     render: RenderConfig, tokenizer: Any, tools: Tools | None, *, template: str | None = None
 ) -> Renderer:
-    """Return a renderer for a config section. The template, which `template` overrides, is also set
-    on the tokenizer.
+    """Return a renderer for a config section, and set its chat template on the tokenizer as well.
+
+    `template` overrides the section's own template.
     """
     template = _read_chat_template(render) if template is None else template
     if template is not None:
@@ -206,7 +208,7 @@ def tools_of(run: RunDir | None) -> dict[str | None, list[dict[str, Any]]] | Non
 
 
 def _read_chat_template(render: RenderConfig) -> str | None:
-    """Read the template file named in the config section; None if it names none."""
+    """Return the contents of the template file named in the config section, or None if it names no file."""
     if render.chat_template is None:
         return None
     try:
@@ -219,9 +221,10 @@ def _read_chat_template(render: RenderConfig) -> str | None:
 
 
 def make_arguments(make: Callable[..., Any], train: TrainConfig, output: Path, **changes: Any) -> Any:
-    """Return the training arguments for a config, with `changes`; `make` is TrainingArguments or a subclass of it.
+    """Return the training arguments for a config, with `changes` taking precedence.
 
-    Errors name the config option at fault, or else quote the library.
+    `make` is `TrainingArguments` or a subclass of it. A library's error is raised as a ConfigError that names the
+    option at fault, or else quotes the library's message.
     """
     _check_installed(train)
     arguments = _training_arguments(train)
@@ -237,8 +240,8 @@ def make_arguments(make: Callable[..., Any], train: TrainConfig, output: Path, *
 
 
 def library_error(error: Exception, train: TrainConfig) -> ComposerError:
-    """Convert a library's error to a ConfigError, which names the option at fault or else quotes
-    the library's message.
+    """Return a ConfigError for a library's error; it names the option at fault, or else quotes the library's
+    message.
     """
     if isinstance(error, ComposerError):
         return error
@@ -266,7 +269,10 @@ def _incomplete_groups_error(train: TrainConfig) -> ConfigError:
 
 
 def _check_installed(train: TrainConfig) -> None:
-    """Raise ConfigError if a package is missing that only one option needs and that no extra installs."""
+    """Raise ConfigError if an option needs a package that is not installed.
+
+    The packages checked here are each needed by a single option, and no extra installs them.
+    """
     if train.report_to != "none" and not available(train.report_to):
         fix = f'Type: pip install {train.report_to}. Or set train.report_to = "none": metrics.jsonl has everything.'
         got = f"{train.report_to}, which is not installed"
@@ -280,7 +286,7 @@ def _check_installed(train: TrainConfig) -> None:
 
 
 def check_training_extra(train: TrainConfig) -> None:
-    """Raise MissingExtraError, with the command to install them, if packages from the extra `train` are missing."""
+    """Raise MissingExtraError if packages from the extra `train` are missing; the message has the install command."""
     needed = ["accelerate"]
     needed += ["peft"] if train.adapter.kind != "none" else []
     needed += ["trl", "datasets"] if train.mode == "grpo" else []
@@ -292,7 +298,9 @@ def check_training_extra(train: TrainConfig) -> None:
 
 
 def _training_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Return the arguments for `transformers.TrainingArguments` (and so for GRPOConfig) from the rest of [train]."""
+    """Return keyword arguments for `transformers.TrainingArguments` or TRL's `GRPOConfig` from the options in
+    [train].
+    """
     optimiser = config.optimiser
     # transformers' plain "constant" schedule ignores warmup_steps.
     warmed = "constant_with_warmup" if optimiser.warmup else "constant"

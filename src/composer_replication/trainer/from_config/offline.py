@@ -1,4 +1,4 @@
-"""Train on logged sessions with `crf train`: cut windows, check a step's memory, warm up, and build the trainer."""
+"""Train on logged sessions with `crf train`: cut windows, estimate memory, warm up, and build the trainer."""
 
 from __future__ import annotations
 
@@ -85,7 +85,7 @@ _EVALUATIONS: dict[str, Callable[[TrainConfig], bool]] = {
 def prepare_offline(
     inputs: Inputs, folder: TrainingFolder, alarm: CollapseAlarm | None, say: Say, must_fit: bool
 ) -> TrainingSetup:
-    """Return the setup of a training on logged sessions, after reporting its data and the memory of a step."""
+    """Return the setup for training on logged sessions, after reporting the data and the memory that a step needs."""
     train = inputs.config.train
     # First, since this may raise an error, and reading the sessions takes long.
     args = make_arguments(TrainingArguments, train, folder.checkpoints)
@@ -113,7 +113,7 @@ def prepare_offline(
 
 
 def plan_offline(inputs: Inputs) -> dict[str, Any]:
-    """Return the fields of the plan of a training on logged sessions."""
+    """Return what `TrainingPlan` reports about a training on logged sessions, such as counts, memory and duration."""
     data = offline_data(inputs)
     data.train.require_items()
     pace, steps = _measure_pace(inputs, data.train), inputs.config.train.optimiser.steps
@@ -137,7 +137,7 @@ class _OfflineData(NamedTuple):
 
 
 def offline_data(inputs: Inputs) -> _OfflineData:
-    """Cut the run's sessions into windows, as configured in [train.batch], for the channels that have a weight."""
+    """Cut the run's sessions into windows as configured in [train.batch], with targets for the active channels."""
     config = inputs.config
     if inputs.run is None:
         fix = "Create a run with `crf ingest` and `crf sites`."
@@ -159,7 +159,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     rendered: list[RenderedSession] = []
 
     def conversations() -> Iterator[Conversation]:
-        """Render each session as it is read, and yield its conversation for the split.
+        """Render each session as it is read, and yield its conversation for the train/test split.
 
         Reading and splitting in one pass avoids keeping all conversations in memory.
         """
@@ -199,9 +199,10 @@ def offline_data(inputs: Inputs) -> _OfflineData:
 
 
 def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
-    """Return the split from `crf split`; without evaluations, it adds the validation sessions to the training sessions.
+    """Return the split made by `crf split`, or None if there is none.
 
-    Raises ConfigError if an option in [split] has changed since the split was made.
+    Unless the training is evaluated, validation sessions are moved to the training sessions. Raises ConfigError if
+    [split] sets an option to another value than the one that the split was made with.
     """
     split = read_split(run)
     if split is None:
@@ -218,7 +219,7 @@ def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) ->
 
 
 def why_site_is_left_out(config: CrfConfig, renderer: Renderer, session: LoggedSession) -> str:
-    """Return why training would leave out a session's only site, or "" if a window contains the site.
+    """Return why training would leave out the only error site of a session, or "" if a window contains the site.
 
     Whether a window contains a site does not depend on other sites. The site's hint may still fail the hint check.
     """
@@ -237,9 +238,7 @@ def _window_options(config: CrfConfig) -> dict[str, Any]:
 
 
 def _estimate_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
-    """Return a memory estimate for a step on the longest trees, which needs only the model's
-    config, not its weights.
-    """
+    """Estimate the memory of a step on the longest trees from the model's config, without loading its weights."""
     train = inputs.config.train
     # The worst case: one micro-batch contains the largest windows.
     sizes = sorted((item.num_tokens for item in sessions.items), reverse=True)
@@ -262,7 +261,9 @@ def _estimate_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
 
 
 def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
-    """Report a step's memory. Raises NotEnoughMemoryError if the step must fit but does not."""
+    """Report the memory that a step needs. Raises NotEnoughMemoryError if the step must fit into memory but does
+    not.
+    """
     if plan.fits:
         say(f"memory: {str(plan).splitlines()[-1]}")
     elif not must_fit:
@@ -317,7 +318,7 @@ def _offline_trainer(
 
 
 def _describe_sharding(model: Any, num_processes: int) -> str:
-    """Describe how many of the weights this process holds, so that nobody mistakes DDP for FSDP2."""
+    """Describe the kind of parallelism (DDP or FSDP2), and how many of the weights this process holds."""
     local_tensors = [
         parameter.to_local() if hasattr(parameter, "to_local") else parameter for parameter in model.parameters()
     ]
@@ -327,7 +328,7 @@ def _describe_sharding(model: Any, num_processes: int) -> str:
 
 
 def _describe_data(sessions: LoggedSessions) -> Iterator[str]:
-    """Yield how turns' thinking was treated, and how many turns channel 1 trains on."""
+    """Yield how the turns' thinking was treated, and how many turns are imitated (channel 1) or left out."""
     phrases = [
         f"{sessions.counts[name]} {words}" for name, words in _THINKING_TREATMENTS.items() if sessions.counts.get(name)
     ]
@@ -346,9 +347,9 @@ def _describe_data(sessions: LoggedSessions) -> Iterator[str]:
 def _start_model(
     inputs: Inputs, data: _OfflineData, args: TrainingArguments, folder: TrainingFolder, say: Say
 ) -> tuple[nn.Module, Path | None]:
-    """Return the initial model with its adapter, and the warm-up's final checkpoint, if there is a warm-up.
+    """Return the initial model with its adapter, and the final checkpoint of the warm-up, or None without a warm-up.
 
-    The trainer loads that checkpoint's weights, no matter whether this process or an earlier one ran the warm-up.
+    The trainer loads the weights from that checkpoint, whether this process or an earlier one ran the warm-up.
     """
     from composer_replication.trainer.warmup import FinishedWarmUp, warm_up
 
@@ -414,8 +415,8 @@ def _needs_warm_up(
 ) -> bool:
     """Return whether the training needs a warm-up.
 
-    An explicit mode decides. With mode "auto", a training that has begun continues as it began; a new one needs a
-    warm-up if the model assigns a low probability to the tool names in the logs.
+    A mode other than "auto" decides this directly. With "auto", a resumed training keeps its earlier decision, and a
+    new training needs a warm-up if the model assigns a low probability to the tool names in the logs.
     """
     pass
 
@@ -467,7 +468,7 @@ def _warm_up_arguments(train: TrainConfig) -> dict[str, Any]:
 
 
 def _data_remarks(inputs: Inputs, sessions: LoggedSessions) -> list[str]:
-    """Return remarks about passes over the windows, windows without errors, and windows that are too long."""
+    """Return remarks on the number of passes over the windows, on windows without errors, and on overlong windows."""
     config = inputs.config
     optimiser, channels = config.train.optimiser, config.train.channels
     windows_per_step = optimiser.per_device * optimiser.accumulation * launched_processes()
@@ -504,7 +505,7 @@ def _context_warning(config: CrfConfig, context_limit: int | None) -> str:
 
 
 def _measure_pace(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
-    """Measure how fast this machine multiplies matrices, and count the weights and tokens of a training."""
+    """Measure how fast this machine multiplies matrices, and count the model's weights and the tokens per window."""
     optimiser, size, number = inputs.config.train.optimiser, 1024, 8
     device = "cuda" if torch.cuda.is_available() else "cpu"
     matrix = torch.ones(size, size, device=device, dtype=torch.bfloat16 if optimiser.bf16 else torch.float32)
@@ -525,8 +526,8 @@ def _measure_pace(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
 class TrainingPace:
     """The measurements from which a training's duration is estimated.
 
-    `speed` is in operations per second, `weights` is the model's number of weights, and `tokens` is the mean size of a
-    window.
+    `speed` is in operations per second, `weights` is the number of weights in the model, and `tokens` is the mean
+    number of tokens in a window.
     """
 
     speed: float
@@ -539,18 +540,19 @@ class TrainingPace:
         return self.tokens * self.windows_a_step
 
     def seconds(self, passes: float) -> float:
-        """Return the estimated duration in seconds of `passes` operations per weight.
+        """Return the estimated duration, in seconds, of work that takes `passes` operations per weight.
 
-        `passes` is the number of operations per weight and token, times the number of tokens.
+        For example, 8 operations per weight and token on 1,000 tokens are 8,000 operations per weight.
         """
         return passes * self.weights / (_UTILIZATION * self.speed)
 
 
 def _tool_name_logprob(model: nn.Module, sessions: LoggedSessions) -> float | None:
-    """Return the mean log-prob of a few good calls, from their start to the end of the tool's name.
+    """Return the log-prob of a call's first tokens, up to the end of the tool's name, averaged over a few good calls.
 
-    A model that knows the harness is almost certain how a call begins, and chooses among a few names. The calls are
-    spread evenly over the sessions, and are the same in every run. Returns None if there are no calls.
+    A model that knows the harness predicts the beginning of a call almost with certainty, and only has to choose
+    between a few names. The calls are spread evenly over the sessions, and are the same in every run. Returns None if
+    there are no calls.
     """
     calls = [call for session in sessions.rendered for call in session.good_calls]
     chosen = [calls[n * len(calls) // _MAX_CALLS] for n in range(_MAX_CALLS)] if len(calls) > _MAX_CALLS else calls

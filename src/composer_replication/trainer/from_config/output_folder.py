@@ -33,7 +33,7 @@ _PATH_OPTIONS = frozenset({"train.run", "train.output", "train.resume"})
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """The folder for a training's files: the run directory, or `train.output`. File names are the same in both."""
+    """The folder for a training's files: the run directory, or `train.output`. Both use the same file names."""
 
     root: Path
 
@@ -41,7 +41,8 @@ class TrainingFolder:
     def of(cls, config: CrfConfig) -> TrainingFolder:
         """Return the folder for a config.
 
-        A control has its own folder, inside the folder of the training that it is compared with.
+        A control (a training on shuffled data) has its own folder inside the folder of the training that it is compared
+        with.
         """
         if config.train.output is not None:
             root = Path(config.train.output)
@@ -67,7 +68,7 @@ class TrainingFolder:
         return any(_has_manifest(folder) for _, folder in checkpoints_in(self.warmup))
 
     def copy_warmup(self, source: TrainingFolder) -> None:
-        """Copy another training's warm-up. The warm-up's origin is checked before it is used."""
+        """Copy the warm-up of another training. Its origin is checked later, when the warm-up is used."""
         with staged_path(self.warmup) as unfinished:
             shutil.copytree(source.warmup, unfinished)
 
@@ -78,18 +79,20 @@ class TrainingFolder:
         return any((self.root / name).exists() for name in (*names, MODEL_FOLDER))
 
     def record(self, *, is_adapter: bool) -> dict[str, Any] | None:
-        """Return the `training.json` of the weights in this folder, or None if there are no weights."""
+        """Return the contents of `training.json` for the weights in this folder, or None if there are no weights."""
         return read_training(self.trained(is_adapter=is_adapter)) or None
 
     def made_of(self) -> dict[str, str] | None:
-        """Return the hashes of the files that the training began with, by name; None if no training has begun."""
+        """Return the hashes, by name, of the files that the training here began with, or None if no training has
+        begun.
+        """
         path = self.checkpoints / _SOURCES_NAME
         record: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
         return None if record is None else record["sources"]
 
     def set_aside(self) -> Path:
-        """Move a training's files to a new folder `earlier/N`, so that another training can begin
-        here, and return it.
+        """Move the training's files to a new folder `earlier/N`, so that another training can begin; return that
+        folder.
         """
         earlier = self.root / ARTEFACTS["earlier"].file_name
         # The folders are numbered 1, 2, ...
@@ -103,9 +106,10 @@ class TrainingFolder:
         return destination
 
     def check_sources(self, sessions: str, sources: Mapping[str, str], changes: Sequence[str]) -> None:
-        """Raise StaleArtefactError if the training here began with other sessions; a new training records its sessions.
+        """Raise StaleArtefactError if the training here began with other sessions.
 
-        `sessions` is a digest. `sources` has the hashes of the artifacts from which sessions were read, by name.
+        If no training has begun, the sessions are recorded instead. `sessions` is their digest. `sources` maps the
+        names of the artifacts from which they were read to the artifacts' hashes.
         """
         path, now = self.checkpoints / _SOURCES_NAME, {"sessions": sessions, "sources": dict(sources)}
         has_begun = self.newest_step() is not None or self.has_warmup
@@ -133,14 +137,15 @@ class TrainingFolder:
         return self.root / RESOLVED_NAME
 
     def trained(self, *, is_adapter: bool) -> Path:
-        """Return the folder for a finished training's weights."""
+        """Return the folder in which a finished training stores its weights."""
         return self.root / (ARTEFACTS["adapter"].file_name if is_adapter else MODEL_FOLDER)
 
     @contextlib.contextmanager
     def held(self, *, is_main: bool = True) -> Generator[None, None, None]:
-        """Hold exclusive access to the folder, so that only one training at a time uses it.
+        """Lock the folder inside the block, so that only one training at a time uses it.
 
-        If a training has several processes, only the main process takes the lock.
+        Raises RunError if another training holds the lock. If a training has several processes, only the main process
+        takes the lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         if not is_main:
@@ -167,11 +172,13 @@ class TrainingFolder:
         return max(steps, default=None)
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint whose files are all intact, or None. This reads all its files."""
+        """Return the newest checkpoint whose files are all intact, or None. Checking a checkpoint reads all its
+        files.
+        """
         return newest_complete(self.checkpoints)
 
     def resumption(self, steps: int) -> str:
-        """Describe where a training of `steps` steps that has begun here would resume with unchanged options."""
+        """Describe from which step the training in this folder, `steps` steps long, would resume."""
         newest = self.newest_step()
         warm_up = [step for (step, _), folder in checkpoints_in(self.warmup) if _has_manifest(folder)]
         if newest is None and not warm_up:
@@ -184,10 +191,10 @@ class TrainingFolder:
         return progress if self.config.exists() else progress + missing
 
     def resumes(self, *, is_required: bool, is_allowed: bool) -> bool:
-        """Return whether to resume from a checkpoint.
+        """Return whether there is a checkpoint to resume from.
 
-        `is_required` raises ArtefactNotFoundError without a checkpoint or warm-up; `is_allowed` permits, but does not
-        require, resuming.
+        If `is_required`, raises ArtefactNotFoundError if there is neither a checkpoint nor a warm-up. If resuming is
+        neither required nor allowed (`is_allowed`), raises RunError if there is one.
         """
         newest = self.newest_step()
         if newest is None:
@@ -207,9 +214,10 @@ class TrainingFolder:
         return newest is not None
 
     def _refuse_unreadable_checkpoints(self) -> None:
-        """Raise RunError for complete checkpoints from another version, which a new training would overwrite.
+        """Raise RunError if there are complete checkpoints from another version, which a new training would
+        overwrite.
 
-        A checkpoint without a manifest is ignored: its run was stopped while writing it.
+        A checkpoint without a manifest is ignored, because its run was stopped while writing it.
         """
         for _, folder in sorted(checkpoints_in(self.checkpoints), reverse=True):
             if (folder / MANIFEST).exists():
@@ -227,10 +235,10 @@ class TrainingFolder:
         return write_resolved(config, self.root)
 
     def with_first_primary(self, config: CrfConfig) -> CrfConfig:
-        """Return the config with the primary result that was chosen before the training began.
+        """Return the config with the primary evaluation result that was chosen before the training began.
 
-        The config next to the weights thus always has the original choice, and an evaluation with another primary
-        result reports the original one.
+        The config stored with the weights thus always has the original choice, and an evaluation that uses another
+        primary result also reports the original one.
         """
         if not self.config.exists() or (self.newest_step() is None and not self.has_warmup):
             return config
@@ -261,7 +269,7 @@ class TrainingFolder:
         ]
 
     def replace_trained(self, folder: Path, *, is_adapter: bool) -> Path:
-        """Rename a folder with finished weights to its final name, and delete an earlier run's weights."""
+        """Rename a folder with finished weights to its final name, replacing the weights of an earlier run."""
         destination = self.trained(is_adapter=is_adapter)
         if destination.exists():
             shutil.rmtree(destination)
@@ -278,5 +286,5 @@ def _has_manifest(folder: Path) -> bool:
 
 
 def current_sources(run: RunDir | None) -> list[Source]:
-    """Return the artifacts that a training on this run reads, with their current hashes."""
+    """Return the artifacts from which a training on this run reads its data, with their current hashes."""
     return [] if run is None else [hash_source(run.root, name) for name in _SOURCES if run.path(name).exists()]

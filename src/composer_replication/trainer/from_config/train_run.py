@@ -45,10 +45,10 @@ def train(
     progress: TrainingCallbacks | None = None,
     replica: Replica | None = None,
 ) -> TrainingResult:
-    """Train on `run`, or on the run that the config names; a training with rollouts needs neither.
+    """Train on `run`, or on the run that the config names. A training on rollouts needs no run.
 
-    The run notes checkpoints and weights that are stored outside it, so that `crf forget` can list them. A `replica`
-    trains on its part of the sessions and ends with the same weights as all other replicas.
+    Checkpoints and weights that are stored outside the run are recorded in it, so that `crf forget` can list them. A
+    `replica` trains on its part of the sessions and ends with the same weights as all other replicas.
     """
     from composer_replication.trainer.from_config.training import run_training
 
@@ -66,7 +66,7 @@ def train(
 def _write_model_card(saved: Path, config: CrfConfig) -> None:
     """Write the model card, and make the base model's path absolute.
 
-    PEFT writes an empty card, and stores the base model's name as the user typed it.
+    PEFT alone would write an empty card, and store the base model's name as the user typed it.
     """
 
     is_adapter = config.train.adapter.kind != "none"
@@ -84,8 +84,10 @@ def weights_folder(config: CrfConfig, run: RunDir) -> Path:
 
 
 class _TrainingNeed(NamedTuple):
-    """Why a training has to run or resume ("" if it is up to date), and whether the folder contains
-    another training.
+    """The result of `why_train`.
+
+    `why` says why a training has to run or resume, and is "" if it is up to date. `is_other` says whether the folder
+    contains a training with other files or options.
     """
 
     why: str
@@ -93,7 +95,9 @@ class _TrainingNeed(NamedTuple):
 
 
 def why_train(config: CrfConfig, run: RunDir) -> _TrainingNeed:
-    """Return why a training has to run, by comparing the existing weights with the current files and options."""
+    """Return why a training has to run, if it does, by comparing the existing weights with the current files and
+    options.
+    """
 
     config = fitted(_with_run(config, run))
     folder = TrainingFolder.of(config)
@@ -120,7 +124,7 @@ def why_train(config: CrfConfig, run: RunDir) -> _TrainingNeed:
 
 
 def describe_training(config: CrfConfig, run: RunDir, why: _TrainingNeed, kept_in: str | None = None) -> str:
-    """Describe what a training that `why_train` requires does: where it starts, and which changes require it.
+    """Describe the training that `why_train` found necessary: the step at which it starts, and the reason.
 
     `kept_in` is the folder to which an earlier training with other options was moved.
     """
@@ -139,9 +143,11 @@ def describe_training(config: CrfConfig, run: RunDir, why: _TrainingNeed, kept_i
 
 
 def move_earlier_training(config: CrfConfig, run: RunDir) -> Path:
-    """Move a training with other files or options to a folder `earlier/N` next to it, and return that folder.
+    """Move a training with other files or options to the folder `earlier/N` inside its own folder, and return that
+    folder.
 
-    Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the next training's.
+    Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the evaluation of the next
+    training.
     """
 
     folder = _training_folder(config, run).set_aside()
@@ -165,9 +171,10 @@ def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a training would do: its folder, its data, and whether a step fits. `memory` is known only offline.
+    """What a training would do: its folder, its data, and the memory of a step, which is estimated only in offline
+    mode.
 
-    `newest_checkpoint` is the folder from which it would resume; damaged checkpoints are skipped.
+    `newest_checkpoint` names the folder from which the training would resume; damaged checkpoints are skipped.
     """
 
     folder: TrainingFolder

@@ -130,9 +130,10 @@ def run_training(
 
 
 class _ReportingCallback(TrainerCallback):
-    """Passes steps and metrics on to the callbacks.
+    """Passes steps and metrics on to the training's callbacks.
 
-    It also writes the config, but only after a checkpoint to resume from has passed its checks.
+    It also writes the config when the training begins, because a checkpoint to resume from has passed its checks by
+    then.
     """
 
     def __init__(
@@ -164,9 +165,9 @@ class _ReportingCallback(TrainerCallback):
 
 
 def _run_steps(trainer: Any, is_resumed: bool, changes: Sequence[str]) -> None:
-    """Train. If a checkpoint is refused, add the changed options to the error message.
+    """Train. If a checkpoint is rejected as stale, add the options that have changed to the error message.
 
-    They may explain the error: with a weight of 0, for example, the sessions have different targets.
+    The changed options may explain the error: a channel whose weight is now 0, for example, no longer has targets.
     """
     try:
         trainer.train(resume_from_checkpoint=is_resumed)
@@ -217,7 +218,7 @@ def _build_result(
 
 
 def _hint_check_findings(sessions: LoggedSessions | None, *, can_warm_up: bool) -> Iterator[str]:
-    """Yield the hint check's verdict if the model does not react to hints, which no metric shows."""
+    """Yield a summary of the hint check if the model does not react to hints, since no metric would show that."""
     if sessions is not None and sessions.proofs and (heed_verdict := verdict(sessions.proofs)).heeds is False:
         yield heed_verdict.summary(can_warm_up=can_warm_up)
 
@@ -249,7 +250,7 @@ def _save_weights(
 class TrainingResult:
     """The result of `run_training`, with the paths of its files.
 
-    `saved` is the folder with the weights once all steps are done.
+    `saved` is the folder with the trained weights, or None if not all steps are done.
     """
 
     steps: int
