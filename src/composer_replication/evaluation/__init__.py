@@ -1,10 +1,10 @@
 """Compare the model before and after training on held-out sessions: log-probabilities, sampled actions, a verdict.
 
-arms           the models that are compared (before, after, controls), loaded one after the other
+arms           the models that are compared (before, after, controls), loaded one at a time
 decisions      the held-out sessions, the decisions scored at each error site, and their log-probs
 sampling       actions that each model samples at held-out states, judged and compared with the session
 vllm_sampling  sampling with vLLM, where it is installed
-damage         what training may have cost: losses on good turns, code and math questions; token gaps
+questions      what every model is asked: log-probs, actions, losses on good turns and code, math, token gaps
 figures        means over sites with intervals over sessions
 record         the questions asked of each model, and what evaluation.json says of the answers
 models         which models are compared, and with which settings

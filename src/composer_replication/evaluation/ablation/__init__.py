@@ -1,9 +1,9 @@
 """Ablation experiments: arms times seeds with equal budgets, predictions frozen in advance, and intervals.
 
 plan       arms.toml: question, arms, predictions, budget
-job        one (arm, seed) in a folder and a process of its own; its result; JSON files, plain or packed
-jobs       all jobs, resumable; predictions.json, results.json, and whether the budgets were equal
-logs       the world of logged sessions: trainings on one run, evaluated on its held-out sessions
-workspace  the world of the workspace: GRPO trainings, evaluated on tasks that they never saw
+job        runs one (arm, seed) in its own folder and process; also its result, and JSON files, plain or packed
+jobs       runs all jobs and can resume; predictions.json, results.json, and a check that budgets were equal
+logs       the world of logged sessions: training on one run, evaluation on its held-out sessions
+workspace  the world of the toy workspace: GRPO training, evaluation on unseen tasks
 page       table.md and plots: metrics with intervals over seeds and units
 """

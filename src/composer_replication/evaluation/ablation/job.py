@@ -1,25 +1,25 @@
-"""Run one job of an experiment: an arm with a seed, in a folder of its own.
+"""Run one job of an experiment: an arm with a seed, in its own folder.
 
 `python -m composer_replication.evaluation.ablation.job FOLDER` runs it:
 
     job.json      what to do: world, settings, seed
-    log.txt       the job's output
-    result.json   the result, written atomically and last: a job that has one is done
+    log.txt       the output of the process
+    result.json   the result, written atomically as the last file; a job with a result is done
 
-A job resumes from the files that an earlier process left in the folder. It ends when the process that started it ends.
+A job resumes from the files that an earlier process left in the folder. It exits when its parent process exits.
 
 The JSON files of an experiment can be packed for publication: `results.columns.json.xz` has exactly the values of
 `results.json`, as compressed columns. The 25 packed files in this repository are 21.9 MB of JSON and 0.79 MB of xz;
-without columns they would be 1.3 MB. Decompressed, a packed file is JSON with one column that has the file's object as
-its only value. A column is one of
+compressed without columns, they would take 1.3 MB. Decompressed, a packed file is one JSON column whose only value is
+the original object. A column takes one of these forms:
 
     [1, 2, "x"]                                             a list of values
     {"shapes": [["a", "b"]], "rows": [0, 0], "columns": {"a": COLUMN, "b": COLUMN}}    objects
     {"lengths": [2, 0], "items": COLUMN}                    lists
     {"float32": [0.1, 0.5]}                                 32-bit floats, in the fewest digits
 
-`shapes` lists the different tuples of keys, and `rows` gives the shape of each object. A key's column has the values
-of those objects that have the key.
+`shapes` lists the distinct tuples of keys, and `rows` gives the shape of each object. The column of a key holds the
+values of the objects that have this key.
 """
 
 from __future__ import annotations
@@ -49,7 +49,9 @@ _SCHEMA, _VERSION = "composer_replication.ablation_job", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """A training with an evaluation to run. `config` contains the seed; `options` are those of the world."""
+    """One training and its evaluation, to be run as a job. `config` contains the seed; `options` are the world's
+    options.
+    """
 
     folder: Path
     arm: str
@@ -62,7 +64,9 @@ class Job:
 
     @property
     def shared(self) -> Path:
-        """A folder that all jobs of the experiment share. Write only complete files or folders to it, under a lock."""
+        """A folder that all jobs of the experiment share. A job must hold a lock to write to it, and write only
+        complete files or folders.
+        """
         return self.folder.parents[1] / ".shared"
 
     @property
@@ -72,7 +76,7 @@ class Job:
 
 
 class Spent(NamedTuple):
-    """The cost of a job; `steps` are optimizer steps and include those of a warm-up."""
+    """The cost of a job. `steps` counts optimizer steps, including those of a warm-up."""
 
     rollouts: int = 0
     tokens: int = 0
@@ -81,7 +85,7 @@ class Spent(NamedTuple):
 
 
 class Unit(NamedTuple):
-    """A held-out task or session with the sums and counts that metrics are computed from (`plan.Metric`)."""
+    """A held-out task or session, with the sums and counts from which metrics (`plan.Metric`) are computed."""
 
     unit: str
     metrics: Mapping[str, float]
@@ -89,7 +93,9 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a job. A point of `curve` has `rollouts` or `step`, and metrics; `digests` identify the models."""
+    """The result of a job. Each point of `curve` has `rollouts` or `step`, and metrics; `digests` identify the
+    models.
+    """
 
     arm: str
     seed: int
@@ -109,7 +115,7 @@ class Result:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any]) -> Result:
-        """Return the result that a `result.json` contains."""
+        """Return the result stored in the content of `result.json`."""
         units = [Unit(str(unit["unit"]), dict(unit["metrics"])) for unit in value["units"]]
         fields = {name: value[name] for name in ("arm", "seed", "world", "curve", "digests", "config_sha256")}
         return cls(spent=Spent(**value["spent"]), units=units, **fields)
@@ -134,7 +140,7 @@ def write_job(job: Job) -> None:
 
 
 def _read_job(folder: Path) -> Job:
-    """Return the job in a folder, from its `job.json`."""
+    """Read `job.json` in a folder and return the job."""
     path = folder / JOB
 
     def parse(record: Mapping[str, Any]) -> Job:
@@ -155,7 +161,7 @@ def _read_job(folder: Path) -> Job:
 
 
 def read_result(folder: Path) -> Result | None:
-    """Return the result of the job in a folder, or None if it has not finished."""
+    """Return the result of the job in `folder`, or None if the job has not finished."""
     path = folder / RESULT
     if not path.is_file():
         return None
@@ -181,9 +187,10 @@ def run_in(folder: Path) -> Result:
 
 
 def _end_with_parent() -> None:
-    """Exit when stdin ends.
+    """Exit the process when stdin reaches its end.
 
-    The starting process holds the other end of the pipe and never writes to it, so the end means that it has exited.
+    The parent process holds the other end of the pipe and never writes to it, so the end of stdin means that the parent
+    has exited.
     """
     while os.read(0, 4096):
         pass
@@ -192,7 +199,9 @@ def _end_with_parent() -> None:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    """Run the job of `FOLDER [--tied]` and return the exit code. With `--tied` the process exits when stdin ends."""
+    """Run the job given by the arguments `FOLDER [--tied]` and return the exit code. With `--tied`, the process
+    exits when stdin ends.
+    """
     if "--tied" in arguments[1:]:
         # A daemon thread does not keep a finished job running.
         threading.Thread(target=_end_with_parent, daemon=True).start()
@@ -218,10 +227,10 @@ _PRESET = 6 | lzma.PRESET_EXTREME
 
 
 def read_record(path: Path, parse: Callable[[Mapping[str, Any]], _Record], *, expected: str, fix: str) -> _Record:
-    """Return `parse` applied to the JSON object in a file, which is unpacked first if its name ends in `PACKED`.
+    """Read the JSON object in a file, parse it with `parse`, and return the result.
 
-    `expected` and `fix` complete the error message. Raises ArtefactCorruptError if the file does not contain an object
-    that `parse` accepts.
+    A file whose name ends in `PACKED` is unpacked first. `expected` and `fix` complete the error message. Raises
+    ArtefactCorruptError if the file contains no object that `parse` accepts.
     """
     try:
         data = path.read_bytes()
@@ -233,7 +242,9 @@ def read_record(path: Path, parse: Callable[[Mapping[str, Any]], _Record], *, ex
 
 
 def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
-    """Raise ValueError unless an object has this schema and version. `read_record` turns it into a message."""
+    """Raise ValueError unless an object has this schema and version. `read_record` turns the exception into an error
+    message.
+    """
     header = value.get("schema"), value.get("version")
     if header != (schema, version):
         got = "an object without a schema" if header == (None, None) else f"{header[0]} {header[1]}"
@@ -241,7 +252,7 @@ def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
 
 
 def unpack(data: bytes) -> dict[str, Any]:
-    """Return the JSON object that `pack` has packed. Raises ValueError if the data is damaged or truncated."""
+    """Return the JSON object from data packed by `pack`. Raises ValueError if the data is damaged or truncated."""
     try:
         document = decode_object(_decompress(data))
         check_schema(document, _PACKED_SCHEMA, _PACKED_VERSION)
@@ -286,9 +297,9 @@ def packed_path(path: Path) -> Path:
 
 
 def stored_path(path: Path) -> Path:
-    """Return the path of a JSON file, or that of its packed form if only this exists.
+    """Return the path of a JSON file, or of its packed form if only the packed form exists.
 
-    If both exist, the plain file is the newer one, because commands write plain files.
+    If both files exist, the plain one is newer, because commands write plain files.
     """
     packed = packed_path(path)
     return packed if packed.is_file() and not path.is_file() else path
@@ -308,7 +319,7 @@ def pack(record: Mapping[str, Any]) -> bytes:
 
 
 def _make_column(values: list[Any]) -> Any:
-    """Return values as a column, which `_column_values` turns back into the values."""
+    """Encode a list of values as a column. `_column_values` decodes it."""
     if values and all(type(value) is dict for value in values):
         shapes: dict[tuple[str, ...], int] = {}
         rows = [shapes.setdefault(tuple(value), len(shapes)) for value in values]

@@ -1,9 +1,9 @@
-"""Run all jobs of an experiment, each in a process of its own, seed by seed; an interrupted command resumes.
+"""Run all jobs of an experiment, each in its own process, seed by seed; an interrupted command can be resumed.
 
 FOLDER/
     predictions.json       written before the first job
-    jobs/ARM/SEED/         one job each; jobs/.shared is shared by all of them; not to be committed
-    results.json           every unit of every finished job, the only input of tables and plots; published packed, as
+    jobs/ARM/SEED/         the folder of one job; all jobs share jobs/.shared; do not commit these folders
+    results.json           every unit of every finished job, the only input to tables and plots; published packed, as
                            results.columns.json.xz (`job.pack`)
     table.md  plots/       written by `page`
 """
@@ -81,7 +81,7 @@ class _FailedJob(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class AblationResults:
-    """The content of results.json: an experiment with its results so far."""
+    """The content of results.json: an experiment and its results so far."""
 
     frozen: _FrozenPlan
     results: Sequence[Result]
@@ -101,7 +101,9 @@ class AblationResults:
 
 @dataclass(frozen=True)
 class JobCallbacks:
-    """Callbacks: `begins(job, number of finished jobs, number of jobs)`, `done(job, result)`, `failed(failure)`."""
+    """Progress callbacks: `begins(job, number of finished jobs, number of jobs)`, `done(job, result)` and
+    `failed(failure)`.
+    """
 
     begins: Callable[[JobKey, int, int], None] = lambda _job_key, _done, _total: None
     done: Callable[[JobKey, Result], None] = lambda _job_key, _result: None
@@ -109,10 +111,11 @@ class JobCallbacks:
 
 
 def select_jobs(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
-    """Return the jobs of a plan, or those of some arms and seeds: first the baseline's, then the others seed by seed.
+    """Return the jobs of a plan, or only those of the given arms and seeds: the baseline's jobs first, then the others
+    seed by seed.
 
-    In this order the jobs of an interrupted command can be compared. The first jobs have different seeds, so that
-    parallel workers do not wait for work that jobs with the same seed share.
+    In this order, the jobs that an interrupted command has finished can be compared. The first jobs have different
+    seeds, so parallel workers do not wait for work that jobs with the same seed share.
     """
     for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
         for value in requested_values:
@@ -137,7 +140,9 @@ def run_jobs(
     workers: int = 1,
     callbacks: JobCallbacks | None = None,
 ) -> AblationResults:
-    """Freeze the predictions, run the jobs without a result, update results.json after each, and return all results."""
+    """Freeze the predictions, run every job that has no result, and return all results. results.json is updated
+    after each job.
+    """
     callbacks, jobs = callbacks or JobCallbacks(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
     with _locked(folder):
@@ -157,7 +162,7 @@ def run_jobs(
 def check_ready(plan: AblationPlan, folder: Path) -> None:
     """Raise if a plan cannot be run in a folder.
 
-    The folder may have results without their jobs or jobs of another plan, or the world may lack its input.
+    The folder may contain results without their jobs, or the jobs of another plan, and the world may lack its input.
     """
     _check_results_have_jobs(folder)
     _freeze_predictions(plan, folder, has_begun=_has_begun(folder))
@@ -171,7 +176,9 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _check_results_have_jobs(folder: Path) -> None:
-    """Raise if results.json has results without their jobs, as in a clone: rewriting the file would lose them."""
+    """Raise if results.json has results whose jobs are missing, as in a fresh clone: rewriting the file would lose
+    these results.
+    """
     try:
         job_keys = [JobKey(result.arm, result.seed) for result in read_results(folder).results]
     except ArtefactNotFoundError:
@@ -195,7 +202,7 @@ def _check_results_have_jobs(folder: Path) -> None:
 def _run_all(
     plan: AblationPlan, jobs: Path, job_keys: Sequence[JobKey], workers: int, callbacks: JobCallbacks
 ) -> Iterator[tuple[JobKey, _FailedJob | None]]:
-    """Run the jobs that have no result yet, and yield each when it ends, with its failure or None."""
+    """Run the jobs that have no result yet. Yield each job when it ends, with its failure or None."""
     waiting = deque(job_key for job_key in job_keys if not (_job_folder(jobs, job_key) / RESULT).is_file())
     total, running = len(job_keys), dict[JobKey, subprocess.Popen[bytes]]()
     try:
@@ -239,7 +246,7 @@ def _job_folder(jobs: Path, job_key: JobKey) -> Path:
 
 
 def _start(job: Job, workers: int) -> subprocess.Popen[bytes]:
-    """Start the process of a job. It ends when this process does, because then its stdin is closed."""
+    """Start the process of a job. The process exits when this one does, because its stdin is then closed."""
     write_job(job)
     # Workers that all start a thread per core would slow each other down.
     threads = str(max(1, (os.cpu_count() or 1) // workers))
@@ -301,7 +308,7 @@ def _write_results(folder: Path, frozen: _FrozenPlan, failures: dict[JobKey, _Fa
 
 
 def _publishable(failures: dict[JobKey, _FailedJob]) -> list[_FailedJob]:
-    """Return the failures with only the last line of their logs, from which the folders in paths are removed."""
+    """Return the failures with only the last line of each log, and with the folders removed from paths in it."""
     lines = {
         job_key: [_FOLDERS.sub("", line) for line in failures[job_key].last_lines[-1:]] for job_key in sorted(failures)
     }
@@ -341,7 +348,7 @@ _PATH_OPTIONS = ("model", "run", "output")
 
 @dataclass(frozen=True, kw_only=True)
 class _Prediction:
-    """A frozen arm: its description, its prediction, and a digest of its prediction and all its settings."""
+    """A frozen arm: its description, its prediction, and a digest of the prediction and all settings."""
 
     about: str
     predict: str
@@ -356,7 +363,7 @@ class _Prediction:
 
 @dataclass(frozen=True, kw_only=True)
 class _FrozenPlan:
-    """A frozen experiment with everything that a table needs except the results."""
+    """A frozen experiment: everything that a table needs except the results."""
 
     experiment: Experiment
     metrics: Mapping[str, Metric]
@@ -384,7 +391,9 @@ class _FrozenPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> _FrozenPlan:
-        """Return the plan in the content of predictions.json or results.json; `where` names the file in errors."""
+        """Return the plan stored in the content of predictions.json or results.json; `where` names the file in error
+        messages.
+        """
         check_schema(value, _SCHEMA, _VERSION)
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
@@ -401,7 +410,8 @@ def _freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan
 
 
 def _freeze_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
-    """Return a plan with its predictions frozen now, or earlier where predictions.json has them already.
+    """Return the plan with frozen predictions. Predictions that predictions.json already contains unchanged keep their
+    time.
 
     Raises StaleArtefactError if jobs exist and the predictions have changed since, or were never written.
     """
@@ -431,7 +441,7 @@ def _freeze_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) ->
 
 
 def _describe_changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
-    """Yield a description of each change of a frozen plan; new arms and seeds do not count as changes."""
+    """Yield a description of each change to a frozen plan; new arms and seeds do not count as changes."""
     for key, value in vars(before.experiment).items():
         if key not in ("seeds", "run") and value != getattr(after.experiment, key):
             yield f"ablate.{key}: changed from {value!r} to {getattr(after.experiment, key)!r}"
@@ -461,7 +471,7 @@ def _make_prediction(arm: AblationArm) -> _Prediction:
 
 
 def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:
-    """Return a record without options that are None, which TOML cannot express."""
+    """Return a record without the options that are None, because TOML has no null value."""
     return {
         key: _without_none(child) if isinstance(child, dict) else child
         for key, child in value.items()
@@ -479,7 +489,9 @@ _EXACT = ("rollouts", "steps")
 
 
 def find_breaches(study: AblationResults) -> Breaches:
-    """Return the differences that make arms incomparable. Of exempt arms only the units are checked."""
+    """Return, by arm, the differences that make the arm incomparable with the others. For exempt arms, only the
+    units are checked.
+    """
     breaches: Breaches = defaultdict(list)
     compared = [result for result in study.results if study.frozen.arms[result.arm].exempt is None]
     for result in study.results:

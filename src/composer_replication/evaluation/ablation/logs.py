@@ -1,9 +1,9 @@
-"""The world of logged sessions: trainings on one shared run, evaluated by the log-prob metrics of `crf evaluate`.
+"""The world of logged sessions: training on one shared run, evaluation by the log-prob metrics of `crf evaluate`.
 
 Each job has a run directory with links to the records of the shared run. Arms with the same warm-up share it: for each
-seed one job runs the warm-up, the others copy its checkpoint, and all of them count its steps as spent. A unit is a
-held-out session with the sums over its sites of the changes in log-probs from the initial model. It is named by a
-digest, because results are published and sessions are not.
+seed, one job runs the warm-up, the other jobs copy its checkpoint, and every job counts the steps of the warm-up as
+spent. A unit is a held-out session: for each metric it holds the sum, over the session's error sites, of the changes in
+log-probs from the initial model. A digest names the unit, because results are published and sessions are not.
 """
 
 from __future__ import annotations
@@ -55,7 +55,9 @@ class Options:
 
 
 def check_plan(plan: AblationPlan) -> None:
-    """Raise ConfigError or RunError if the run is not given, does not exist, or lacks the split or the sites."""
+    """Raise ConfigError or RunError if the plan names no run, or a run that does not exist or lacks the split or the
+    sites.
+    """
     run = _open_run(plan.experiment.run)
     for name in ("split", "sites"):
         if not run.path(name).is_file():
@@ -66,7 +68,9 @@ def check_plan(plan: AblationPlan) -> None:
 
 
 def run_job(job: Job) -> Result:
-    """Train and evaluate, or resume this from an earlier process, and return the sums of each held-out session."""
+    """Train and evaluate, and return the sums of each held-out session. A job that an earlier process began is
+    resumed.
+    """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.train_run import train
     from composer_replication.trainer.sessions.phases import TrainingCallbacks
@@ -103,7 +107,9 @@ def run_job(job: Job) -> Result:
 
 
 def _evaluate(job: Job, config: CrfConfig, run: RunDir, weights: Path, progress: TrainingCallbacks) -> dict[str, Any]:
-    """Return the record of the evaluation. One job scores the initial model, and the others reuse the scores."""
+    """Evaluate the trained model and return the record. The first job scores the initial model, and the others reuse
+    its scores.
+    """
     from composer_replication.evaluation.evaluate import evaluate
 
     job_scores, shared_scores = job.folder / _SCORES, job.shared / _SCORES
@@ -130,9 +136,7 @@ def _open_run(path: str | Path | None) -> RunDir:
 
 
 def linked_run(shared: RunDir, folder: Path) -> RunDir:
-    """Return a run directory for one job, with links to the records of the shared run. No job
-    writes to the shared run.
-    """
+    """Return a run directory for one job, with links to the records of the shared run, which no job writes to."""
     folder.mkdir(exist_ok=True)
     for artefact in (ARTEFACTS[name] for name in _RECORDS):
         for name in (artefact.file_name, artefact.sidecar_name):
@@ -147,9 +151,10 @@ def linked_run(shared: RunDir, folder: Path) -> RunDir:
 
 
 class _SharedWarmup:
-    """Context manager that gives a job the warm-up of an earlier job, or makes other jobs wait while it is run.
+    """Context manager that copies the warm-up of an earlier job, or, if there is none, makes other jobs wait while this
+    job runs it.
 
-    `publish` releases the waiting jobs as soon as the warm-up is finished.
+    `publish` releases the waiting jobs as soon as the warm-up has finished.
     """
 
     def __init__(self, job: Job, config: CrfConfig, folder: TrainingFolder) -> None:
@@ -170,7 +175,7 @@ class _SharedWarmup:
         return self
 
     def publish(self) -> None:
-        """Publish the warm-up if it is finished and not published yet."""
+        """Publish the warm-up if it has finished and has not been published yet."""
         from composer_replication.trainer.warmup import FinishedWarmUp
 
         if self._lock is not None and FinishedWarmUp.read(self._own) is not None:
@@ -190,7 +195,7 @@ class _SharedWarmup:
 def _warmup_key(config: CrfConfig) -> str:
     """Return a digest of the settings that a warm-up depends on.
 
-    Its weights and its data are compared as well when a job copies it.
+    When a job copies a warm-up, its weights and data are compared as well.
     """
     train = asdict(config.train)
     names = ("model", "adapter", "batch", "warmup", "optimiser", "save")
@@ -220,7 +225,9 @@ def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
 
 
 def _session_units(run: RunDir) -> list[Unit]:
-    """Return the held-out sessions with the sums of the log-prob metrics over their sites, in total and by kind."""
+    """Return the held-out sessions with the sums of the log-prob metrics over their error sites, in total and by
+    kind of error.
+    """
     from composer_replication.evaluation.figures import forced_values
     from composer_replication.runs.files import ROWS_VERSION
 

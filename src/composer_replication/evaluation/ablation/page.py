@@ -1,15 +1,16 @@
 """Write table.md and its plots: the question, the predictions, the results and the cost of an experiment.
 
-Everything is computed from results.json, without torch; the same file gives the same bytes. The metric of an arm is
-R = times * sum of `of` / sum of `per`, over the units of all its seeds. An interval needs one value per unit and seed
-with the metric as their mean. The first-order influence of each unit and seed on the metric gives such values:
+Everything is computed from results.json, without torch; the same file gives the same bytes. For each arm, a metric is R
+= times * sum of `of` / sum of `per`, where the sums run over the units of all seeds. An interval needs one value per
+unit and seed with the metric as their mean. The first-order influence of each unit and seed on the metric provides
+these values:
 
     z = R + (times * of - R * per) / mean(per)
     difference to another arm   R - R' + (z - R) - (z' - R')       unit by unit and seed by seed: paired
     ratio, on the log scale     log(R / R') + (z - R) / R - (z' - R') / R'
 
 `evaluation.figures.repeated_interval` treats seeds as repeats and units as sessions, so intervals cover the variation
-of both.
+between seeds and between units.
 """
 
 from __future__ import annotations
@@ -49,7 +50,7 @@ _FOOTER = (
 
 
 def _make_page(study: AblationResults, plots: Iterable[str] = ()) -> str:
-    """Return the page as markdown. `plots` are the paths of its plots, relative to the page."""
+    """Return the page as Markdown. `plots` are the paths of the plots, relative to the page."""
     figures = compute_figures(study, study.frozen.metrics)
     kinds = compute_figures(study, _metrics_by_kind(study))
     breaches = find_breaches(study)
@@ -79,7 +80,9 @@ def _make_page(study: AblationResults, plots: Iterable[str] = ()) -> str:
 
 
 def write_page(study: AblationResults, folder: Path) -> Path:
-    """Write table.md and its plots, and return the page's path. Without matplotlib the page has no plots."""
+    """Write table.md and its plots, and return the path of the page. If matplotlib is not installed, the page has no
+    plots.
+    """
     try:
         plots = _write_plots(study, folder)
     except MissingExtraError:
@@ -150,9 +153,9 @@ def _arm_rows(study: AblationResults) -> Iterator[Sequence[str]]:
 def against_rows(
     study: AblationResults, figures: Iterable[_MetricFigure], names: Sequence[str] | None = None
 ) -> Iterator[Sequence[str]]:
-    """Yield the rows of the tables that compare arms, for all metrics or those in `names`.
+    """Yield the rows of the tables that compare arms, for all metrics or only those in `names`.
 
-    Only comparisons by the primary metric have a prediction.
+    Only comparisons on the primary metric have a prediction.
     """
     for figure in figures:
         if figure.against is None or (names is not None and figure.metric not in names):
@@ -205,7 +208,9 @@ def _reach_rows(study: AblationResults) -> Iterator[Sequence[str]]:
 
 
 def _first_position(points: Iterable[Mapping[str, float]], name: str, goal: float) -> float | None:
-    """Return the rollouts (or else the steps) at which a curve first reaches `goal`, or None."""
+    """Return the number of rollouts (or, if the curve has none, of steps) after which a curve first reaches `goal`,
+    or None if it never does.
+    """
     return next((point.get("rollouts", point["step"]) for point in points if point.get(name, -1e300) >= goal), None)
 
 
@@ -223,7 +228,7 @@ def _spent_rows(study: AblationResults, breaches: Breaches) -> Iterator[Sequence
 
 
 def _table_section(title: str, columns: Sequence[str], rows: Iterable[Sequence[str]]) -> list[str]:
-    """Return the lines of a heading and a table, or no lines if there are no rows."""
+    """Return a heading and a table as lines, or no lines if the table has no rows."""
     cells = [[_escape(cell) for cell in row] for row in rows]
     if not cells:
         return []
@@ -232,7 +237,7 @@ def _table_section(title: str, columns: Sequence[str], rows: Iterable[Sequence[s
 
 
 def _escape(text: str) -> str:
-    """Return text on one line with the characters escaped that begin a cell, link or tag."""
+    """Return the text on one line, with the characters escaped that would begin a table cell, link or tag."""
     return " ".join(text.split()).replace("|", "\\|").replace("<", "&lt;").replace("[", "\\[")
 
 
@@ -249,7 +254,7 @@ Array = NDArray[np.float64]
 class _MetricFigure(NamedTuple):
     """The value of a metric for one arm, or its difference from another arm (`against`).
 
-    `ratio` is that of the two arms' values, if both are positive.
+    `ratio` is the ratio of the two arms' values if both values are positive.
     """
 
     metric: str
@@ -264,7 +269,7 @@ class _MetricFigure(NamedTuple):
 
 
 class _Grid(NamedTuple):
-    """The sums that one metric is computed from, with a row per seed and a column per unit."""
+    """The sums from which one metric is computed, with one row per seed and one column per unit."""
 
     seeds: tuple[int, ...]
     units: tuple[str, ...]
@@ -273,7 +278,9 @@ class _Grid(NamedTuple):
 
 
 def compute_figures(study: AblationResults, metrics: Mapping[str, Metric]) -> list[_MetricFigure]:
-    """Return by metric its values for all arms and then all comparisons; metrics without any sums are left out."""
+    """Return, for each metric, its values for all arms, then all comparisons between arms. Metrics without data are
+    omitted.
+    """
     figures: list[_MetricFigure] = []
     for name, metric in metrics.items():
         all_grids = {arm: _make_grid(study.of_arm(arm), name, metric) for arm in study.frozen.arms}
@@ -294,7 +301,7 @@ def compute_figures(study: AblationResults, metrics: Mapping[str, Metric]) -> li
 
 
 def _metrics_by_kind(study: AblationResults) -> dict[str, Metric]:
-    """Return the metrics for single kinds of errors that jobs report, such as `failing_calls:edit_no_match`."""
+    """Return the metrics that jobs report for single kinds of errors, such as `failing_calls:edit_no_match`."""
     names = {name for result in study.results for unit in result.units for name in unit.metrics}
     by_kind: dict[str, Metric] = {}
     for name, metric in study.frozen.metrics.items():
@@ -308,7 +315,7 @@ def _metrics_by_kind(study: AblationResults) -> dict[str, Metric]:
 
 
 def _make_grid(results: Sequence[Result], name: str, metric: Metric) -> _Grid | None:
-    """Return the sums of one arm, or None if there are none or its seeds have different units."""
+    """Return the sums of one metric for one arm, or None if the arm has no sums or its seeds have different units."""
     units = {tuple(sorted(unit.unit for unit in result.units)) for result in results}
     # A comparison of different tasks or sessions would measure their difficulty.
     if len(units) != 1 or not any((metric.of or name) in unit.metrics for result in results for unit in result.units):
@@ -328,7 +335,7 @@ def _ratio(grid: _Grid) -> float:
 
 
 def _influences(grid: _Grid) -> Array:
-    """Return the influence of each unit and seed on the metric; the mean is 0."""
+    """Return the influence of each unit and seed on the metric. The influences have mean 0."""
     return (grid.of - _ratio(grid) * grid.per) / grid.per.mean()
 
 
@@ -340,7 +347,9 @@ def _arm_figure(name: str, arm: str, grid: _Grid) -> _MetricFigure:
 def _compare(
     name: str, metric: Metric, arm: str, reference: str, arm_grid: _Grid, reference_grid: _Grid
 ) -> _MetricFigure | None:
-    """Return the comparison over the seeds that both arms have, paired by seed and unit, or None."""
+    """Return the comparison of two arms over the seeds that they share, paired by seed and unit, or None if it is
+    not possible.
+    """
     seeds = tuple(seed for seed in arm_grid.seeds if seed in reference_grid.seeds)
     if not seeds or arm_grid.units != reference_grid.units:
         return None
@@ -363,7 +372,7 @@ def _select_seeds(grid: _Grid, seeds: Sequence[int]) -> _Grid:
 
 
 def _interval(estimate: float, influences: Array, units: Sequence[str]) -> Interval:
-    """Return the interval of an estimate from the influences of units and seeds, whose mean is 0."""
+    """Return the interval of an estimate from the influences of units and seeds, which have mean 0."""
     interval = repeated_interval((estimate + influences).tolist(), units)
     shift = estimate - interval.estimate  # rounding error
     low, high = (None if bound is None else bound + shift for bound in (interval.low, interval.high))
@@ -442,7 +451,7 @@ def _plot_intervals(figures: Sequence[_MetricFigure], label: str, *, with_zero_l
 
 
 def _plot_curve(study: AblationResults, name: str) -> str:
-    """Return a plot of a curve of each arm, averaged over seeds, against rollouts (or else steps)."""
+    """Plot one curve per arm, averaged over seeds, against rollouts (or against steps if there are no rollouts)."""
     axis = "rollouts" if any("rollouts" in point for result in study.results for point in result.curve) else "step"
 
     def draw(axes: Axes) -> None:

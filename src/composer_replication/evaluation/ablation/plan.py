@@ -1,10 +1,10 @@
 """Read and check arms.toml, which describes an experiment.
 
 [ablate]            question, world, seeds, baseline, primary metric, budget
-[base]              settings that all arms share, as in crf.toml
+[base]              settings that all arms share, in the format of crf.toml
 [world]             options of the world, for all arms
 [metrics.NAME]      how a metric is computed from the units' sums: `of` / `per` * `times`
-[arms.NAME]         about, predict, expect, control_of; its own settings in .set, and in .world
+[arms.NAME]         about, predict, expect, control_of; settings of this arm in .set and .world
 """
 
 from __future__ import annotations
@@ -129,9 +129,9 @@ class AblationPlan:
 def world_of(name: str) -> Any:
     """Return the module of a world, which runs the jobs.
 
-    The module has `Options` (a table of its options), `METRICS` and `run_job(job) -> Result`, and may have
-    `check_plan(plan)`, which raises if no job could run. It must import heavy packages in `run_job` only. Raises
-    ConfigError if there is no such module.
+    The module must have `Options` (a table of its options), `METRICS` and `run_job(job) -> Result`. It may have
+    `check_plan(plan)`, which raises an exception if no job could run. It should import heavy packages only inside
+    `run_job`. Raises ConfigError if the module does not exist or lacks one of these names.
     """
     expected = f"{', '.join(WORLDS)}, or a module with Options, METRICS and run_job"
     try:
@@ -145,10 +145,10 @@ def world_of(name: str) -> Any:
 
 
 def read_plan(path: Path, overrides: Sequence[str] = (), *, run: str | None = None) -> AblationPlan:
-    """Return the plan in a file.
+    """Read a plan from a file and return it.
 
-    `overrides` are settings of all arms that take precedence over the file, and so does `run`, the run directory for
-    the world of logged sessions. Raises ConfigError if the file is not valid.
+    `overrides` are settings for all arms, and `run` is the run directory for the world of logged sessions. Both take
+    precedence over the file. Raises ConfigError if the file is not valid.
     """
     file = load(_ArmsFile, path)
     where = f"config file {path}"
@@ -204,7 +204,7 @@ def _check_table(value: object, path: str, where: str) -> Mapping[str, Any]:
 
 
 def _check_plan(plan: AblationPlan, where: str) -> None:
-    """Raise ConfigError if the tables contradict each other or lack something."""
+    """Raise ConfigError if the tables contradict each other or are incomplete."""
     experiment = plan.experiment
     for key in ("question", "baseline", "primary"):
         if not getattr(experiment, key).strip():

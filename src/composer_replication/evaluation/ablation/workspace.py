@@ -1,9 +1,9 @@
-"""The world of the toy workspace: GRPO trainings of a model, evaluated on tasks that it has never seen.
+"""The world of the toy workspace: GRPO training of a model, evaluation on tasks that it has never seen.
 
-A unit is a held-out task that the trained model plays once. It has counts of solved tasks, calls, failed calls by kind
-and tokens, and, over the sampled tokens, sums of the entropy and of the KL divergence from the initial model. With the
-same seed, all arms play a task with the same random numbers. The curve shows the training's own rollouts, whose tasks
-are new in every step.
+A unit is a held-out task that the trained model plays once. It holds counts of solved tasks, calls, failed calls by
+kind and tokens, and the entropy and the KL divergence from the initial model, each summed over the sampled tokens. With
+the same seed, all arms play a task with the same random numbers. The curve shows the rollouts of the training itself,
+which has new tasks in every step.
 """
 
 from __future__ import annotations
@@ -74,7 +74,7 @@ class Options:
 
 
 def run_job(job: Job) -> Result:
-    """Train, play the held-out tasks, and return the sums of each task. A training resumes from its checkpoints."""
+    """Train, play the held-out tasks, and return the sums of each task. Training resumes from its checkpoints."""
     began = time.monotonic()
     start = job.config.train.model or str(student_folder())
     trained, lines, steps = start, list[Mapping[str, Any]](), 0
@@ -104,7 +104,7 @@ def run_job(job: Job) -> Result:
 
 
 def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
-    """Train, and return the folder of the weights, a line of metrics per step, and the number of steps."""
+    """Train, and return the folder of the weights, one record of metrics per step, and the number of steps."""
     from composer_replication.trainer.from_config.training import run_training
     from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
@@ -129,9 +129,9 @@ def _train(job: Job, start: str) -> tuple[str, list[Mapping[str, Any]], int]:
 
 
 def _free_trainer() -> None:
-    """Free the memory of the trainer.
+    """Free the trainer's memory.
 
-    Reference cycles would otherwise keep its optimizer on the GPU while the two models are evaluated.
+    Otherwise reference cycles would keep its optimizer on the GPU while the two models are evaluated.
     """
     import torch
 
@@ -145,7 +145,7 @@ def _log(text: str) -> None:
 
 
 def _curve_point(line: Mapping[str, Any], rollouts: int) -> dict[str, float]:
-    """Return a point of the curve: the metrics of the rollouts that were sampled before a step.
+    """Return a point of the curve: the metrics of the rollouts sampled before a step.
 
     `rollouts` is the number of rollouts per step.
     """
@@ -199,9 +199,9 @@ def _make_unit(episode: TaskEpisode, entropy: float, kl: float) -> Unit:
 def _sum_entropy_and_kl(
     before: nn.Module, after: nn.Module, episodes: Sequence[TaskEpisode]
 ) -> list[tuple[float, float]]:
-    """Return for each episode the entropy and KL(after || before), summed over its sampled tokens, in nats.
+    """Return, for each episode, the entropy and KL(after || before), summed over its sampled tokens, in nats.
 
-    With a large vocabulary the logits of a batch do not fit into memory. Therefore episodes are scored one at a time,
+    With a large vocabulary, the logits of a batch do not fit into memory. Therefore episodes are scored one at a time,
     and only at positions that predict a sampled token.
     """
     import torch
@@ -222,7 +222,7 @@ def _sum_entropy_and_kl(
 
 
 def _logits(model: Any, ids: Tensor, positions: Tensor) -> Tensor:
-    """Return the logits of a single sequence at these positions, of shape (n, V)."""
+    """Return the logits of a single sequence at the given positions, with shape (n, V)."""
     return model(input_ids=ids, use_cache=False, logits_to_keep=positions).logits[0].float()
 
 
@@ -238,7 +238,7 @@ _CALL = re.compile(r"<tool_call>(.*)</tool_call>", re.DOTALL)
 
 @cache
 def _shared_runner() -> TestRunner:
-    """Return the test runner of this process, which runs the same tests on the same files only once."""
+    """Return the test runner of this process, which caches results: the same tests on the same files run only once."""
     return RememberingRunner()
 
 
@@ -262,7 +262,8 @@ _MARKER = "said here"
 def _text_between_turns(tokenizer: Any, tool: str, answer: str) -> str:
     """Return the text that the model's chat template puts between a turn with a call and the next assistant turn.
 
-    This contains the tool's answer. Raises UnsupportedModelError if the template does not write the turn exactly once.
+    The text contains the result of the call. Raises UnsupportedModelError if the template does not write the turn
+    exactly once.
     """
     messages = [
         {"role": "user", "content": "-"},
@@ -278,7 +279,7 @@ def _text_between_turns(tokenizer: Any, tool: str, answer: str) -> str:
 
 
 class TaskEpisode:
-    """An episode on one task. It ends when the task is submitted, or with a turn whose call cannot be parsed."""
+    """An episode on one task. It ends when the task is submitted, or after a turn whose call cannot be parsed."""
 
     def __init__(self, tokenizer: Any, seed: int, random_seed: str, *, difficulty: Difficulty = "easy") -> None:
         task = generate_task(seed, difficulty=difficulty)
@@ -336,10 +337,10 @@ def play_all(
     num_parallel: int | None = None,
     temperature: float = 1.0,
 ) -> None:
-    """Play all episodes with samples from the model; each ends after `max_tokens` tokens at the latest.
+    """Play all episodes by sampling from the model; an episode ends after `max_tokens` tokens at the latest.
 
-    `num_parallel` episodes run at the same time. The default is all on a GPU, where their key-value caches fit, and 48
-    on a CPU.
+    `num_parallel` episodes run at the same time. By default, all episodes run in parallel on a GPU, whose memory holds
+    their key-value caches, and 48 on a CPU.
     """
     from composer_replication.trainer.objective.distributed import eval_mode
 
@@ -353,7 +354,9 @@ def play_all(
 
 
 def _choose_sampler(model: Any, room: int) -> Any:
-    """Return the sampler class: with CUDA graphs on a GPU if the model supports them, otherwise plain batches."""
+    """Return the sampler class: one with CUDA graphs on a GPU if the model supports them, otherwise one with plain
+    batches.
+    """
     import torch
 
     from composer_replication.trainer.objective.distributed import has_adapter
@@ -375,10 +378,11 @@ def _choose_sampler(model: Any, room: int) -> Any:
 
 
 def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-    """Return rollouts for TRL (`train.grpo.rollouts`), which are faster than TRL's own with the workspace's tools.
+    """Generate rollouts for TRL (the option `train.grpo.rollouts`). They are faster than TRL's own rollouts with the
+    workspace's tools.
 
-    A row of the dataset names its task by seed and difficulty. The random seed of a rollout consists of the run's seed,
-    the step and the position.
+    A row of the dataset names its task by seed and difficulty. The random seed of a rollout is derived from the run's
+    seed, the step and the rollout's position.
     """
     import torch
 
@@ -428,7 +432,7 @@ _rows: WeakKeyDictionary[Any, dict[str, Mapping[str, Any]]] = WeakKeyDictionary(
 
 
 def _rows_by_prompt(trainer: Any) -> dict[str, Mapping[str, Any]]:
-    """Return the rows of the dataset by prompt.
+    """Map each prompt to its row of the dataset.
 
     TRL passes only prompts to a rollout function, and each prompt belongs to one task.
     """
@@ -438,5 +442,5 @@ def _rows_by_prompt(trainer: Any) -> dict[str, Mapping[str, Any]]:
 
 
 def files_worth(files_worth: Sequence[float], **_columns: Any) -> list[float]:
-    """Return the rewards: 1 if all tests pass, otherwise half the share of the initially failing tests that pass."""
+    """Return the rewards: 1 if all tests pass, otherwise half the fraction of initially failing tests that now pass."""
     return list(files_worth)
