@@ -41,7 +41,7 @@ _LENGTH_BYTES = 8
 
 
 class PayloadError(ComposerError, ValueError):
-    """Bytes that are not the payload that their reader expects; `reason` says why in a word."""
+    """Raised for bytes that are not the expected payload; `reason` is a one-word explanation."""
 
     def __init__(self, reason: Reason, message: str) -> None:
         super().__init__(message)
@@ -50,7 +50,7 @@ class PayloadError(ComposerError, ValueError):
 
 @dataclass(frozen=True)
 class _PayloadPart:
-    """A tensor in a payload."""
+    """The name, type and length of one tensor in a payload."""
 
     name: str
     code: str  # the name of the dtype in safetensors
@@ -63,7 +63,7 @@ class _PayloadPart:
 
 
 def _payload_parts(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]:
-    """Return the tensors of a payload in the order of their bytes: scales first, which keeps them aligned."""
+    """Return the tensors that a payload contains, in storage order. Scales come first, which keeps them aligned."""
     if kind == "fp32":
         return (_PayloadPart("values", "F32", torch.float32, elements),)
     if kind == "bf16":
@@ -83,7 +83,9 @@ def payload_bytes(elements: int, kind: PayloadKind) -> int:
 
 
 def _build_header(kind: PayloadKind, elements: int, about: Mapping[str, str], checksum: str) -> bytes:
-    """Return the only valid header of such a payload: a safetensors header with sorted keys, padded with spaces."""
+    """Return the only valid header of a payload with these properties: a safetensors header with sorted keys, padded
+    with spaces.
+    """
     stated = {"format": FORMAT, "kind": kind, "elements": str(elements), "sha256": checksum}
     described: dict[str, object] = {"__metadata__": stated | {f"about.{key}": value for key, value in about.items()}}
     start = 0
@@ -126,7 +128,7 @@ def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_
 
 
 def _rounded(vector: Tensor, kind: PayloadKind) -> Tensor:
-    """Return the vector as a reader of a payload of this kind will see it."""
+    """Return the vector as `decode_vector` would return it after `encode_vector` rounded it to this payload kind."""
     return _to_vector(_to_tensors(_checked_vector(vector), kind), kind, vector.numel())
 
 
@@ -140,7 +142,7 @@ def _checked_vector(vector: Tensor) -> Tensor:
 
 
 def _to_tensors(vector: Tensor, kind: PayloadKind) -> tuple[Tensor, ...]:
-    """Return the tensors of a payload for a vector, in the order of `_payload_parts`."""
+    """Return the tensors that encode a vector, in the order of `_payload_parts`."""
     if kind == "fp32":
         return (vector,)
     # Without the clamp, the largest fp32 numbers would round to infinity.
@@ -173,8 +175,10 @@ def _as_bytes(tensor: Tensor) -> memoryview:
 
 
 def _is_finite(vector: Tensor) -> bool:
-    """Return whether all numbers are finite. aminmax needs no mask as long as the vector, and returns NaN if there is
-    one.
+    """Return whether all elements are finite.
+
+    `torch.aminmax` is used because it propagates NaN and, unlike `isfinite`, does not allocate a mask for the whole
+    vector.
     """
     return not vector.numel() or all(bool(torch.isfinite(extreme)) for extreme in torch.aminmax(vector))
 
@@ -186,7 +190,9 @@ def _checked_finite(vector: Tensor) -> Tensor:
 
 
 def _explain_refusal(data: bytes, elements: int, about: Mapping[str, str]) -> PayloadError:
-    """Return an error that names the first difference. Only here is the header parsed."""
+    """Return an error that names the first difference from the expected payload. This is the only function that
+    parses a received header.
+    """
     try:
         header = decode_object(data[8:HEADER_BYTES])
     except ValueError:
@@ -239,7 +245,7 @@ _DROPPED_MANTISSA_BITS = 8
 
 
 def _quantize(vector: Tensor, largest: int) -> tuple[Tensor, Tensor]:
-    """Return the scale of each block in fp32, and the integers as int8."""
+    """Quantize a vector, and return the fp32 scale of each block and the integers as int8."""
     blocks = pad(vector, (0, -vector.numel() % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     magnitudes = torch.linalg.vector_norm(blocks, ord=torch.inf, dim=1)
     scales = _round_mantissa(magnitudes / largest).masked_fill_(magnitudes < _MIN_MAGNITUDE, 0.0)
@@ -250,7 +256,7 @@ def _quantize(vector: Tensor, largest: int) -> tuple[Tensor, Tensor]:
 
 
 def _dequantize(scales: Tensor, integers: Tensor) -> Tensor:
-    """Return the vector with these scales and integers, in fp32."""
+    """Restore an fp32 vector from its block scales and integers."""
     count = integers.numel()
     values = pad(integers.to(torch.float32), (0, -count % BLOCK_ELEMENTS)).view(-1, BLOCK_ELEMENTS)
     return values.mul_(scales.unsqueeze(1)).view(-1)[:count]
@@ -263,7 +269,7 @@ def _pack_int4(integers: Tensor) -> Tensor:
 
 
 def _unpack_int4(packed: Tensor, count: int) -> Tensor:
-    """Return the integers that `_pack_int4` packed. It never writes -8, which would be accepted."""
+    """Return the integers packed by `_pack_int4`. The value -8 is accepted, although `_pack_int4` never writes it."""
     halves = torch.stack((packed & 0x0F, packed >> 4), dim=1).view(-1)[:count]
     return halves.to(torch.int8) - _INT4_ZERO
 
@@ -279,19 +285,19 @@ def _round_mantissa(positive: Tensor) -> Tensor:
 class ErrorFeedback:
     """Adds the rounding error of one payload to the next, so that errors do not accumulate.
 
-    The error is at most about half a quantization step per number. It is kept in memory: a restarted replica loses it
-    once, and such losses do not add up. `compress` does not store the error, because the round may be aborted; call
-    `keep` once the round is committed.
+    The stored error is at most about half a quantization step per number. It is kept in memory, so a replica loses it
+    when it restarts; these losses do not accumulate. `compress` does not store the error, because the round may be
+    aborted; call `keep` once the round is committed.
     """
 
     def __init__(self) -> None:
         self.residual: Tensor | None = None
 
     def compress(self, vector: Tensor, kind: PayloadKind) -> tuple[Tensor, Tensor]:
-        """Return the vector to send, exactly as `decode_vector` will return it, and the residual for `keep`.
+        """Return the vector to send, exactly as `decode_vector` will return it, and the residual to pass to `keep`.
 
-        Cut the vector at multiples of BLOCK_ELEMENTS, otherwise its blocks will differ from those that the residual
-        assumes.
+        If the vector is sent in pieces, cut it at multiples of BLOCK_ELEMENTS. Otherwise, the pieces are quantized in
+        other blocks than the residual assumes.
         """
         compensated_vector = vector if self.residual is None else vector + self._checked_residual(self.residual, vector)
         sent = _rounded(compensated_vector, kind)

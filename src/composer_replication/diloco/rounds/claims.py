@@ -1,8 +1,8 @@
-"""Decide which process holds a rank, and which run is stored under a generation.
+"""Decide which process holds a rank, and which run is stored under a generation (the number of a run in the store).
 
-The process with the highest claim on a rank holds it. A living holder cannot be replaced, a dead one can. The holder
-increments a counter (a heartbeat). A process that wants the rank watches the counter for the length of a lease, by its
-own clock: if the counter moves, the holder is alive. Clocks of different machines are never compared.
+The process with the highest claim on a rank holds it. A living holder cannot be replaced, but a dead one can. The
+holder increments a counter (a heartbeat). A process that wants the rank watches this counter for the length of a lease,
+measured by its own clock: if the counter changes, the holder is alive. Clocks of different machines are never compared.
 """
 
 from __future__ import annotations
@@ -87,14 +87,14 @@ def claim_rank(
 
 
 def _is_real_claim(store: PatientStore, layout: Layout, rank: int, number: int) -> bool:
-    """Return whether a process made this claim: its record or its heartbeat can be read."""
+    """Return whether a process made this claim, which is certain if its record or its heartbeat can be read."""
     is_readable = read_record(store, layout, layout.claim(rank, number), functools.partial(unpack, "claim")) is not None
     return is_readable or _read_heartbeat(store, layout, rank, number) is not None
 
 
 def refuse_if_replaced(store: PatientStore, layout: Layout, rank: int, claim: int) -> None:
-    """Raise Replaced if another process has claimed the rank since, which happens if this process was paused for longer
-    than a lease.
+    """Raise Replaced if another process has claimed the rank after this claim, which happens if this process was
+    paused for longer than a lease.
     """
     newest = newest_claim(store, layout, rank, after=claim)
     if newest is not None:
@@ -130,7 +130,9 @@ def _describe_holder(holder: Mapping[str, Any]) -> str:
 
 
 def _read_heartbeat(store: PatientStore, layout: Layout, rank: int, number: int) -> int | None:
-    """Return the counter of a claim's holder; None if it cannot be read, which proves nothing about the holder."""
+    """Return the heartbeat counter of a claim, or None if it cannot be read. None does not prove that the holder is
+    dead.
+    """
 
     def unpack_count(at: str, data: bytes) -> int:
         content = unpack_fields("beat", at, data, "count")
@@ -141,14 +143,16 @@ def _read_heartbeat(store: PatientStore, layout: Layout, rank: int, number: int)
 
 
 class HeartbeatMonitor:
-    """Observes whether the holder of a claim is alive: its counter has to change within a lease."""
+    """Observes whether the holder of a claim is alive, that is, whether its heartbeat counter changes within a
+    lease.
+    """
 
     def __init__(self, store: PatientStore, layout: Layout, rank: int, claim: int, lease_s: float) -> None:
         self._read_count = functools.partial(_read_heartbeat, store, layout, rank, claim)
         self._lease_s, self._count, self._changed_at = lease_s, self._read_count(), time.monotonic()
 
     def is_alive(self) -> bool:
-        """Return whether the holder has been alive within the last lease."""
+        """Return whether the heartbeat counter has changed within the last lease."""
         count = self._read_count()
         if count is not None and count != self._count:
             self._count, self._changed_at = count, time.monotonic()
@@ -191,7 +195,7 @@ _RUN = re.compile(r"[0-9a-f]{32}")
 
 
 class _RunIdentity(NamedTuple):
-    """A run: the layout of its records, and the settings that its replicas agreed on."""
+    """The identity of a run: the layout of its records, and the settings that its replicas agreed on."""
 
     layout: Layout
     settings: Mapping[str, Any]
@@ -202,10 +206,10 @@ class _RunIdentity(NamedTuple):
 
 
 def find_run(store: PatientStore, layout: Layout) -> _RunIdentity | None:
-    """Return the run of a generation; None if no copy of its identity can be read.
+    """Return the run stored under a generation, or None if no copy of its identity can be read.
 
-    Raises GenerationRefused if an earlier version of this package began the run, or if the readable copies have no
-    majority.
+    Raises GenerationRefused if the run was started by an earlier version of this package, or if the readable copies
+    disagree and none has a majority.
     """
     copies: list[dict[str, Any]] = []
     for read in range(_IDENTITY_READS):
@@ -226,8 +230,8 @@ def find_run(store: PatientStore, layout: Layout) -> _RunIdentity | None:
 
 
 def agree_on_run(store: PatientStore, layout: Layout, settings: Mapping[str, Any]) -> _RunIdentity | None:
-    """Return the run of a generation; begin it with these settings if there is none yet. Returns None if no copy of its
-    identity can be read back.
+    """Return the run stored under a generation, and start it with these settings if it does not exist yet. Returns
+    None if no copy of its identity can be read back.
     """
     run = find_run(store, layout)
     about = {**settings, "run": uuid.uuid4().hex} if run is None else run.settings

@@ -1,10 +1,11 @@
-"""Compare the weights of replicas to the bit.
+"""Check whether the weights of all replicas are bit-identical.
 
 All replicas apply the same means, but different machines may compute different weights from them. So the first member
-of a commit writes a digest of its weights, before it offers anything to the next round, and the other members compare
-theirs with it. A comparison is open until the digest is written, or until an offer to the next round or a goodbye
-proves that it never will be; the latter is logged. If several comparisons are open, the latest decides, because its
-first member may have written its digest without resolving the earlier ones.
+of a commit (the one with the lowest rank) writes a digest of its weights before it offers anything to the next round,
+and each other member compares that digest with its own. A comparison stays open until the digest is written, or until
+it is certain that it never will be, because the first member has made an offer to the next round or has left; in that
+case, a warning is logged. If several comparisons are open, the latest one decides, because its first member may have
+written its digest without resolving the earlier comparisons.
 """
 
 from __future__ import annotations
@@ -36,7 +37,9 @@ _REASONS = {
 
 @dataclass(frozen=True)
 class _StateComparison:
-    """A comparison: the digest of my weights at a step, and the first member, whose weights should be equal."""
+    """An open comparison: a step, the digest of this replica's weights at that step, and the first member, whose
+    weights should be equal.
+    """
 
     step: int
     first: tuple[int, int]  # rank and claim
@@ -48,8 +51,9 @@ def _compare_digests(
 ) -> Verdict:
     """Return the verdict on a comparison.
 
-    `is_over` says whether the first member can no longer write its digest, and must be read before that digest. While
-    a later comparison is open, my weights are not replaced, because that comparison is about them.
+    `is_over` says whether the first member can no longer write its digest; the caller must determine it before reading
+    `first_digest`. If a later comparison is open, this comparison stays open even if the digests differ, because
+    replacing the weights would invalidate the later one.
     """
     if first_digest is None:
         return "never" if is_over else "open"
@@ -60,7 +64,9 @@ def _compare_digests(
 
 @dataclass
 class Comparisons:
-    """The open comparisons of one replica, and the last step at which its weights were equal to a first member's."""
+    """The open comparisons of one replica, and the last step at which its weights were equal to those of a first
+    member.
+    """
 
     state: GlobalState
     lease_s: float
@@ -69,7 +75,9 @@ class Comparisons:
     _unresolved: _StateComparison | None = None  # my weights differ, but the first member's could not be loaded
 
     def publish_digest(self, store: PatientStore, position: RunPosition) -> None:
-        """As the first member, write a digest of my weights, and publish the weights for replicas that differ."""
+        """Write a digest of this replica's weights, and publish the weights for replicas whose weights differ.
+        Called by the first member.
+        """
         key = self._key(position.step)
         record = pack("sum", self.state.layout.address(key), {"numbers": self.state.weights_digest(position)})
         if not store.create_verified(key, record) and self._first_digest(store, position.step) is None:
@@ -79,17 +87,20 @@ class Comparisons:
         self.agreed = position.step
 
     def begin(self, store: PatientStore, position: RunPosition, first: tuple[int, int], *, wait_s: float) -> None:
-        """As another member, begin a comparison, and wait up to `wait_s` for the first member's digest."""
+        """Begin a comparison, and wait up to `wait_s` seconds for the first member's digest. Called by the other
+        members.
+        """
         self._open.append(_StateComparison(position.step, first, self.state.weights_digest(position)))
         read_digest = functools.partial(self._first_digest, store, position.step)
         is_gone = functools.partial(self._is_gone, store, first)
         _wait(read_digest, seconds=wait_s, poll_s=self.state.settings.poll_s / 4, is_over=is_gone)
 
     def resolve(self, store: PatientStore, position: RunPosition, *, follows: bool) -> RunPosition | None:
-        """Make the open comparisons that can be made by now.
+        """Resolve all open comparisons that can be decided now.
 
-        If my weights differ, load those of the first member, and return the position of the replica with them;
-        otherwise return None. `follows` says whether commits can be applied to the weights of an earlier step.
+        If this replica's weights differ, load those of the first member, and return the replica's new position in the
+        run; otherwise, return None. `follows` says whether later commits can be applied to the weights of an earlier
+        step.
         """
         later_is_open = False
         # Newest first, because the verdict of a later comparison makes earlier ones unnecessary.
@@ -116,7 +127,7 @@ class Comparisons:
         return None
 
     def finish(self, store: PatientStore, position: RunPosition, *, follows: bool) -> RunPosition | None:
-        """Wait for open comparisons while their first members are alive, and log those that could not be made."""
+        """Wait for the open comparisons while their first members are alive, and log those that cannot be resolved."""
         until = time.monotonic() + self.state.settings.timeout_s
         loaded: RunPosition | None = None
         for comparison in sorted(self._open, key=lambda comparison: -comparison.step):
@@ -137,7 +148,7 @@ class Comparisons:
         return loaded
 
     def abandon(self, position: RunPosition) -> None:
-        """Log the open comparisons without waiting, because this replica failed."""
+        """Log the open comparisons without waiting for them, because this replica failed."""
         self._give_up(position, "failed")
 
     def _load_first_members_weights(
@@ -149,7 +160,9 @@ class Comparisons:
         *,
         follows: bool,
     ) -> RunPosition | None:
-        """Load the first member's weights, because mine differ; return None if they are outdated or unavailable."""
+        """Load the first member's weights, because this replica's weights differ. Returns None if they are outdated
+        or unavailable.
+        """
         where = (comparison.step, position.rank, comparison.first[0])
         differ = "step %d: the weights of rank %d differ from those of rank %d; "
         if comparison.step <= self.agreed:
@@ -184,7 +197,9 @@ class Comparisons:
         until: float,
         is_over: Callable[[], bool],
     ) -> T | None:
-        """Call `read` until it returns something, `is_over` returns True, or the first member is no longer alive."""
+        """Call `read` repeatedly until it returns a value, `is_over` returns True, the first member is no longer
+        alive, or the time is up.
+        """
         monitor = HeartbeatMonitor(store, self.state.layout, *comparison.first, self.lease_s)
         return _wait(
             read,
@@ -194,10 +209,11 @@ class Comparisons:
         )
 
     def _wait_for_digest(self, store: PatientStore, comparison: _StateComparison, until: float) -> None:
-        """Wait until the first member has written its digest, or it is certain that it will not.
+        """Wait until the first member has written its digest, or until it is certain that it never will.
 
-        A first member that trains on after my last step writes no digest for it, as its offer to the next round shows.
-        That offer proves it only after a grace period: with delayed exchanges, an offer may be made as a run ends.
+        If the run has ended for this replica but the first member continues to train, the first member writes no digest
+        for this step. Its offer to the next round shows this, but only after a grace period: with delayed exchanges, a
+        replica may make such an offer although its run is ending.
         """
         offered_at: list[float] = []
 
@@ -210,7 +226,9 @@ class Comparisons:
         self._wait_while_alive(store, comparison, read_digest, until=until, is_over=has_continued)
 
     def _is_past(self, store: PatientStore, comparison: _StateComparison) -> bool:
-        """Return whether a state of a later step is published, so that nobody will publish this one."""
+        """Return whether a state of a later step has been published. If so, no replica will publish the state of
+        this step.
+        """
         return self.state.newest_step(store) > comparison.step
 
     def _is_over(self, store: PatientStore, position: RunPosition, comparison: _StateComparison) -> bool:
@@ -238,7 +256,7 @@ class Comparisons:
         return self.state.layout.key("sums", f"{step:08d}")
 
     def _give_up(self, position: RunPosition, why: str, *, since: int = 0) -> None:
-        """Drop the open comparisons of steps from `since` on, and log them."""
+        """Drop and log the open comparisons at step `since` and later."""
         for comparison in self._open:
             if comparison.step >= since:
                 agreed = f"; they have been equal since step {self.agreed}" if self.agreed > comparison.step else ""
@@ -253,7 +271,7 @@ class Comparisons:
 
 
 def _warn(result: str, text: str, *values: object) -> None:
-    """Log the result of a comparison. The log record gets `result` as its attribute `comparison`."""
+    """Log a warning about a comparison. The log record stores `result` in its attribute `comparison`."""
     _log.warning(text, *values, extra={"comparison": result})
 
 

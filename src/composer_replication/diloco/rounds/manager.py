@@ -1,7 +1,7 @@
-"""A manager for torchft's DiLoCo that holds its rounds over an object store.
+"""Provide a manager for torchft's DiLoCo that averages weights in rounds over an object store.
 
-`ObjectStoreManager` has the methods of torchft's manager that DiLoCo calls, and some for our own outer loop. Each round
-runs in its own thread, so that training may continue while tensors are exchanged.
+`ObjectStoreManager` has the methods of torchft's manager that DiLoCo calls, and a few more for our own outer loop. Each
+round runs in its own thread, so that training may continue while tensors are exchanged.
 """
 
 from __future__ import annotations
@@ -38,7 +38,9 @@ StateFns = tuple[Callable[[Any], None], Callable[[], Any]]
 
 
 class _Count(int):
-    """An int that can be called: `num_participants` is a method of torchft's manager, and a property of others."""
+    """An int that can also be called, because `num_participants` is a method in torchft's manager but a property in
+    other managers.
+    """
 
     def __call__(self) -> int:
         return int(self)
@@ -118,14 +120,16 @@ class ObjectStoreManager:
     # Called by DiLoCo.
 
     def register_state_dict_fn(self, key: str, load_fn: Callable[[Any], None], value: Callable[[], Any]) -> None:
-        """Register a part of the global state: `value` returns it for publishing, and `load_fn` loads it in a heal."""
+        """Register a part of the global state: `value` returns it for publishing, and `load_fn` loads it when the
+        replica has to load a newer state.
+        """
         self._state_dict_fns[key] = (load_fn, value)
 
     def allow_state_dict_read(self) -> None:
-        """Do nothing, because states are read in `start_quorum`, by the training thread."""
+        """Do nothing, because the training thread itself reads states, in `start_quorum`."""
 
     def disallow_state_dict_read(self) -> None:
-        """Do nothing; see `allow_state_dict_read`."""
+        """Do nothing, for the same reason as `allow_state_dict_read`."""
 
     def start_quorum(self, **_options: Any) -> None:
         """Begin a round: join the run if needed, catch up with the others, and publish a state if one is due."""
@@ -133,10 +137,12 @@ class ObjectStoreManager:
         self._round = _Round()
 
     def wait_quorum(self) -> None:
-        """Do nothing, because the members of a round are decided when the offers have been made."""
+        """Do nothing, because the members of a round are decided only after the offers have been made."""
 
     def allreduce(self, tensor: Tensor, **_options: Any) -> RoundWork:
-        """Average a tensor in place, together with all other tensors of its round. Returns a handle to wait for."""
+        """Average a tensor in place, in the same round as all other tensors passed since `start_quorum`. Returns a
+        handle to wait for.
+        """
         if self._round is None:
             self.start_quorum()
         assert self._round is not None
@@ -150,7 +156,7 @@ class ObjectStoreManager:
         return RoundWork(self)
 
     def should_commit(self, **_options: Any) -> bool:
-        """Wait for the round, and return whether it was committed. If so, its tensors now hold the mean."""
+        """Wait for the round to end, and return whether it was committed. If so, its tensors now hold the mean."""
         ended = self._finish_round()
         self._round = None
         return self._membership.end_round(ended)
@@ -176,24 +182,26 @@ class ObjectStoreManager:
     # Called by our own outer loop and by trainers.
 
     def follow(self, follower: Follower) -> None:
-        """Join the run now, and continue from its weights. `follower` applies commits between rounds."""
+        """Join the run now, and continue from its current weights. `follower` applies commits between rounds."""
         self._membership.follower = follower
         self._membership.join()
 
     def end_after(self, commits: int) -> None:
-        """Set the number of commits after which no round is held. It applies even to a round that is under way."""
+        """Set the number of commits after which the run ends. The limit also applies to a round that is already
+        under way.
+        """
         self._membership.end_after(commits)
 
     def agree_on_weights(self) -> None:
-        """Make the global weights equal at all replicas, in every bit. Call it after the last round."""
+        """Make the global weights of all replicas bit-identical. Call this after the last round."""
         self._membership.agree_on_weights()
 
     def close(self) -> None:
-        """Leave the run, so that the others do not wait for this replica. The first member also publishes the last
+        """Leave the run, so that the other replicas do not wait for this one. The first member also publishes the last
         state.
 
-        A replica that is closed while an exception is handled, or before it has the commits of `end_after`, has not
-        finished: the others expect that it may be restarted.
+        A replica that is closed during exception handling, or before it has the number of commits set by `end_after`,
+        counts as unfinished: the other replicas expect that it may be restarted.
         """
         self._close(failed=sys.exc_info()[0] is not None)
 
@@ -226,7 +234,9 @@ class ObjectStoreManager:
         return membership.run_round(membership.new_round(membership.store, vector, weight=weight, feedback=feedback))
 
     def _get_feedback(self, step: int) -> ErrorFeedback | None:
-        """Return the error feedback for the fragment of this step; None if payloads are not rounded."""
+        """Return the error feedback for the fragment that is exchanged at this step, or None if payloads are not
+        rounded.
+        """
         if self._settings.payload == "fp32":
             return None
         return self._feedback.setdefault(step % self._membership.num_fragments, ErrorFeedback())
@@ -246,7 +256,7 @@ class ObjectStoreManager:
 
 
 class _Round:
-    """A round and its thread, which starts as soon as all tensors have been passed to `allreduce`."""
+    """A round and the thread that runs it. The thread starts as soon as all tensors have been passed to `allreduce`."""
 
     def __init__(self) -> None:
         self.tensors: list[Tensor] = []
@@ -279,7 +289,7 @@ class _Round:
 
 
 class RoundWork:
-    """The handle that `allreduce` returns. Its `wait` returns when the round has ended."""
+    """The handle that `allreduce` returns. Its `wait` method returns when the round has ended."""
 
     def __init__(self, manager: ObjectStoreManager) -> None:
         self._manager = manager
@@ -299,7 +309,9 @@ class RoundWork:
 
 
 def _find_store(store: Any, rank: int | None, world_size: int | None) -> tuple[ObjectStore, int, int]:
-    """Return the store, the rank and the world size: the arguments, or else those of an ObjectStoreAllReduce."""
+    """Return the store, the rank and the world size. A rank or world size of None is taken from the
+    ObjectStoreAllReduce passed as `store`.
+    """
     objects: ObjectStore = open_store(store) if isinstance(store, str) else getattr(store, "objects", store)
     rank = getattr(store, "rank", None) if rank is None else rank
     world_size = getattr(store, "world_size", None) if world_size is None else world_size
