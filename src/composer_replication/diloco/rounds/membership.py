@@ -1,4 +1,5 @@
-"""A replica's membership in a run: joining, catching up with the others, advancing to the next round, and leaving.
+"""Manage a replica's membership in a run: joining, catching up with the other replicas, advancing to the next round,
+and leaving.
 
 `Membership` does what is needed between two rounds. `_Retention` deletes objects that no replica needs any more.
 """
@@ -41,14 +42,14 @@ _MAX_VOIDS = 3
 
 
 class Follower(Protocol):
-    """The part of an outer loop with which a manager applies commits between two rounds."""
+    """The methods of an outer loop that a manager uses to apply commits between two rounds."""
 
     def blanks(self, step: int) -> list[Tensor]:
-        """Return uninitialized tensors in the shapes that a round of this step averages."""
+        """Return uninitialized tensors with the shapes of the tensors that are averaged in the round of this step."""
         ...
 
     def apply(self, step: int, means: Sequence[Tensor]) -> None:
-        """Make one outer step with these means, starting from the global weights, as after a round."""
+        """Take one outer step with these means, starting from the global weights, as after a round."""
         ...
 
     def restore(self) -> None:
@@ -58,7 +59,7 @@ class Follower(Protocol):
 
 @dataclass
 class Membership:
-    """The state of one replica between rounds, and its actions there."""
+    """The state of one replica between rounds, and the actions that it takes there."""
 
     objects: ObjectStore
     traffic: Traffic
@@ -96,7 +97,9 @@ class Membership:
         return max(1, sum(key.startswith(FRAGMENT) for key in self.functions))
 
     def num_tensors(self) -> int | None:
-        """Return the number of tensors that the round of this step averages; None if no state function tells it."""
+        """Return the number of tensors that are averaged in the round of the current step, or None if it is unknown
+        because no state function is registered for them.
+        """
         key = f"{FRAGMENT}{self.position.step % self.num_fragments}"
         # The state function copies the weights, so the number is cached.
         if key in self.functions and key not in self._num_tensors:
@@ -105,11 +108,11 @@ class Membership:
 
     @property
     def is_over(self) -> bool:
-        """Whether to skip the current round, because the run has ended.
+        """Whether to skip the current round because the run has ended.
 
-        Either the run has all its commits, or this replica has just caught up with replicas that have all finished. In
-        the second case its training loop has not seen the new step yet; if it continues, it takes part in the next
-        round.
+        The run has ended if it has all its commits, or if this replica has just caught up with replicas that have all
+        finished. In the latter case, the training loop of this replica has not seen the new step yet; if the loop
+        continues, the replica takes part in the next round.
         """
         return self._skips_round or (self.position.commits is not None and self.position.step >= self.position.commits)
 
@@ -118,7 +121,9 @@ class Membership:
         self.position = replace(self.position, commits=commits)
 
     def join(self, *, training: bool = False) -> None:
-        """Agree on the settings of the run, claim the rank and load the weights. Does nothing the second time."""
+        """Agree on the settings of the run, claim the rank and load the weights. Does nothing if the replica has
+        already joined.
+        """
         if self._heartbeat is not None:
             return
         store = self.store
@@ -163,9 +168,9 @@ class Membership:
             self._retention.sweep(store, self.position.step, self._state.readable_names(store))
 
     def end_round(self, ended: RoundResult) -> bool:
-        """Advance if the round was committed, and return whether it was.
+        """Advance to the next step if the round was committed, and return whether it was.
 
-        A replica that was not a member of the round announces its return.
+        If the round was committed without this replica, announce its return to the others.
         """
         if ended.result == "void":
             self._on_void(ended)
@@ -178,7 +183,9 @@ class Membership:
         return True
 
     def heal(self) -> None:
-        """Load a newer state, because the mean of the current round is gone or belongs to another history."""
+        """Load a newer state, because the mean of the current round no longer exists or belongs to another history
+        of commits.
+        """
         store = self.store
         if self.functions:
             self.position = self._state.wait_for_newer(store, self.position)
@@ -190,7 +197,9 @@ class Membership:
         self._announce_return(store)
 
     def agree_on_weights(self) -> None:
-        """Compare weights at the end of a run, and load the first member's weights if mine differ in any bit."""
+        """Compare weights at the end of a run, and load the first member's weights if this replica's are not
+        bit-identical.
+        """
         store = self.store
         # As before a round, resolve open comparisons before a digest of my weights is written.
         self._resolve_comparisons(store, training=False)
@@ -198,10 +207,11 @@ class Membership:
         self._finish_comparisons()
 
     def run_round(self, round: Round) -> RoundResult:
-        """Take part in a round. If it times out, write a goodbye and raise the error again.
+        """Take part in a round. If it times out, record that this replica has left, and re-raise the error.
 
-        The caller may end without calling `leave`, so the goodbye keeps the others from waiting for this process in
-        later rounds. The offer to this round still counts, because it may be sealed already.
+        The caller may exit without calling `leave`, so this record (a goodbye) keeps the other replicas from waiting
+        for this process in later rounds. The replica's offer to the current round still counts, because it may already
+        be sealed.
         """
         try:
             return round.run()
@@ -212,10 +222,11 @@ class Membership:
             raise
 
     def leave(self, *, failed: bool = False) -> None:
-        """Write a goodbye. The first member also publishes the last state, for replicas that join later.
+        """Record that this replica has left the run (a goodbye). The first member also publishes the last state, for
+        replicas that join later.
 
-        The goodbye of a process that failed, or has fewer commits than the run needs, says that it has not finished:
-        it may be restarted.
+        If the process failed, or has fewer commits than the run needs, the goodbye marks it as unfinished, because it
+        may be restarted.
         """
         if self._heartbeat is None:
             return
@@ -239,7 +250,7 @@ class Membership:
         store.put(key, pack("goodbye", self.layout.address(key), goodbye._asdict()))
 
     def _compare_if_due(self, store: PatientStore) -> None:
-        """Resolve open comparisons, and compare weights if a state is published at this step."""
+        """Resolve open comparisons of weights, and compare weights now if a state is published at this step."""
         self._resolve_comparisons(store, training=True)
         if self.position.step % self.state_every == 0:
             self._compare(store)
@@ -250,7 +261,9 @@ class Membership:
         self._continue_from(store, self._comparisons.resolve(store, self.position, follows=follows), training=training)
 
     def _compare(self, store: PatientStore) -> None:
-        """As the first member, publish a digest of my weights; otherwise begin to compare mine with that digest."""
+        """If this replica is the first member, publish a digest of its weights; otherwise, begin to compare its
+        weights with the first member's digest.
+        """
         position = self.position
         if (
             not self.functions
@@ -273,9 +286,11 @@ class Membership:
         self._continue_from(store, self._comparisons.finish(store, self.position, follows=follows), training=False)
 
     def _continue_from(self, store: PatientStore, loaded: RunPosition | None, *, training: bool) -> None:
-        """Continue from the first member's weights, which were loaded in place of mine, and apply the commits since.
+        """Continue from the first member's weights, which have replaced those of this replica, and apply all later
+        commits.
 
-        Does nothing if `loaded` is None. Outside of training, StateUnreadable is raised if a commit cannot be applied.
+        Does nothing if `loaded` is None. Raises StateUnreadable if a commit cannot be applied, unless `training` is
+        true.
         """
         if loaded is None:
             return
@@ -291,12 +306,14 @@ class Membership:
             )
 
     def _announce_return(self, store: PatientStore) -> None:
-        """Announce that this replica has returned, so that the others wait for it."""
+        """Write a record that this replica has returned, so that the others wait for it."""
         key = self.layout.here(self.position.step, self.position.rank)
         store.put(key, pack("here", self.layout.address(key), {}))
 
     def _others_have_finished(self, store: PatientStore) -> bool:
-        """Return whether all other members of the last commit have the commits that this replica needs."""
+        """Return whether all other members of the last commit have finished with at least the number of commits that
+        this replica needs.
+        """
         members = () if self.position.last is None else self.position.last.members
         other_ranks = {member.id.rank for member in members} - {self.position.rank}
         departures = read_departures(store, self.layout)
@@ -309,7 +326,9 @@ class Membership:
         return self.position.last is not None and self.position.last.members[0].id[:2] == self._process_id()
 
     def _agree_on_settings(self, store: PatientStore) -> None:
-        """Begin the run with my settings, or compare them with the run's. Raises GenerationRefused if they differ."""
+        """Start the run with this replica's settings, or compare them with those of the existing run. Raises
+        GenerationRefused if they differ.
+        """
         settings = self.settings
         mine = {
             "world_size": settings.world_size,
@@ -335,7 +354,9 @@ class Membership:
             raise GenerationRefused(explain(where, got="a run that was closed", expected="an open run", fix=fix))
 
     def _catch_up(self, store: PatientStore, *, margin: int) -> bool:
-        """Catch up until at most `margin` commits are missing. Returns whether weights were replaced."""
+        """Apply commits until this replica is at most `margin` commits behind the run. Returns whether its weights
+        were replaced.
+        """
         if read_commit(store, self.layout, self.position.step + margin) is None:
             return False
         replaced = False
@@ -367,7 +388,7 @@ class Membership:
         return True
 
     def make_vector(self, tensors: list) -> RoundVector:
-        """Return the tensors of a round as a vector, with shards for the members of the last commit."""
+        """Return the tensors of a round as one vector, divided into shards among the members of the last commit."""
         last = self.position.last
         parties = self.settings.world_size if last is None else len(last.members)
         return RoundVector(tensors, parties=parties, shard_elements=max(1, self.settings.shard_bytes // 4))
@@ -375,7 +396,7 @@ class Membership:
     def new_round(
         self, store: PatientStore, vector: RoundVector, *, weight: float, feedback: ErrorFeedback | None = None
     ) -> Round:
-        """Return the round of the current step, in which this replica can take part."""
+        """Return a Round object with which this replica can take part in the round of the current step."""
         return Round(store, self.layout, self.settings, self.position, vector, weight, self.pool, feedback=feedback)
 
     def _advance(self, outcome: RoundOutcome) -> None:
@@ -384,9 +405,9 @@ class Membership:
         self.position = replace(position, step=position.step + 1, base=base, last=outcome, first_trial=0)
 
     def _on_replaced_weights(self, *, training: bool) -> None:
-        """Let this replica join rounds without weight until its training has started from the new global weights.
+        """Make this replica join rounds with weight zero until its training has started from the new global weights.
 
-        What it has trained from other weights must not be averaged.
+        Updates that were trained from other weights must not be averaged.
         """
         if self.follower is not None:
             self.follower.restore()
@@ -406,14 +427,14 @@ class Membership:
 
 
 def _next_history(base: str, step: int, outcome: RoundOutcome) -> str:
-    """Return the digest of the history after a commit. Two replicas share it exactly if they
-    applied the same commits.
+    """Return the digest of a replica's commit history after one more commit. Two replicas have the same digest
+    exactly if they applied the same commits.
     """
     return digest({"before": base, "step": step, "means": outcome.means, "members": outcome.members})
 
 
 def _shorten(value: object) -> object:
-    """Shorten a value that another replica wrote, for a message."""
+    """Return a value written by another replica, shortened for use in a message."""
     return value if value is None or isinstance(value, int) else str(value)[:80]
 
 
@@ -427,8 +448,9 @@ _STEP = re.compile(r"/(\d{8})/")
 class _Retention:
     """Deletes objects that no replica needs any more. Only the first member does this, which saves requests.
 
-    Shards of offers are deleted after `keep_rounds` commits; until then, they may be needed to compute a damaged mean
-    again. Means are kept from the older of the two newest states on, because a replica that loads it applies them.
+    The shards of offers are deleted after `keep_rounds` commits, because until then they may be needed to recompute a
+    damaged mean. The two newest states are kept, and so are all means since the older of them, because a replica that
+    loads this state applies the means.
     """
 
     def __init__(self, layout: Layout, keep_rounds: int) -> None:
@@ -436,7 +458,9 @@ class _Retention:
         self._offers_from = self._means_from = -1  # -1: unknown
 
     def sweep(self, store: PatientStore, step: int, names: Sequence[str]) -> None:
-        """Delete what is no longer needed at this step. `names` are the readable states, newest first."""
+        """Delete objects that are no longer needed at this step. `names` are the names of the readable states,
+        newest first.
+        """
         for name in names[_KEPT_STATES:]:
             store.delete([self._layout.key("states", name), *store.keys(self._layout.key("statedata", name))])
         kept_names = names[:_KEPT_STATES]
@@ -453,7 +477,9 @@ class _Retention:
         self._means_from = max(self._means_from, means_until)
 
     def _find_oldest_round(self, store: PatientStore) -> int:
-        """Return the first round that still has shards; earlier first members may have deleted some."""
+        """Return the first round that still has shards, because an earlier first member may have deleted those of
+        older rounds.
+        """
         keys = store.keys(self._layout.key("d"))
         match = _STEP.search(keys[0].removeprefix(self._layout.key("d"))) if keys else None
         return int(match[1]) if match else 0

@@ -1,4 +1,4 @@
-"""A store whose failing calls are repeated until the time of a round is up, and the errors of rounds.
+"""Retry failing calls to a store until the time limit of a round, and define the errors of rounds.
 
     RoundError (RuntimeError)
     ├── RoundTimeout (TimeoutError)     a round did not end in time; the message names the missing ranks
@@ -10,7 +10,7 @@
     ├── StateUnreadable                 a state that this replica needs cannot be read
     └── OfferUnreadable                 an offer of this replica cannot be read back, even after several tries
 
-A vector of another shape or type raises ShapeError; a failure of the store raises StoreError.
+A vector with a different shape or type raises ShapeError; a failure of the store raises StoreError.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _FIRST_PAUSE_S, _LONGEST_PAUSE_S = 0.02, 2.0
 
 @dataclass
 class Traffic:
-    """Counts of the bytes and requests of one replica."""
+    """The numbers of bytes and requests that one replica has sent and received."""
 
     sent: int = 0
     received: int = 0
@@ -45,17 +45,18 @@ class Traffic:
         self._lock = Lock()
 
     def add(self, **counts: int) -> None:
-        """Add to the counts. Thread-safe."""
+        """Add to the counts. This method is thread-safe."""
         with self._lock:
             for name, count in counts.items():
                 setattr(self, name, getattr(self, name) + count)
 
 
 class PatientStore:
-    """An ObjectStore whose calls are counted, and repeated while the store is unavailable.
+    """An ObjectStore that counts its calls, and repeats them while the store is unavailable.
 
-    If the answer to a `create` is lost, its repetition finds the object that the first call wrote, and returns False.
-    So the return value of `create` is not reliable: read the object back to find out who wrote it.
+    If the answer to a `create` call is lost, the repeated call finds the object that the first call wrote, and returns
+    False. The return value of `create` is therefore not reliable: read the object back to find out which process wrote
+    it.
     """
 
     def __init__(self, store: ObjectStore, traffic: Traffic, *, patience_s: float) -> None:
@@ -77,16 +78,17 @@ class PatientStore:
         return created
 
     def create_verified(self, key: str, record: bytes) -> bool:
-        """Create a record unless it exists. Returns whether this call created it and has read it back.
+        """Create a record unless one exists at this key. Returns whether this call created it and could read it
+        back.
 
-        A record that cannot be read back is written again.
+        A record that cannot be read back is rewritten.
         """
         return self.create(key, record) and self.put_verified(key, record, written=True)
 
     def put_verified(self, key: str, data: bytes, *, written: bool = False) -> bool:
-        """Write an object and read it back, up to three times. Returns whether it was read back.
+        """Write an object and read it back, with up to three writes. Returns whether the object could be read back.
 
-        With `written`, the first write has been done already.
+        If `written` is true, the caller has already done the first write.
         """
         for _ in range(_WRITES):
             if not written:
@@ -133,36 +135,38 @@ class PatientStore:
 
 
 class RoundError(ComposerError, RuntimeError):
-    """A round that cannot continue for this replica."""
+    """Raised if a replica cannot continue with a round."""
 
 
 class RoundTimeout(RoundError, TimeoutError):
-    """A round that did not end in time."""
+    """Raised if a round does not end in time."""
 
 
 class QuorumLeft(RoundTimeout):
-    """So many replicas have finished that there can be no quorum."""
+    """Raised if so many replicas have finished that there can be no quorum."""
 
 
 class RankTaken(RoundError, ValueError):
-    """Another living process holds this rank."""
+    """Raised if another living process holds this rank."""
 
 
 class Replaced(RoundError):
-    """Another process has taken this rank while this process was paused."""
+    """Raised if another process has taken this rank while this process was paused."""
 
 
 class GenerationRefused(RoundError, ValueError):
-    """The generation has a run with other settings, a closed run, or none."""
+    """Raised if the generation (the number of a run in the store) has a run with other settings, a closed run, or no
+    run.
+    """
 
 
 class StaleRound(RoundError, ValueError):
-    """The store has rounds of an earlier run."""
+    """Raised if the store contains rounds of an earlier run."""
 
 
 class StateUnreadable(RoundError):
-    """A state that this replica needs cannot be read, or was never published."""
+    """Raised if a state that this replica needs cannot be read, or was never published."""
 
 
 class OfferUnreadable(RoundError):
-    """An offer of this replica cannot be read back, and there is no quorum without it."""
+    """Raised if an offer of this replica cannot be read back, and there is no quorum without it."""

@@ -23,7 +23,7 @@ _PATIENCE_S = 30.0
 
 @dataclass(frozen=True)
 class RoundSummary:
-    """A committed round."""
+    """A summary of one committed round."""
 
     step: int
     members: tuple[int, ...]  # ranks
@@ -48,12 +48,14 @@ class RunProgress:
 
     @property
     def members(self) -> tuple[int, ...]:
-        """The ranks of the last commit."""
+        """The ranks that took part in the last commit."""
         return self.rounds[-1].members if self.rounds else ()
 
     @property
     def stragglers(self) -> tuple[int, ...]:
-        """The ranks that others in the open round wait for; empty if nobody has offered yet."""
+        """The ranks for which the other replicas in the open round are waiting; empty if no replica has made an
+        offer yet.
+        """
         return tuple(sorted(set(self.expected) - set(self.offered))) if self.offered else ()
 
     @property
@@ -62,7 +64,7 @@ class RunProgress:
 
 
 def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 20) -> RunProgress:
-    """Return the progress of a run. Raises GenerationRefused if this generation has no run."""
+    """Return the progress of a run. Raises GenerationRefused if no run is stored under this generation."""
     patient = PatientStore(store, Traffic(), patience_s=_PATIENCE_S)
     run = find_run(patient, Layout(generation))
     if run is None:
@@ -91,9 +93,10 @@ def read_progress(store: ObjectStore, generation: int = 0, *, num_rounds: int = 
 
 
 def _find_open_step(store: PatientStore, layout: Layout) -> int:
-    """Return the first step without a commit, by binary search, which works because outcomes are never deleted.
+    """Return the first step without a commit.
 
-    A step whose commit is unreadable counts as committed if the next step has a commit.
+    The step is found by binary search, which works because outcomes of rounds are never deleted. A step whose commit is
+    unreadable counts as committed if the next step has a commit.
     """
 
     def is_committed(step: int) -> bool:
