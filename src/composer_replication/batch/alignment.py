@@ -38,7 +38,7 @@ class Sequences:
         return self.input_ids.flatten()[rows_N + 1]
 
     def rows_predicting(self, counted_BT: Tensor) -> Tensor:
-        """Return the indices of the rows that predict the marked tokens, in order."""
+        """Return the indices of the rows that predict the marked tokens, in ascending order."""
         # No row predicts the first real token of a sequence, so a mark there selects nothing.
         targets = counted_BT[:, 1:]
         if self.attention_mask is not None:
@@ -73,7 +73,7 @@ class Sequences:
             )
 
     def longest(self) -> Tensor:
-        """Return the ids of the sequence with the most tokens, without its padding."""
+        """Return the token ids of the longest sequence, without its padding."""
         if self.attention_mask is None:
             return self.input_ids[0]
         is_token = self.attention_mask.bool()
@@ -150,11 +150,11 @@ def check_alignment(student: Sequences, student_rows: Tensor, teacher: Sequences
 
 
 def positions_in_sites(*sides: Tensor) -> Tensor:
-    """Return each row's position within its site: 0, 1, 2, ... counted from the site's first token.
+    """Return each row's position within its error site: 0, 1, 2, ... counted from the site's first token.
 
-    `sides` are the row indices of the student and of the teacher. A new site begins where the indices of either side
-    are not consecutive. This separates all sites: two hints for one turn have two contexts, two turns have at least a
-    header between them, and the last row of a sequence predicts nothing.
+    `sides` are the row indices of the student and of the teacher. A new site begins wherever the student's or the
+    teacher's indices are not consecutive. This rule separates all sites: two hints for one turn have separate contexts,
+    two turns have at least a header between them, and the last row of a sequence predicts nothing.
     """
     index_N = torch.arange(sides[0].numel(), device=sides[0].device)
     is_consecutive = torch.ones_like(index_N[1:], dtype=torch.bool)

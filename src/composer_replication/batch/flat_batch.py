@@ -67,7 +67,9 @@ def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -
 
 
 class NeededChannels(NamedTuple):
-    """What a step will use: channel 2, channel 3, reference log-probs for channel 3, and the contrast."""
+    """The optional inputs that a training step needs: those of channel 2 (hint distillation), those of channel 3
+    (preference pairs), the reference log-probs of the pairs, and the contrast with an unrelated hint.
+    """
 
     hints: bool = True
     pairs: bool = True
@@ -76,7 +78,9 @@ class NeededChannels(NamedTuple):
 
 
 class _HintRows(NamedTuple):
-    """The rows of channel 2: row n of the student and row n of the teacher predict the same token."""
+    """The rows of channel 2 (hint distillation): row n of the student and row n of the teacher predict the same
+    token.
+    """
 
     teacher: Sequences
     student_rows: Tensor
@@ -84,7 +88,7 @@ class _HintRows(NamedTuple):
 
 
 def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, needed: NeededChannels) -> FlatBatch:
-    """Read the inputs into a batch with the rows of every needed channel.
+    """Check a batch's inputs and return a FlatBatch with the rows of every needed channel.
 
     All checks run here, before the first forward pass. A key whose value is None counts as absent.
     """
@@ -120,7 +124,7 @@ def read_flat_batch(inputs: Mapping[str, Tensor], num_embeddings: int, needed: N
 
 
 def check_inputs(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str, Tensor]:
-    """Drop inputs that are None. Raises on unknown keys and on token ids outside the vocabulary."""
+    """Return the inputs that are not None. Raises on unknown keys and on token ids outside the vocabulary."""
     tensors = {key: value for key, value in inputs.items() if value is not None}  # pyright: ignore[reportUnnecessaryComparison]
     _check_keys(tensors)
     _check_ids_in_vocabulary(tensors, num_embeddings)
@@ -128,7 +132,7 @@ def check_inputs(inputs: Mapping[str, Tensor], num_embeddings: int) -> dict[str,
 
 
 def _check_keys(inputs: Mapping[str, Tensor]) -> None:
-    """Raise on unknown keys that begin with one of our prefixes, and on values that are not tensors."""
+    """Raise on unknown keys that begin with one of this package's prefixes, and on values that are not tensors."""
     # A misspelled key with one of our prefixes would silently switch off its channel. Other keys are not ours to judge.
     known_keys = {*STUDENT_KEYS, *HINT_KEYS, *CONTRAST_KEYS, *PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL}
     for key, value in inputs.items():
@@ -144,7 +148,7 @@ def _check_keys(inputs: Mapping[str, Tensor]) -> None:
 
 
 def _check_ids_in_vocabulary(inputs: Mapping[str, Tensor], num_embeddings: int) -> None:
-    """Raise InputError if an id has no embedding; padding is checked too."""
+    """Raise InputError if a token id, including one at padding, has no embedding."""
     # On CUDA an index out of range triggers a device-side assert, after which the process can no longer use the GPU.
     for key in ID_KEYS:
         ids = inputs.get(key)
@@ -175,7 +179,7 @@ def _read_student(inputs: Mapping[str, Tensor]) -> tuple[Sequences, Tensor]:
 
 
 def _read_hints(inputs: Mapping[str, Tensor], student: Sequences) -> _HintRows | None:
-    """Return the inputs of channel 2, or None if all its keys are absent or empty."""
+    """Return the inputs of channel 2 (hint distillation), or None if all its keys are absent or empty."""
     present = _present_keys(inputs, HINT_KEYS)
     if not present:
         return None
@@ -220,8 +224,8 @@ def _read_contrast(
 def read_pairs(
     inputs: Mapping[str, Tensor], *, needs_reference: bool
 ) -> tuple[Sequences, PairRows] | tuple[None, None]:
-    """Return the sequences of channel 3, the chosen ones first, and its rows; None if all its keys
-    are absent or empty.
+    """Return the sequences and rows of channel 3 (preference pairs), with the chosen sequences first; return None
+    for both if all its keys are absent or empty.
     """
     present = _present_keys(inputs, (*PAIR_REQUIRED, *PAIR_REFERENCE, *PAIR_OPTIONAL))
     if not present:
@@ -254,7 +258,9 @@ def _explain_missing_keys(channel: str, present: list[str], *missing: str) -> st
 
 
 def _check_mask_matches_rows(inputs: Mapping[str, Tensor], student: Sequences, rows: Tensor) -> None:
-    """Raise BatchKeyError if there is a mask in addition to the index pairs and it marks other tokens."""
+    """Raise BatchKeyError if the inputs contain a mask as well as index pairs, and the mask marks other tokens than
+    the pairs.
+    """
     if (mask := inputs.get("sdpo_loss_mask")) is None:
         return
     counted = token_mask(mask, student.input_ids.shape, "sdpo_loss_mask")
@@ -270,7 +276,9 @@ def _check_mask_matches_rows(inputs: Mapping[str, Tensor], student: Sequences, r
 
 
 def _rows_without_index_pairs(inputs: Mapping[str, Tensor], student: Sequences, teacher: Sequences) -> Tensor:
-    """Return the rows of channel 2 without index pairs: position t holds the same token on both sides."""
+    """Return the rows of channel 2 for a batch without index pairs, in which student and teacher have the same token
+    at the same position.
+    """
     shape = student.input_ids.shape
     if teacher.input_ids.shape != shape:
         raise ShapeError(

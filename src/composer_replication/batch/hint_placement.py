@@ -102,18 +102,20 @@ class _HintTarget(NamedTuple):
     first: int
 
     def text(self, *messages: Message, prompt: bool = False) -> str | None:
-        """Return the template's rendering, or None if it rejects the messages."""
+        """Return the template's rendering of the messages, or None if it rejects them."""
         try:
             return self.renderer.template.render(messages, prompt=prompt)
         except InputError:
             return None
 
     def ids(self, text: str) -> list[int]:
-        """Encode escaped text."""
+        """Encode escaped text as token ids."""
         return self.renderer.encoder.encode([text])[0]
 
     def before(self, last_text: str) -> list[Message] | None:
-        """Return a short conversation whose last message has the role of the message before the turn."""
+        """Return a short conversation that ends with `last_text` in the role of the message before the turn; None if
+        the turn is the first message.
+        """
         dialect, role = self.renderer.dialect, self.span.previous_role
         if role == "user":
             return [user(last_text)]
@@ -127,7 +129,7 @@ class _HintTarget(NamedTuple):
 
 
 def _insert_before_turn(target: _HintTarget, hint: str) -> _Splice | None:
-    """Insert a message between the last message and the turn's header."""
+    """Insert the hint as a message of its own between the last message and the turn's header."""
     messages = target.before("m")
     plain = target.text(*messages) if messages else None
     if messages is None or plain is None:
@@ -146,7 +148,7 @@ def _insert_before_turn(target: _HintTarget, hint: str) -> _Splice | None:
 
 
 def _append_to_last_message(target: _HintTarget, hint: str) -> _Splice | None:
-    """Append to the text of the message before the turn."""
+    """Append the hint to the text of the message before the turn."""
     messages = target.before(_PROBE_WORD) if target.span.previous_role != "assistant" else None
     text = target.text(*messages) if messages else None
     if text is None or _PROBE_WORD not in text:
@@ -163,7 +165,9 @@ def _append_to_last_message(target: _HintTarget, hint: str) -> _Splice | None:
 
 
 def _insert_at_head(target: _HintTarget, hint: str) -> _Splice | None:
-    """Insert a message before the first user message; if there can be none, prepend the hint to that message's text."""
+    """Insert the hint as a message before the first user message; if the template allows no message there, prepend
+    the hint to the text of the user message.
+    """
     with_question = target.text(user("u"), assistant("a"), user(_PROBE_WORD))
     answered = target.text(user("u"), assistant("a"))
     if with_question is None or answered is None or not with_question.startswith(answered):
@@ -183,7 +187,7 @@ def _insert_at_head(target: _HintTarget, hint: str) -> _Splice | None:
 
 
 def _first_user_message(target: _HintTarget, opening: str) -> tuple[int, list[int]] | None:
-    """Find the first user message; return its position and the ids that the template writes before its text."""
+    """Return the position of the first user message, and the ids that the template writes before its text."""
     # The opening's last space may have become part of the text's first token, so search without it as well.
     for text in (opening, opening.rstrip()):
         opening_ids = target.ids(text)
@@ -217,9 +221,10 @@ _SPLICES: dict[Placement, Callable[[_HintTarget, str], _Splice | None]] = {
 
 
 class HintedTurn(NamedTuple):
-    """A target of channel 2: tokens [start, end) of the student's sequence, and the context with the hint.
+    """A target of channel 2 (hint distillation): tokens [start, end) of the student's sequence, and the context with
+    the hint.
 
-    In the context, the target starts at `teacher_start`.
+    In that context, the target starts at `teacher_start`.
     """
 
     start: int
@@ -272,13 +277,12 @@ def exclusion_reason(span: TurnSpan) -> str:
 
 
 def _has_tokens(renderer: Renderer, hint: str) -> bool:
-    """Whether the text has at least one token."""
+    """Whether the tokenizer encodes the text as at least one token."""
     return bool(renderer.encoder.encode([renderer.protected.escape(hint.strip())])[0])
 
 
 def draw_unrelated_hints(hints: Sequence[T], kinds: Sequence[str], *, seed: int | str = 0) -> list[T | None]:
-    """Draw an unrelated hint for each site: the hint of a random site of another kind, or None if there is no such
-    site.
+    """Draw for each site the hint of a random site with another kind of error; None if every site has the same kind.
 
     `kinds` are the sites' kinds of error. `hints` may be any objects that identify the hints, such as the sites
     themselves. The draw depends only on the arguments.

@@ -43,8 +43,8 @@ def resolve_model(name: str) -> str:
 def check_model_name(name: str, *, what: str, expected: str = "a model's folder, or a name on the hub") -> None:
     """Raise InputError unless the name is a model folder, or a model in the cache or on the hub.
 
-    `what` is the option or key that holds the name, for the message. This imports none of the libraries that load
-    models, which takes seconds.
+    `what` is the option or key that holds the name; error messages mention it. The check imports none of the libraries
+    that load models, because importing them takes seconds.
     """
     from huggingface_hub import try_to_load_from_cache
 
@@ -62,7 +62,9 @@ def check_model_name(name: str, *, what: str, expected: str = "a model's folder,
 
 
 def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
-    """Load a model's tokenizer; use the network only if it is not on this machine. Raises InputError."""
+    """Load a model's tokenizer, and download it only if it is not on this machine. Raises InputError if it cannot be
+    loaded.
+    """
     from transformers import AutoTokenizer
 
     name = resolve_model(name)
@@ -97,7 +99,9 @@ def load_tokenizer(name: str) -> PreTrainedTokenizerBase:
 
 
 def load_config(name: str, *, what: str) -> Any:
-    """Load a model's config. Raises InputError, in which `what` is the option or key that holds the name."""
+    """Load a model's config. Raises InputError if it cannot be loaded; `what` is the option or key that error
+    messages mention.
+    """
     from transformers import AutoConfig
 
     name = resolve_model(name)
@@ -106,7 +110,9 @@ def load_config(name: str, *, what: str) -> Any:
 
 
 def load_model(name: str, *, what: str, **options: Any) -> Any:
-    """Load a causal language model; `options` are passed to `from_pretrained`. Raises InputError."""
+    """Load a causal language model; `options` are passed to `from_pretrained`. Raises InputError if it cannot be
+    loaded.
+    """
     from transformers import AutoModelForCausalLM
 
     name = resolve_model(name)
@@ -116,7 +122,9 @@ def load_model(name: str, *, what: str, **options: Any) -> Any:
 
 
 def load_adapter(model: Any, folder: str | Path, *, what: str) -> Any:
-    """Apply the adapter in a folder to `model`, and return the result in eval mode. Raises InputError."""
+    """Apply the adapter in a folder to `model`, and return the result in eval mode. Raises InputError if it cannot
+    be loaded.
+    """
     # Without safetensors, PEFT would unpickle `adapter_model.bin`, which can run any code.
     if not (Path(folder) / _ADAPTER_WEIGHTS).is_file():
         fix = "Save the adapter again with a PEFT that writes safetensors; pickled weights are not read."
@@ -131,7 +139,9 @@ def load_adapter(model: Any, folder: str | Path, *, what: str) -> Any:
 
 
 def _load_cached_first(load: Callable[..., Any], name: str, what: str, **options: Any) -> Any:
-    """Load a folder or a cached model, or download the model if the hub has it."""
+    """Load from a folder or from the cache; otherwise download from the hub. Raises InputError if the name is in
+    none of them.
+    """
     if not name or Path(name).is_dir():
         return load(name, **options)
     try:
@@ -147,7 +157,7 @@ def _load_cached_first(load: Callable[..., Any], name: str, what: str, **options
 
 
 def hub_absence_reason(name: str) -> str:
-    """Return the reason why a model cannot be downloaded from the hub; an empty string if it can, or if unknown."""
+    """Return the reason why a model cannot be downloaded from the hub; an empty string if no reason is known."""
     from huggingface_hub import HfApi
     from huggingface_hub.errors import (
         GatedRepoError,
@@ -212,7 +222,7 @@ def catch_tokenizer_panics(tokenizer: Any) -> Iterator[None]:
 
 
 def _check_index_files(name: str) -> None:
-    """Raise InputError if a shard index in the folder points to files outside of it."""
+    """Raise InputError if a shard index in the folder points to files outside the folder."""
     folder = Path(name)
     if not name or not folder.is_dir():
         return
@@ -229,7 +239,7 @@ def _check_index_files(name: str) -> None:
 
 
 def _shards(index: Path) -> set[str]:
-    """Return the file names in an index such as `model.safetensors.index.json`."""
+    """Return the names of the weight files listed in an index such as `model.safetensors.index.json`."""
     try:
         content: Any = json.loads(index.read_bytes())
         return {str(shard) for shard in cast("dict[str, object]", content["weight_map"]).values()}
@@ -240,7 +250,9 @@ def _shards(index: Path) -> set[str]:
 
 
 def _first_line(error: BaseException | None) -> str:
-    """Return the class of an error and the first line of its message, as library messages may have many lines."""
+    """Return the class of an error and the first line of its message, because libraries raise errors with long
+    messages.
+    """
     lines = str(error).strip().splitlines()
     return f"{type(error).__name__}: {lines[0].rstrip(' :')}" if lines else type(error).__name__
 

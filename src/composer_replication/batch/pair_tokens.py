@@ -34,7 +34,7 @@ class PairIds(NamedTuple):
 def _response_ids(
     renderer: Renderer, turns: Sequence[Turn], answer: Turn, *, conversation_id: str, format_name: str = FORMAT
 ) -> ResponseIds:
-    """Tokenize turns followed by an assistant turn.
+    """Return the token ids of a context followed by an assistant turn.
 
     `format_name` selects the tools in the context, so it should be the format of the session.
     """
@@ -89,7 +89,9 @@ def _pair_with_session_ids(
     logged: tuple[RenderedSequence, TurnSpan],
     options: dict[str, str],
 ) -> PairIds | None:
-    """Return the pair with the session's ids for the rejected answer; None if the contexts differ."""
+    """Return the pair with the session's token ids as the rejected side; None if those ids contain thinking that the
+    comparison drops, or if the answers' contexts differ.
+    """
     rendered, span = logged
     chosen_turn, rejected_turn = renderer.thinking.align(chosen, rejected)
     # The comparison drops the rejected answer's thinking, but the session's ids contain it.
@@ -110,7 +112,8 @@ def _pair_ids(
     conversation_id: str,
     format_name: str = FORMAT,
 ) -> PairIds:
-    """Tokenize both answers after the same turns, treating their thinking alike (`ThinkingRules.align`).
+    """Tokenize two answers to the same turns, keeping or removing the thinking of both alike
+    (`ThinkingRules.align`).
 
     Raises AlignmentError if their contexts differ by more than the answer's header.
     """

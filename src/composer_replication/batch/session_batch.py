@@ -53,9 +53,9 @@ def session_batches(
 ) -> _SessionBatches:
     """Build trees of at most `budget` tokens that together contain every response, site and pair of a session once.
 
-    `responses` are the turns of channel 1, by default all turns. With `part="call"` only the calls of an erring turn
-    are trained on, or the whole turn if it has none. If a hint is empty, the teacher's context equals the student's.
-    See `plan_windows` for `overlap` and `max_length`.
+    `responses` are the turns that channel 1 (GRPO) trains on, by default all turns. With `part="call"` only the calls
+    of an erring turn are trained on, or the whole turn if it has none. If a hint is empty, the teacher's context equals
+    the student's. See `plan_windows` for `overlap` and `max_length`.
     """
     for name, value, allowed in (("placement", placement, PLACEMENTS), ("part", part, PARTS)):
         if value not in allowed:
@@ -142,7 +142,7 @@ class _SessionRows:
         return Target(hinted.first, hinted.end, (*target.branches, *hinted.branches))
 
     def drop_unrelated_hints(self, planned: list[_PlannedRequest], dropped: Mapping[int, str]) -> bool:
-        """Remove the unrelated hint from dropped sites; return whether any site changed."""
+        """Remove the unrelated hint from sites that fit into no window; return whether any site changed."""
         changed = False
         for index, reason in dropped.items():
             item, _, request = planned[index]
@@ -190,12 +190,14 @@ class _SessionRows:
         return Target(first, target.end, (Branch(at, size + target.end - at),))
 
     def _end_of_turn_before(self, span: TurnSpan) -> int:
-        """Return where the previous assistant turn ends; 0 if there is none."""
+        """Return the position at which the previous assistant turn ends; 0 if no turn precedes."""
         index = bisect_left(self.headers, span.header_start) - 1
         return self.rendered.spans[index].end if index >= 0 else 0
 
     def _pair_target(self, pair: TokenPair) -> Target:
-        """Return the tokens of a pair: those that its answers share with the session are trunk, the rest branches."""
+        """Return the target of a pair: tokens that its answers share with the session belong to the trunk, all
+        others to branches.
+        """
         for ids, start in ((pair.chosen_ids, pair.chosen_start), (pair.rejected_ids, pair.rejected_start)):
             if not 0 < start < len(ids):
                 raise InputError(explain("start of a response", got=start, expected=f"1 to {len(ids) - 1}"))
@@ -260,7 +262,7 @@ class _SessionRows:
         )
 
     def _contrast(self, item: Item, site: SiteHint, first: int) -> HintedTurn | None:
-        """Return the turn with its unrelated hint; count the reason and return None if there is none."""
+        """Return the turn with its unrelated hint; if it has none, count the reason and return None."""
         # A missing hint counts only if other sites have one: otherwise the contrast is off.
         if site.unrelated_hint is None:
             self.notes[NO_WRONG_HINT] += self.has_unrelated_hints
@@ -302,7 +304,8 @@ class SiteHint(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TokenPair:
-    """A preference pair: two sequences from the session's first token on that share a state and end with a response.
+    """A preference pair: two sequences that begin with the session's first token, share a state, and end with different
+    responses.
 
     `references` are the log-probs of the chosen and the rejected response under the reference model.
     """

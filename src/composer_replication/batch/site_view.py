@@ -38,7 +38,7 @@ class IndexPair(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SiteView:
-    """The rows and tokens of one site. Without a hint there is neither a teacher nor pairs.
+    """The rows and tokens of one error site. A site without a hint has neither a teacher nor pairs.
 
     Student positions refer to `student_ids`, the whole sequence with the turn. The teacher's ids begin with the
     student's token `first`.
@@ -145,8 +145,8 @@ def view_site(
 def _index_pairs(
     student_ids: Sequence[int], span: TurnSpan, teacher: TeacherContext, *, first: int = 0
 ) -> tuple[IndexPair, ...]:
-    """Pair the student's and the teacher's rows of a turn. Raises AlignmentError unless paired rows
-    predict one token.
+    """Pair the student's and the teacher's rows of a turn. Raises AlignmentError unless paired rows predict the same
+    token.
     """
     num_hint, header_start = teacher.hint_end - teacher.hint_start, span.header_start
     # Computed from the spans alone, as in the module docstring, to check what `teacher_context` returned.
@@ -192,7 +192,7 @@ def _check_span(renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, 
 
 
 def _round_trip(renderer: Renderer, text: str) -> str:
-    """Encode and decode the text."""
+    """Encode the text and decode the resulting ids."""
     ids = renderer.encoder.encode([renderer.protected.escape(text)])[0]
     return join_token_texts(token_texts(renderer.tokenizer, ids))
 

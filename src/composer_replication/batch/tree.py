@@ -31,7 +31,9 @@ Run = tuple[int, int]
 
 
 class Stretch(NamedTuple):
-    """Rows [start, end), and the runs of rows that precede them on their path; the context of a trunk is empty."""
+    """Consecutive rows [start, end) of a sequence, and the runs of rows that precede them on their path (none for a
+    trunk).
+    """
 
     start: int
     end: int
@@ -40,7 +42,9 @@ class Stretch(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class TokenTree:
-    """One or several trees: ids, depths and depth-first indices, each (L,), and the rows of each sequence's tokens."""
+    """One or several token trees: ids, depths and depth-first indices, each of shape (L,), and the rows of each
+    sequence's tokens.
+    """
 
     input_ids: Tensor
     position_ids: Tensor
@@ -56,7 +60,7 @@ class TokenTree:
 
     @property
     def num_flat_tokens(self) -> int:
-        """The total length of the sequences, as if nothing were shared."""
+        """The total length of the sequences, with shared tokens counted once per sequence."""
         return sum(row.numel() for row in self.rows)
 
     @property
@@ -92,8 +96,8 @@ class TokenTree:
         )
 
     def dense_mask(self) -> Tensor:
-        """Return the attention mask (L, L), True where the query row may attend to the column. For small trees and
-        tests.
+        """Return the attention mask (L, L), True where the query row may attend to the column. Use it only for small
+        trees and tests.
         """
         index = torch.arange(len(self), device=self.enter.device)
         enter, leave = self.enter, self.leave
@@ -156,7 +160,7 @@ def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
 
 
 def _first_rows(runs: list[Run], count: int) -> list[Run]:
-    """Return the runs of the first `count` rows of a path."""
+    """Return the runs that contain the first `count` rows of a path."""
     first_runs: list[Run] = []
     for start, end in runs:
         size = min(end - start, count)
@@ -177,8 +181,8 @@ def _append_run(runs: list[Run], last: Run) -> list[Run]:
 
 
 class _NewSuffix(NamedTuple):
-    """The `size` tokens of a sequence from `first` on that no earlier sequence has; the others are
-    those of `parent`.
+    """The tokens of a sequence that no earlier sequence has: `size` tokens beginning at `first`. The tokens before
+    them are those of `parent`.
     """
 
     sequence: int
@@ -188,7 +192,9 @@ class _NewSuffix(NamedTuple):
 
 
 class _PathPiece(NamedTuple):
-    """Depths [start, end) of a path, and a depth-first index: that of the first token, or where the subtrees end."""
+    """A part of a path at depths [start, end). `number` is the depth-first index of its first token, or the index at
+    which the subtrees of its tokens end.
+    """
 
     start: int
     end: int
@@ -215,8 +221,8 @@ class SharedPrefixes:
         return zip(self._order, self._shared, strict=True)
 
     def in_layout_order(self) -> Iterator[_NewSuffix]:
-        """Yield the new tokens of each sequence, tree by tree: first the longest one, then the
-        others by shared length.
+        """Yield the new tokens of each sequence, tree by tree: first the longest sequence, then the others by the
+        length of the prefix they share with it.
         """
         for members in self._trees():
             lengths = {position: self._lengths[self._order[position]] for position in members}
@@ -232,7 +238,9 @@ class SharedPrefixes:
                 yield _NewSuffix(self._order[position], self._order[parent], first, lengths[position] - first)
 
     def number_depth_first(self, first_depths: Mapping[int, int]) -> tuple[dict[int, Tensor], dict[int, Tensor]]:
-        """Return `enter` and `leave` of the tokens of each sequence in `first_depths`, from its depth there on."""
+        """Return `enter` and `leave` for the tokens of each sequence in `first_depths`, beginning at the depth given
+        there.
+        """
         enter: dict[int, Tensor] = {}
         leave: dict[int, Tensor] = {}
         ends: list[int] = []
@@ -280,7 +288,9 @@ class SharedPrefixes:
         return shared
 
     def _closest(self, position: int, laid_out: list[int]) -> tuple[int, int]:
-        """Return the position in `laid_out` (sorted) whose sequence shares the most tokens, and their number."""
+        """Return the position in `laid_out` (sorted) whose sequence shares the most tokens with the one at
+        `position`, and the number of shared tokens.
+        """
         # In sorted order, the nearest neighbor on one of the two sides shares the most.
         insertion = bisect_left(laid_out, position)
         best = (position, 0)
@@ -302,7 +312,7 @@ def _replace_tail(stack: list[_PathPiece], piece: _PathPiece) -> None:
 
 
 def _pieces_from(stack: list[_PathPiece], depth: int) -> list[tuple[_PathPiece, int]]:
-    """Return the pieces of a path from `depth` on, each with the first depth that counts."""
+    """Return the pieces of a path that reach beyond `depth`, each with its first depth that is at least `depth`."""
     pieces: list[tuple[_PathPiece, int]] = []
     for piece in reversed(stack):
         if piece.end <= depth:
@@ -312,7 +322,7 @@ def _pieces_from(stack: list[_PathPiece], depth: int) -> list[tuple[_PathPiece, 
 
 
 def _shared_length(first: Tensor, second: Tensor) -> int:
-    """Return the length of the common prefix."""
+    """Return the length of the two sequences' common prefix."""
     size = min(first.numel(), second.numel())
     differs = (first[:size] != second[:size]).nonzero()
     return int(differs[0]) if differs.numel() else size

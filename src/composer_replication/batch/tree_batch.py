@@ -32,7 +32,8 @@ class TargetRows(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class PairRows:
-    """The rows of channel 3 that predict response tokens, those tokens, and the index of the response of each row.
+    """The rows of channel 3 (preference pairs) that predict response tokens, with those tokens and the index of each
+    row's response.
 
     Responses are indexed from 0: first the chosen ones, then the rejected ones.
     """
@@ -91,7 +92,9 @@ class _ChannelRows:
     sites_without_contrast: int = 0
 
     def counts(self, *, hints: bool = True, pairs: bool = True) -> dict[str, int]:
-        """Count the rows of channels 1 and 2 and the pairs of channel 3; a channel that is switched off counts 0."""
+        """Count the rows of channels 1 (GRPO) and 2 (hint distillation) and the pairs of channel 3; a channel that
+        is switched off counts 0.
+        """
         num_pairs = self.pairs.num_pairs if pairs and self.pairs is not None else 0
         numbers = (self.response.rows.numel(), self.student_rows.numel() if hints else 0, num_pairs)
         return dict(zip(CHANNELS, numbers, strict=True))
@@ -128,7 +131,9 @@ class FlatBatch(_ChannelRows):
 
     @property
     def passes(self) -> _Passes:
-        """The sequences of each pass; a pass without sequences gets one token."""
+        """The sequences of each forward pass; a pass that has none gets a single placeholder token, so that all
+        ranks run the same passes.
+        """
         # With sharded weights all ranks must run the same passes, and another rank may have sequences for this one.
         optional_sequences = (self.contexts, self.contrast_contexts, self.pair_sequences)
         return _Passes(
@@ -138,7 +143,7 @@ class FlatBatch(_ChannelRows):
 
 
 class _Range(NamedTuple):
-    """Tokens [start, end) of the sequence with this index."""
+    """Tokens [start, end) of the sequence with index `sequence`."""
 
     sequence: int
     start: int
@@ -146,7 +151,9 @@ class _Range(NamedTuple):
 
 
 class _Site(NamedTuple):
-    """Where an erring turn's tokens are: in the student's sequence, the hinted context, and the unrelated one."""
+    """The ranges of an erring turn's tokens in the student's sequence, in the hinted context, and in the context
+    with an unrelated hint.
+    """
 
     student: _Range
     teacher: _Range
@@ -169,7 +176,7 @@ class SessionTargets:
     _sequence_indices: dict[int, int] = field(default_factory=dict[int, int])
 
     def add_response(self, ids: Sequence[int], start: int, end: int) -> None:
-        """Add tokens [start, end) of a sequence as a target of channel 1."""
+        """Add tokens [start, end) of a sequence as a target of channel 1 (GRPO)."""
         self._responses.append(self._add(ids, start, end))
 
     def add_site(
@@ -183,7 +190,8 @@ class SessionTargets:
         contrast_ids: Sequence[int] | None = None,
         contrast_start: int | None = None,
     ) -> None:
-        """Add an erring turn as a target of channel 2: its tokens in the student's sequence and in the hinted context.
+        """Add an erring turn as a target of channel 2 (hint distillation): its tokens in the student's sequence and in
+        the hinted context.
 
         `contrast_ids` is the context with an unrelated hint; only `RowWeighting.contrast` needs it.
         """
@@ -208,7 +216,8 @@ class SessionTargets:
         *,
         references: tuple[float, float] | None = None,
     ) -> None:
-        """Add a pair to channel 3; a response is all tokens of its sequence from its start on.
+        """Add a preference pair to channel 3; each response consists of all tokens of its sequence from its start to
+        the end.
 
         `references` are the log-probs of the chosen and the rejected response under the reference model.
         """
@@ -217,7 +226,7 @@ class SessionTargets:
         self._references.append(references)
 
     def build(self, device: str | torch.device = "cpu") -> TreeBatch:
-        """Merge all sequences that were added into a tree, with the rows of their targets."""
+        """Merge all added sequences into a tree, with the rows of their targets."""
         if not self._sequences:
             raise InputError(explain("session", got="no sequence", expected="at least one"))
         tree = build_tree(self._sequences).to(device)
@@ -292,7 +301,7 @@ def check_ids(ids: Tensor, num_embeddings: int) -> None:
 
 
 def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
-    """Return the rows that predict the tokens of the ranges, in order."""
+    """Return the rows that predict the tokens in the ranges, in order."""
     if not ranges:
         no_rows = torch.empty(0, dtype=torch.int64, device=tree.input_ids.device)
         return TargetRows(no_rows, no_rows)
@@ -302,7 +311,9 @@ def _rows(tree: TokenTree, ranges: Sequence[_Range]) -> TargetRows:
 
 
 def denominators_of(batches: Sequence[TreeBatch]) -> dict[str, int]:
-    """Return the `denominators` for `compose_loss` with which the losses of the batches sum to the loss of all."""
+    """Return the `denominators` to pass to `compose_loss` for each batch, so that the losses of all batches add up
+    to their joint loss.
+    """
     counts = [batch.counts() for batch in batches]
     return {name: sum(batch_counts[name] for batch_counts in counts) for name in CHANNELS}
 
@@ -353,7 +364,7 @@ def map_tensors(value: T, change: Callable[[Tensor], Tensor]) -> T:
 
 
 def _concatenate_if_all(parts: Sequence[Tensor | None]) -> Tensor | None:
-    """Concatenate the parts; return None if one of them is None."""
+    """Concatenate the tensors; return None if any of them is None."""
     tensors = [part for part in parts if part is not None]
     return torch.cat(tensors) if len(tensors) == len(parts) else None
 

@@ -25,7 +25,7 @@ _TILE, _LENGTHS_PER_DOUBLING = 128, 8
 class Branch(NamedTuple):
     """`length` tokens that leave the trunk at position `at`.
 
-    In a window that begins later, the tokens from `at` to its beginning are missing from the branch.
+    In a window that begins after `at`, the branch lacks the tokens from `at` to the beginning of the window.
     """
 
     at: int
@@ -34,9 +34,11 @@ class Branch(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Tokens [first, end) of the trunk that must be in one window, and the branches that leave the trunk for it.
+    """Tokens [first, end) of the trunk that must be in one window, and the branches that leave the trunk for this
+    target.
 
-    `first` is the start of the turn's header, or at least the token before the target, whose row predicts it.
+    `first` is the start of the turn's header, or at the latest the token before the target, whose row predicts the
+    target's first token.
     """
 
     first: int
@@ -49,7 +51,9 @@ class Target:
 
     @property
     def path_end(self) -> int:
-        """The position at which the longest branch ends, or the trunk if that is longer."""
+        """The position at which the target's longest branch ends, or the end of the target on the trunk if that is
+        later.
+        """
         return max(self.end, *(branch.at + branch.length for branch in self.branches), 0)
 
 
@@ -65,7 +69,8 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class WindowPlan:
-    """The windows, and the reason why each dropped target fits into none; every target is in one of the two.
+    """The windows, and the reason why each dropped target fits into no window; every target is either in a window or
+    dropped.
 
     `counts` has the dropped targets by reason, the targets with less context than `overlap` (`short_context`), and the
     windows that begin inside a message because no window from the start of a message fits (`cut_in_message`).
@@ -128,7 +133,7 @@ class _OpenWindow:
         self.num_branch_tokens += target.num_branch_tokens(self.first)
 
     def freeze(self) -> Window:
-        """Return the window as an immutable record."""
+        """Return the finished window as an immutable record."""
         return Window(self.first, self.end, tuple(self.targets), self.end - self.first + self.num_branch_tokens)
 
 
@@ -159,7 +164,9 @@ class _WindowRules:
                     raise InputError(explain(f"target {number}", got=f"branch ({at}, {length})", expected=expected))
 
     def fits(self, target: Target, begin: int, num_other: int = 0) -> bool:
-        """Return whether the target fits into a window from `begin` with `num_other` branch tokens of other targets."""
+        """Return whether the target fits into a window that begins at `begin` and has `num_other` branch tokens of
+        other targets.
+        """
         tokens = target.end - begin + target.num_branch_tokens(begin) + num_other
         return tokens <= self.budget and target.path_end - begin <= self.max_length
 
@@ -188,7 +195,9 @@ class _WindowRules:
 
 
 def plan_packs(sizes: Sequence[int], budget: int) -> list[list[int]]:
-    """Pack items of these sizes by best-fit decreasing; return lists of item indices with at most `budget` in total."""
+    """Distribute items of these sizes over packs of at most `budget` each, by best-fit decreasing; return the item
+    indices of each pack.
+    """
     for item, size in enumerate(sizes):
         if not 1 <= size <= budget:
             fix = "Plan its windows with a smaller budget."

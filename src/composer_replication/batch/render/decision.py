@@ -30,7 +30,8 @@ _UNESCAPED_START = re.compile(r"[ !#-\[\]-~]{1,80}")
 class CallWords(NamedTuple):
     """The text to search for in a call's tokens: the tool's name, and the beginning of its first argument.
 
-    The first argument is the first one that is a string, if there is one, because some tools take a flag first.
+    If any arguments are strings, the first string counts as the first argument, because some tools take a flag before
+    it.
     """
 
     name: str
@@ -47,12 +48,12 @@ class CallWords(NamedTuple):
 
 
 class Decision(NamedTuple):
-    """The tokens that decide a call: stretches [first, end) of a sequence, in order.
+    """The tokens that decide a call: ranges [first, end) of a sequence, in order.
 
     `basis` says which tokens these are. `correction`: the name, and the first token that differs from the right call
-    (only the name if they differ there). `first_argument`: the name, and the first tokens of the first argument.
-    `name`: only the name. `call`: all calls, because the name was not found in them. `turn`: the whole turn, which has
-    no calls. `depth` is the number of tokens from the start of the first argument to the first differing one.
+    (only the name if the names differ). `first_argument`: the name, and the first tokens of the first argument. `name`:
+    only the name. `call`: all calls, because the name was not found in them. `turn`: the whole turn, which has no
+    calls. `depth` is the number of tokens from the start of the first argument to the first token that differs.
     """
 
     stretches: tuple[Stretch, ...]
@@ -74,7 +75,7 @@ def find_decision(
     start: int | None = None,
     max_argument_tokens: int = MAX_ARGUMENT_TOKENS,
 ) -> Decision:
-    """Find the decision of a turn's first call, or of the call that begins at token `start`."""
+    """Find the tokens that decide a turn's first call, or the call that begins at token `start`."""
     if span.call_start is None or span.call_end is None:
         return Decision(((span.start, span.end),), "turn")
     whole = Decision(((span.call_start, span.call_end),), "call")
@@ -96,10 +97,11 @@ def find_decision(
 def find_matching_decision(
     renderer: Renderer, rendered: RenderedSequence, span: TurnSpan, words: CallWords, reference: Decision
 ) -> Decision | None:
-    """Find the decision of a turn's first call on as many tokens as `reference` has; return None if there are fewer.
+    """Find the tokens that decide a turn's first call, as many as `reference` has; return None if the call has too few.
 
-    Means over different numbers or kinds of tokens could not be compared. A token deep in an argument is matched by the
-    token at the same depth or by the last one, and a whole call or turn by as many of its tokens as exist.
+    Means over different numbers or kinds of tokens would not be comparable. A token deep in an argument is matched by
+    the token at the same depth, or by the last one if the argument is shorter. A whole call or turn is matched by as
+    many of its tokens as exist.
     """
     if reference.basis in ("call", "turn"):
         whole = find_decision(renderer, rendered, span, None)
@@ -126,10 +128,11 @@ def find_decision_against(
     format_name: str,
     right: ToolCall | None = None,
 ) -> Decision:
-    """Find the decision of call `number` of a turn: where it first differs from the right call, if that is known.
+    """Find the tokens that decide call `number` of a turn: those where it first differs from the right call, if that is
+    known.
 
     The right call is rendered by the same template. If the template would write the turn with other tokens (a rollout
-    has sampled ids), the two cannot be compared, and the decision is found without the right call.
+    has sampled ids), the two calls cannot be compared, and the decision is found without the right call.
     """
     calls, start = turn.calls, span.call_start
     if start is None or not calls:
@@ -177,13 +180,15 @@ class _TokenTexts:
 
 
 class _IsolatedTurn:
-    """Renders a turn after a single short user message, to see how the template writes its calls."""
+    """Renders a turn after a single short user message, to show how the template writes the turn's calls."""
 
     def __init__(self, renderer: Renderer, turn: Turn, format_name: str) -> None:
         self._renderer, self._turn, self._format = renderer, turn, format_name
 
     def call_ids(self, calls: Sequence[ToolCall]) -> list[int]:
-        """Return the ids of `calls` in place of the turn's own; empty if the template rejects them or has no calls."""
+        """Return the token ids of `calls` in place of the turn's own calls; an empty list if the template rejects
+        them or shows no calls.
+        """
         turn = replace(self._turn, calls=tuple(calls), token_ids=None, logprobs=None)
         question = Turn(id=f"{turn.id}:asked", role="user", origin="human", text="u", provenance=turn.provenance)
         try:
@@ -199,5 +204,5 @@ def _replace_call(calls: Sequence[ToolCall], number: int, call: ToolCall) -> lis
 
 
 def _rename_call(call: ToolCall) -> ToolCall:
-    """Return the call with a name that begins with another letter, so that the name is the first difference."""
+    """Return the call with a tool name that begins with another letter, so that the calls first differ in the name."""
     return replace(call, name="z" if not call.name.startswith("z") else "q")

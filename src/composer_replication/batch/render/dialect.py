@@ -52,7 +52,7 @@ class Dialect:
 
     @property
     def headers(self) -> list[str]:
-        """The plain generation prompt, and the one for a turn without a thought if that is different."""
+        """The plain generation prompt, and the prompt for a turn without a thought if the two differ."""
         return list(dict.fromkeys([self.header, self.thought.quiet_header or self.header]))
 
     def call_and_result(self, result: str) -> list[Message]:
@@ -105,7 +105,7 @@ class _TemplateProbe:
         self._template = template
 
     def text(self, *messages: Message, prompt: bool = False, tools: Any = None) -> str | None:
-        """Return the rendering, or None if the template rejects the messages."""
+        """Return the template's rendering of the messages, or None if it rejects them."""
         try:
             return self._template.render(messages, prompt=prompt, tools=tools)
         except InputError:
@@ -150,8 +150,8 @@ def read_dialect(template: ChatTemplate, protected: ProtectedTokens) -> Dialect:
 
 
 def _read_calls(probe: _TemplateProbe) -> dict[str, Any]:
-    """Determine how the template accepts calls: dict or JSON arguments, any ids or only short ones,
-    one call or more.
+    """Determine how the template accepts calls: with arguments as a dict or as JSON, with any ids or only short
+    ones, and with one or several calls per turn.
     """
     # A dict is tried first: a template that JSON-encodes its arguments accepts a string too, but encodes it twice.
     kinds: tuple[Arguments, ...] = ("dict", "text")
@@ -183,7 +183,7 @@ def _shows_call(probe: _TemplateProbe, arguments: Arguments, short: bool) -> boo
 
 
 def _read_header(template: ChatTemplate) -> str:
-    """Return the generation prompt, which the template appends to a question that is to be answered."""
+    """Return the generation prompt: the text that the template appends to a question to ask for an answer."""
     before, after = (template.render([user(_QUESTION)], prompt=prompt) for prompt in (False, True))
     return after[len(before) :] if after.startswith(before) else ""
 
@@ -218,7 +218,7 @@ def _read_stops(
 
 
 def _can_begin_with_assistant(probe: _TemplateProbe) -> bool:
-    """Whether a conversation may begin with an assistant message, with and without a system prompt."""
+    """Whether a conversation may begin with an assistant message, both with a system prompt and without one."""
     # The generation prompt of an empty conversation must be a prefix of such a conversation.
     prompt, answer = probe.text(prompt=True), probe.text(assistant(_ANSWER))
     is_same_start = prompt is not None and answer is not None and answer.startswith(prompt) and _ANSWER in answer
@@ -340,7 +340,7 @@ def _thought_delimiters(thoughtful: str, question_text: str) -> tuple[str, str]:
 
 
 def _header_when_off(template: ChatTemplate, question: list[Message], mark: str) -> str | None:
-    """Return the generation prompt with thinking switched off, or None unless it ends with a closed thought."""
+    """Return the generation prompt with thinking switched off; None if no such prompt ends with a closed thought."""
     for switch in _SWITCHES:
         off_template = template.with_options({switch: False})
         try:
@@ -422,7 +422,7 @@ class ProtectedTokens:
         return self._add_edge_marks((self._to_escape if is_private else self.pattern).sub(self._escape_match, text))
 
     def escape_tree(self, value: Any) -> Any:
-        """Escape every string of a JSON value, including keys."""
+        """Escape every string in a JSON value, including the keys of objects."""
         if isinstance(value, str):
             return self.escape(value)
         if isinstance(value, dict):
@@ -432,7 +432,7 @@ class ProtectedTokens:
         return value
 
     def unescape(self, text: str) -> str:
-        """Restore the text that was escaped."""
+        """Return the original of an escaped text."""
         return text if text.isascii() else _ESCAPED.sub(self._unescape_match, text)
 
     def sentinel_text(self, sentinel: str) -> str:
@@ -450,7 +450,7 @@ class ProtectedTokens:
         return any(match.start() < edge < match.end() for match in self.pattern.finditer(joined))
 
     def _add_edge_marks(self, text: str) -> str:
-        """Add an edge mark at each end of the text where the template's own text could complete a token."""
+        """Mark each end of the text at which the template's own text could complete a protected token."""
         # For example, a template that writes ">" after a tool's name would turn the name "<tool_call" into a token.
         if len(text) < self.longest and any(text in token_text for token_text in self._texts if text):
             return f"{_EDGE}{text}{_EDGE}"
@@ -468,7 +468,9 @@ class ProtectedTokens:
         return matched_text[1:] or self._meaning.get(matched_text, matched_text)
 
     def _normalize_if_forged(self, text: str) -> str:
-        """Normalize the text like the tokenizer if that creates protected strings; otherwise return it unchanged."""
+        """Return the text as the tokenizer normalizes it if that adds protected strings; otherwise return it
+        unchanged.
+        """
         # Some tokenizers normalize before they search for added tokens, which turns look-alike letters into real
         # tokens.
         if self._normalizer is None:
@@ -483,7 +485,9 @@ def raw_marker(number: int) -> str:
 
 
 def insert_raw(rendered: str, raw: list[str]) -> str:
-    """Replace every marker in a rendering, with any quotes that the template put around it, by its text."""
+    """Replace every marker in a rendering by its text, and remove any quotes that the template put around the
+    marker.
+    """
     return _RAW_MARKER.sub(lambda match: raw[int(match[1])], rendered) if raw else rendered
 
 

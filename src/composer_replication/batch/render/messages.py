@@ -29,9 +29,10 @@ _SEPARATOR = "\n\n"
 
 @dataclass(frozen=True, slots=True)
 class ChatItem:
-    """One chat message. Assistant messages have their `turn`; if one has calls, `bare` is the message without them.
+    """One chat message. An assistant message has its `turn`; if the turn has calls, `bare` is the message without them.
 
-    `thinking` is the decision about the turn's thinking, which the message contains only for `target` and `context`.
+    `thinking` says how the turn's thinking is treated; the message contains the thinking only for `target` and
+    `context`.
     """
 
     message: Message
@@ -63,7 +64,9 @@ def to_chat(
     thinking: ThinkingRules,
     tools: Sequence[Mapping[str, Any]] | None,
 ) -> Chat:
-    """Write the turns as messages; `tools` are the schemas that the template itself does not show."""
+    """Convert the turns to chat messages; `tools` are the schemas to write as text, because the template does not
+    show them.
+    """
     writer = _MessageWriter(dialect, protected, thinking)
     writer.add_system(tools or (), conversation.turns)
     for turn in conversation.turns:
@@ -72,7 +75,7 @@ def to_chat(
 
 
 class _MessageWriter:
-    """Writes turns as messages, one at a time and in order."""
+    """Converts turns to chat messages, one at a time and in order."""
 
     def __init__(self, dialect: Dialect, protected: ProtectedTokens, thinking: ThinkingRules) -> None:
         self._dialect, self._protected, self._thinking = dialect, protected, thinking
@@ -94,7 +97,7 @@ class _MessageWriter:
             self._add_system_text(preamble)
 
     def add(self, turn: Turn) -> None:
-        """Write the next turn."""
+        """Convert the next turn to a chat message."""
         if turn.role == "assistant":
             self._add_assistant(turn)
         elif turn.role == "tool":
@@ -182,8 +185,8 @@ class _MessageWriter:
         return {"id": self._call_id(call.id), "type": "function", "function": function}
 
     def _wrap_raw_arguments(self, text: str) -> object:
-        """Return a stand-in for arguments that are not valid JSON, so that they are rendered unchanged and without
-        quotes.
+        """Return a placeholder for arguments that are not valid JSON, so that they are rendered unchanged and
+        without quotes.
         """
         if not self._dialect.raw_arguments:
             self.chat.notes["raw_arguments_wrapped"] += 1

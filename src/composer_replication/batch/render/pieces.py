@@ -55,7 +55,9 @@ class TurnPiece:
 
 @dataclass(slots=True)
 class _WindowStep:
-    """A turn as rendered in its window. `follows` is the context of the next turn; None if that rewrites this turn."""
+    """A turn as rendered in its window. `follows` is the context of the next turn; None if the next turn's prompt
+    shows this turn differently, or if no turn follows.
+    """
 
     header_chars: int
     edge: _TurnEdge
@@ -125,7 +127,9 @@ class Cutter:
         return sequences
 
     def _check(self, units: _TurnUnits, number: int, pieces: list[TurnPiece], edge: _TurnEdge) -> None:
-        """Raise unless the template renders exactly this sequence up to its last turn, or up to that turn's prompt."""
+        """Raise unless the template renders exactly this sequence up to its last turn, or up to the prompt of that
+        turn.
+        """
         text = "".join(piece.context + piece.completion for piece in pieces)
         whole = self._render(units, units.messages(number, with_turn=True), self._tools)
         matches = whole.startswith(text)
@@ -183,12 +187,14 @@ class Cutter:
         )
 
     def _cut_after_stop(self, text: str) -> tuple[str, str]:
-        """Return the text up to and including the end-of-turn token, and the token; without a token, the whole text."""
+        """Return the text up to and including the end-of-turn token, and that token; the whole text if it contains
+        no such token.
+        """
         end, stop = max(((text.rfind(stop), stop) for stop in self._dialect.stops), default=(-1, ""))
         return (text[: end + len(stop)], stop) if end >= 0 else (text, "")
 
     def _call_token_start(self, item: ChatItem, completion: str) -> int | None:
-        """Return the position of the token that opens the calls, which only the template can write."""
+        """Return the position of the token that opens the calls, or None. Only the template can write this token."""
         token = self._dialect.call_token if "tool_calls" in item.message else None
         start = completion.find(token) if token else -1
         return start if start >= 0 else None
@@ -204,7 +210,7 @@ class Cutter:
 
 
 class _TurnUnits:
-    """The messages of a chat in units: an assistant turn and all messages up to the next one."""
+    """The messages of a chat, grouped into units: an assistant turn and all messages up to the next one."""
 
     def __init__(self, chat: Chat) -> None:
         self.chat = chat
@@ -215,7 +221,7 @@ class _TurnUnits:
         self._marked: dict[int, tuple[Message, Message]] = {}
 
     def marked(self, message: Message) -> Message:
-        """Return the message with marks in its texts, from a cache."""
+        """Return a copy of the message with a mark inside each of its texts. Copies are cached."""
         if id(message) not in self._marked:
             self._marked[id(message)] = message, _mark_message(message)
         return self._marked[id(message)][1]
@@ -238,10 +244,10 @@ class _TurnUnits:
         return self._messages[self.starts[number] : end]
 
     def windows(self, has_short_opening: bool) -> Iterator[list[Message]]:
-        """Yield for each turn the few messages before it on which a template can be expected to depend.
+        """Yield for each turn the few preceding messages on which a template can be expected to depend.
 
-        Short windows use a stand-in for the opening. That fails for templates that repeat the system prompt or the
-        tools later on, so windows with the real opening are tried next.
+        Short windows use a stand-in for the opening of the chat. It does not work for templates that repeat the system
+        prompt or the tools later, so windows with the real opening are tried next.
         """
         opening = self._stand_in_opening() if has_short_opening else self.messages(0)
         for number in range(len(self.starts)):
@@ -250,7 +256,7 @@ class _TurnUnits:
             yield [*opening, *thoughtful_unit, *(self.unit(number - 1) if number else [])]
 
     def previous_role(self, number: int) -> str:
-        """Return the role of the message before a turn; empty if there is none."""
+        """Return the role of the message before a turn; an empty string if the turn is the first message."""
         start = self.starts[number]
         return self.chat.items[start - 1].role if start else ""
 
@@ -261,7 +267,9 @@ class _TurnUnits:
         return opening + ([user("u")] if roles - {"system"} else [])
 
     def _last_units_with_thinking(self) -> list[int | None]:
-        """Return for each unit the last unit before it with thinking, which a template may remove later."""
+        """Return for each unit the index of the last earlier unit with thinking, which a template may remove from
+        later prompts.
+        """
         last, last_units = None, list[int | None]()
         for number in range(len(self.starts)):
             last_units.append(last)
@@ -317,7 +325,7 @@ class _TurnEdge(NamedTuple):
 
 
 class _Renderings(NamedTuple):
-    """_Renderings of one turn and its context.
+    """Renderings of one turn and its context.
 
     `prompt` is the context with the generation prompt, `whole` the context with the turn. `with_message` renders the
     context with another message in place of the turn. `marked` is `whole` with a mark inside every other message.
@@ -344,7 +352,9 @@ class _EdgeFinder:
         self._dialect, self._edge, self._template_name = dialect, edge, template_name
 
     def find(self, item: ChatItem, texts: _Renderings) -> _TurnEdge:
-        """Return the edge of the turn. Raises AlignmentError if its text would contain text of another message."""
+        """Return where the turn's own text begins. Raises AlignmentError if that text would contain text of another
+        message.
+        """
         # The common suffix of both renderings contains no mark, so the turn's text begins there or later.
         lowest = 0 if texts.marked is None else len(texts.whole) - _common_suffix_length(texts.whole, texts.marked)
         edge = self._edge_of_own_text(item, texts, lowest)
@@ -367,10 +377,11 @@ class _EdgeFinder:
         return _TurnEdge(start, tail, is_rewritten=True)
 
     def _find_start(self, prompt: str, whole: str) -> tuple[int | None, str]:
-        """Return where a turn begins in its rendering, and the end of the prompt that is not repeated there.
+        """Return where a turn begins in its rendering, and the part of the prompt's end that the rendering does not
+        repeat.
 
-        The start is None if the two texts differ before the header, that is, if the template rewrites the context once
-        the turn is finished.
+        The start is None if the prompt and the rendering differ before the header, that is, if the template rewrites
+        the context once the turn is finished.
         """
         if whole.startswith(prompt):
             return len(prompt), ""
@@ -383,10 +394,10 @@ class _EdgeFinder:
         return edge, prompt[edge:]
 
     def _find_rewritten_start(self, item: ChatItem, texts: _Renderings, lowest: int) -> tuple[int, str]:
-        """Do the same as `_find_start` for a template that rewrites the context once the turn is finished.
+        """Find a turn's start like `_find_start`, for a template that rewrites the context once the turn is finished.
 
-        Among all positions up to the turn's text, choose the one before which the rendering matches the end of the
-        prompt best.
+        Among all positions up to the turn's text, choose the one where the preceding text best matches the end of the
+        prompt.
         """
         prompt, whole = texts.prompt, texts.whole
         thought = {key: value for key, value in item.message.items() if key == "reasoning_content"}
@@ -419,7 +430,9 @@ class _EdgeFinder:
         return lowest + max((match.end() for match in self._edge.finditer(shared)), default=0)
 
     def _skip_empty_thought(self, texts: _Renderings, edge: _TurnEdge) -> _TurnEdge:
-        """Return the edge with an empty thought at the end of the context, where a thinking model would begin one."""
+        """Return the turn's edge with an empty thought added to the context, at the place where a thinking model
+        would begin its thought.
+        """
         header, (quiet_header, empty, _) = self._dialect.header, self._dialect.thought
         if quiet_header is None or not texts.prompt.endswith(header):
             return edge
@@ -434,7 +447,9 @@ class _EdgeFinder:
         return _TurnEdge(start, dropped, added, is_rewritten=True, has_empty_thought=True)
 
     def _edge_after_thought(self, item: ChatItem, texts: _Renderings, edge: _TurnEdge) -> _TurnEdge:
-        """Return the edge of a turn whose thought is context: its own text begins after the thought."""
+        """Return the edge of a turn whose thought belongs to the context, so that the turn's own text begins after
+        the thought.
+        """
         bare = {key: value for key, value in item.message.items() if key != "tool_calls"}
         example = texts.with_message({**bare, "content": _PROBE_WORD})
         start = example.rfind(_PROBE_WORD)

@@ -38,9 +38,9 @@ TEXT_FOLLOWS_CALL, THINKING_COMES_LATE, WITHOUT_ANSWER = "text_follows_call", "t
 class TurnSpan:
     """The position of an assistant turn in a sequence: header at [header_start, start), own tokens at [start, end).
 
-    [start, end) includes the end-of-turn token, unless a rollout was cut off before it. Calls are at
-    [call_start, call_end); both are None without calls. `text` is the rendering of the turn. `thinking` says what was
-    done with the turn's thinking; with `has_empty_thought` the header ends with an empty thought. `no_target` is the
+    [start, end) includes the end-of-turn token, unless a rollout was cut off before it. Calls are at [call_start,
+    call_end); both are None if the turn has no calls. `text` is the rendering of the turn. `thinking` says how the
+    turn's thinking was treated; with `has_empty_thought` the header ends with an empty thought. `no_target` is the
     reason why the turn may be context but not a target; it is empty if the turn may be trained on.
     """
 
@@ -161,7 +161,9 @@ class Renderer:
         return sequences
 
     def _cut_turns(self, conversation: Conversation) -> tuple[Chat, list[list[TurnPiece]]]:
-        """Return the messages and their pieces; if the template rejects the calls, write them as text."""
+        """Return the chat messages and the pieces of their rendering. If the template rejects the calls, they are
+        written as text.
+        """
         refusal: InputError | None = None
         tools, escaped = self.tools_for(conversation.format), _for_format(self._escaped, conversation.format)
         for dialect in dict.fromkeys((self.dialect, self.dialect.without_tools())):
@@ -179,7 +181,9 @@ class Renderer:
         raise InputError(f"conversation {conversation.id}: {refusal}") from refusal
 
     def _fit_to_sampled_ids(self, pieces: list[TurnPiece]) -> list[TurnPiece]:
-        """Adapt the contexts of pieces to the sampled ids of rollouts."""
+        """Change the contexts around rollout turns so that they fit the turns' sampled ids, and check that those ids
+        are in the vocabulary.
+        """
         missing_stop, last_stop, changed = "", "", list[TurnPiece]()
         for piece in pieces:
             sampled = piece.turn.token_ids
@@ -244,7 +248,7 @@ class Renderer:
         )
 
     def _call_tokens(self, piece: TurnPiece, own_ids: list[int]) -> tuple[int | None, int | None]:
-        """Return the range of the calls' tokens within the turn; None, None without calls."""
+        """Return the range of the calls' tokens within the turn; (None, None) if the turn has no calls."""
         if piece.call is None:
             return None, None
         first, last = (self.encoder.token_at(piece.completion, position) for position in piece.call)
@@ -259,9 +263,7 @@ class Renderer:
 
 
 def _exclusion_reason(turn: Turn, thinking: Outcome) -> str:
-    """Return the reason why a turn must not be trained on in the form that the template gives it,
-    or an empty string.
-    """
+    """Return the reason why a turn must not be trained on as the template renders it; an empty string if it may be."""
     is_shown = thinking in ("target", "context")
     # The model sampled these ids in this order.
     if turn.token_ids:
@@ -275,7 +277,7 @@ def _exclusion_reason(turn: Turn, thinking: Outcome) -> str:
 
 
 def count_thinking(sequences: Sequence[RenderedSequence]) -> Counter[str]:
-    """Count turns by what was done with their thinking, and headers that end with an empty thought."""
+    """Count turns by how their thinking was treated, and headers that end with an empty thought."""
     spans = [span for sequence in sequences for span in sequence.spans]
     counts = Counter(f"thinking_{span.thinking}" for span in spans if span.thinking != "none")
     return counts + Counter(empty_thought_as_header=sum(span.has_empty_thought for span in spans))
@@ -322,14 +324,14 @@ class _PieceEncoder:
         self._lead = self._find_leading_token()
 
     def encode(self, pieces: Sequence[str]) -> list[list[int]]:
-        """Encode each piece of escaped text."""
+        """Return the token ids of each piece of escaped text."""
         cut = [list(self._segments(piece)) for piece in pieces]
         self._fill_cache([segment for segments in cut for segment in segments])
         return [[index for segment in segments for index in self._ids(segment)] for segments in cut]
 
     def token_at(self, piece: str, position: int) -> int:
-        """Return the index of the token that contains character `position` of the escaped piece
-        (the end: token count).
+        """Return the index of the token that contains character `position` of the escaped piece; the number of
+        tokens if `position` is the end.
         """
         segments = list(self._segments(piece))
         self._fill_cache(segments)
@@ -406,7 +408,9 @@ class _PieceEncoder:
             ]
 
     def _without_forged_tokens(self, text: str, ids: list[int]) -> list[int]:
-        """Return the ids unless they contain a protected token; then encode character by character."""
+        """Return the ids if none of them is a protected token; otherwise encode the text character by character.
+        Raises InputError if that yields a protected token, too.
+        """
         # A tokenizer that normalizes text before it searches for tokens may find one that was not in the text.
         if self.protected_ids.isdisjoint(ids):
             return ids
@@ -417,7 +421,9 @@ class _PieceEncoder:
         raise InputError(explain("text of the conversation", got=got, expected="text with ordinary tokens"))
 
     def _reset_backend(self) -> None:
-        """Undo truncation, padding and splitting, which the backend keeps from earlier calls of the tokenizer."""
+        """Switch off truncation, padding and the splitting of special tokens, which earlier calls of the tokenizer
+        may have left on.
+        """
         if self._backend.truncation is not None:
             self._backend.no_truncation()
         if self._backend.padding is not None:
@@ -426,7 +432,9 @@ class _PieceEncoder:
             self._backend.encode_special_tokens = False
 
     def _quoted_ids(self, text: str) -> list[int]:
-        """Encode the text of a protected token as ordinary text, which the tokenizer splits or which is cut in two."""
+        """Encode the text of a protected token as ordinary tokens. Raises InputError if the tokenizer always makes
+        it a special token.
+        """
         for ids in self._spellings(text):
             if ids and not self.protected_ids.intersection(ids):
                 return ids
@@ -504,7 +512,9 @@ def join_token_texts(texts: Sequence[str]) -> str:
 
 
 def _restore_bytes(token: str, decoded: str) -> str:
-    """Return the token's bytes, surrogate-escaped, if the vocabulary shows them and they match the decoded text."""
+    """Return the token's bytes as surrogate-escaped text, if the vocabulary shows them and they match the decoded
+    text.
+    """
     match, alphabet = _BYTE_TOKEN.fullmatch(token), _byte_alphabet()
     if match:
         raw = bytes.fromhex(match[1])

@@ -67,7 +67,7 @@ class ChatTemplate:
 
     @property
     def name(self) -> str:
-        """A name for error messages: that of the tokenizer."""
+        """The tokenizer's name, for error messages."""
         return f"the chat template of {self._tokenizer.name_or_path or type(self._tokenizer).__name__}"
 
     @property
@@ -83,7 +83,7 @@ class ChatTemplate:
     def render(
         self, messages: Sequence[Message], *, prompt: bool = False, tools: Sequence[Mapping[str, Any]] | None = None
     ) -> str:
-        """Render messages to text; `prompt` appends the generation prompt."""
+        """Render messages to text; `prompt` says whether to append the generation prompt."""
         common = {
             **self._tokenizer.special_tokens_map,
             **self.options,
@@ -124,7 +124,9 @@ def _jinja() -> Any:
 def template_source(
     tokenizer: PreTrainedTokenizerBase, chat_template: str | None, tools: Sequence[Mapping[str, Any]] | None
 ) -> str:
-    """Return `chat_template`, or else the source of the tokenizer's own template (its variant for tools, if any)."""
+    """Return `chat_template` if given; otherwise the source of the tokenizer's own template, preferably its variant
+    for tools.
+    """
     if chat_template is not None:
         return chat_template
     if not tokenizer.chat_template:
