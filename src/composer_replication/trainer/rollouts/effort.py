@@ -32,14 +32,14 @@ _THOUGHT_FIELDS = ("reasoning_content", "thinking")
 
 
 class TextTokenizer(Protocol):
-    """The part of the tokenizer interface that counting tokens needs."""
+    """The tokenizer methods needed to count the tokens of a text."""
 
     def encode(self, text: str, *, add_special_tokens: bool = ...) -> list[int]: ...
 
 
 @dataclass(frozen=True, kw_only=True)
 class EffortWeights:
-    """The weight in x of one token, call or turn of each kind."""
+    """The weight of one token, call or turn of each kind in a rollout's effort x."""
 
     thinking: float = 1e-4
     calls_text: float = 1e-4
@@ -55,7 +55,7 @@ class EffortWeights:
 
 
 class _RolloutEffort(NamedTuple):
-    """The effort of a rollout: its tokens of four kinds, its calls, and the turns of the model."""
+    """A rollout's effort: its number of tokens of each of four kinds, of tool calls, and of the model's turns."""
 
     thinking: int = 0
     calls_text: int = 0
@@ -65,12 +65,12 @@ class _RolloutEffort(NamedTuple):
     turns: int = 0
 
     def weighted_sum(self, weights: EffortWeights) -> float:
-        """Return x, the weighted sum that the penalty is computed from."""
+        """Return the weighted sum x of the tokens, calls and turns, from which the penalty is computed."""
         return math.fsum(count * getattr(weights, name) for name, count in self._asdict().items())
 
 
 def _effort_cost(x: float, *, k: float, q: float) -> float:
-    """Return C(x), accurate even for q near 1 or k near 0."""
+    """Return the penalty C(x) for the effort x, accurate even for q near 1 or k near 0."""
     # With L = log(1 + kx): C = L/k * expm1((1-q) L) / ((1-q) L), which avoids cancellation.
     for name, value in (("x", x), ("k", k), ("q", q)):
         if not (math.isfinite(value) and value >= 0):
@@ -85,7 +85,9 @@ def _effort_cost(x: float, *, k: float, q: float) -> float:
 def effort_penalty_reward(
     tokenizer: TextTokenizer, *, weights: EffortWeights | None = None, k: float = 1.0, q: float = 1.0
 ) -> _EffortPenalty:
-    """Return a reward function for TRL that returns -C(x) for each rollout and logs the mean x as effort/x."""
+    """Return a reward function for TRL that gives each rollout the reward -C(x) for its effort x, and logs the mean
+    x as effort/x.
+    """
     return _EffortPenalty(tokenizer, EffortWeights() if weights is None else weights, k, q)
 
 
@@ -113,7 +115,9 @@ class _EffortPenalty:
         return [-_effort_cost(x, k=self.k, q=self.q) for x in weighted_sums]
 
     def effort(self, completion: str | Sequence[Mapping[str, Any]], ids: Sequence[int]) -> _RolloutEffort:
-        """Return the effort of one rollout: plain text is counted by its ids, messages by their contents."""
+        """Return the effort of one rollout. For plain text, `ids` are counted; for messages, the tokens of their
+        contents.
+        """
         if isinstance(completion, str):
             thinking = self._count(_thoughts_and_rest(completion)[0])
             return _RolloutEffort(thinking=thinking, final=max(0, len(ids) - thinking), turns=1)
@@ -157,9 +161,10 @@ def _call_text(call: WrittenCall) -> str:
 
 
 class ErrorPenalty:
-    """A reward function that subtracts `price` for each failed call blamed on the model, and logs the mean count.
+    """A reward function that subtracts `price` for each failed call blamed on the model, and logs the mean number of
+    such calls.
 
-    Failed calls are found in the messages of TRL, or in `messages` if a rollout function returned them.
+    Failed calls are found in TRL's completion messages, or in `messages` if a rollout function returned them.
     """
 
     __name__ = "error_penalty"  # TRL logs a reward function under this name

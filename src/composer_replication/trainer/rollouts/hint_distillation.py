@@ -98,7 +98,7 @@ NO_HINT = "no_hint"
 
 
 class ErringTurn(NamedTuple):
-    """An erring turn: its tokens [start, end) in prompt + completion, and where they begin in the hinted ids."""
+    """An erring turn: its tokens [start, end) in prompt + completion, and its copies in contexts with a hint."""
 
     start: int
     end: int
@@ -123,7 +123,9 @@ class ErringTurn(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class ErringTurns:
-    """The erring turns of a rollout that channel 2 trains on, its error sites, and counts of what became of each."""
+    """The erring turns of a rollout that channel 2 trains on, all its error sites, and counts of the sites by
+    outcome.
+    """
 
     sequence: RenderedSequence
     turns: list[ErringTurn] = field(default_factory=list[ErringTurn])
@@ -187,11 +189,13 @@ class ErringTurnFinder:
 
 
 class TurnRows(NamedTuple):
-    """The N rows of a padded micro-batch that predict tokens of erring turns, and the same rows in the teachers' tree.
+    """The N positions in a padded micro-batch that predict tokens of erring turns, and the matching rows in the
+    teachers' tree.
 
-    The row that predicts a token is the one before it. The tree holds all hinted contexts; what they have in common
-    (the prompt of a group, the history of a rollout) is in it once. M of the rows belong to turns with an unrelated
-    hint: their indices among the N rows, and their rows in the tree after the unrelated hint and without any hint.
+    A token is predicted at the position before it. The tree contains all contexts with hints, and stores tokens that
+    several contexts share (a group's prompt, a rollout's history) only once. M of the N positions belong to turns that
+    also have an unrelated hint: `compared_M` has their indices among the N positions, `unrelated_M` their tree rows
+    after the unrelated hint, and `unhinted_M` their tree rows without any hint.
     """
 
     sample_N: Tensor
@@ -306,9 +310,10 @@ def distill(
 ) -> tuple[T, Channel | None, Tensor | None]:
     """Run the hinted teachers, then the policy, and compute channel 2 from the policy's own hidden states.
 
-    `run_policy` must run the model's body exactly once, on `input_ids`. Returns its result; the channel, whose `value`
-    is the sum over the rows divided by `options.divide`, or None if `rows` is None; and the effects of the own and the
-    unrelated hint on each compared turn (T, 2), in nats/token, or None.
+    `run_policy` must run the model's body exactly once, on `input_ids`. Returns three values: the result of
+    `run_policy`; the channel's loss, whose `value` is the sum over the rows divided by `options.divide`, or None if
+    `rows` is None; and a tensor (T, 2) with the effects of the own hint and of the unrelated hint on each turn that has
+    both, in nats/token, or None.
     """
     # The policy's forward pass runs under autocast, so the teachers must as well.
     with autocast():
@@ -331,7 +336,9 @@ def distill(
 def _run_teachers(
     model: nn.Module, input_ids: Tensor, rows: TurnRows | None, options: ChannelOptions
 ) -> tuple[list[Any], HintTargets, Tensor | None]:
-    """Return the teachers' hidden states at the turns' rows, what else the loss needs, and the hints' effects."""
+    """Run the teachers, and return their hidden states for the turns' tokens, the loss's other inputs, and the
+    hints' effects.
+    """
     # Processes that share sharded weights must make the same passes, so all run the teachers if any has a turn.
     (is_needed,) = max_over_shards(all_models(model, options.teachers), [int(rows is not None)])
     if not is_needed:
@@ -493,7 +500,9 @@ class HintDistillation:
 def _comparisons(
     turns: Sequence[Sequence[ErringTurn]], inputs: Mapping[str, Any], effects_T2: Tensor
 ) -> list[HintComparison]:
-    """Return, for the hint gate, each turn that was scored after two hints; `effects_T2` has a row for each."""
+    """Return a comparison for each turn that was scored after two hints; row i of `effects_T2` belongs to the i-th
+    such turn.
+    """
     comparisons: list[HintComparison] = []
     effects = iter(effects_T2.tolist())
     for sample, sample_turns in enumerate(turns):

@@ -235,8 +235,8 @@ class HintEffect(NamedTuple):
 
     @property
     def is_large(self) -> bool | None:
-        """Whether the effect is mostly due to the hint's meaning; None between the thresholds to
-        open and to stay open.
+        """Whether the effect is mostly due to the hint's meaning; None if it suffices to keep the gate open but not
+        to open it.
         """
         if self.own_hint_nats < max(_MIN_EFFECT_NATS_TO_STAY_OPEN, _MIN_RATIO_TO_STAY_OPEN * self.other_hint_nats):
             return False
@@ -358,7 +358,7 @@ class _Sums(NamedTuple):
 
 
 def describe_requirement() -> str:
-    """Describe, for messages, the effect that a model must show if there is no contrast."""
+    """Return a text for messages that states the effect required of a model if there is no contrast."""
     return f"{_MIN_RATIO:g} times the effect of an unrelated hint, and at least {_MIN_EFFECT_NATS:g} nats/token"
 
 
@@ -366,10 +366,10 @@ def describe_requirement() -> str:
 def hint_effects(
     teachers: Sequence[TeacherRows], contrast: Contrast, targets_N: Tensor, turn_position_N: Tensor
 ) -> Tensor:
-    """Return how much the own and the unrelated hint lower each turn that has an unrelated hint, in order (T, 2).
+    """Return the effects of each turn's own hint and of its unrelated hint, as a tensor (T, 2) in nats/token.
 
-    The effect of a hint is the mean over a turn's tokens of log p without it minus log p with it. A row whose
-    `turn_position_N` is 0 begins a turn.
+    A hint's effect is the mean over a turn's tokens of log p without the hint minus log p with it. Only turns with an
+    unrelated hint are included, in order. A row whose `turn_position_N` is 0 begins a turn.
     """
     numbers_M = contrast.numbers_M
     if not numbers_M.numel():

@@ -71,7 +71,7 @@ class _ResampleReport:
 
 
 def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int) -> Tensor:
-    """Return for each group of consecutive rewards whether they are all equal, up to rounding.
+    """Return, for each group of consecutive rewards, whether all its rewards are equal, up to rounding.
 
     A NaN means that no reward function judged the rollout, and is ignored. A group with fewer than two rewards counts
     as equal. TRL's frac_reward_zero_std does not count such groups, although their advantages are 0 as well.
@@ -87,9 +87,10 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
 
 
 def _groups_to_resample(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
-    """Return the local numbers of the groups that this process resamples: its equal ones, then others to fill up.
+    """Return the local indices of the groups that this process resamples: groups with equal rewards first, then any
+    others.
 
-    Every process resamples as many groups as the process that needs most; none if no group has equal rewards.
+    Every process resamples as many groups as the process with the most equal-reward groups.
     """
     if equal_G.numel() % num_processes:
         raise InputError(
@@ -130,10 +131,11 @@ def resample(
     total: Total = _single_process_total,
     images: ImagesBySample | None = None,
 ) -> tuple[Batch, Tensor, _ResampleReport]:
-    """Return the batch, the rewards of all processes and a report, after at most `max_resamples` rounds of sampling.
+    """Resample groups with equal rewards, and return the batch, the rewards of all processes and a report.
 
-    `draw(groups)` generates and scores rollouts for the prompts of these local groups, in that order. `total` sums a
-    0-d tensor over all processes. `images` is required for batches with pixels.
+    There are at most `max_resamples` rounds. `draw(groups)` generates and scores rollouts for the prompts of these
+    local groups, in that order. `total` sums a 0-d tensor over all processes. `images` is required for batches with
+    pixels.
     """
     equal_G = equal_reward_groups(rewards, num_generations)
     before, drawn, rounds = int(equal_G.sum()), 0, 0
@@ -224,7 +226,7 @@ def _merge_groups(
 
 
 def _sources(size: int, groups: Sequence[tuple[int, int]], num_generations: int) -> list[int]:
-    """Return for each row of the merged batch its index in the old rows followed by the new rows."""
+    """Return, for each row of the merged batch, its index in the concatenation of old and new rows."""
     sources = list(range(size))
     for old, new in groups:
         if not 0 <= old < size // num_generations:
@@ -252,7 +254,7 @@ def _merged(key: str, old: Batch, new: Batch, sources: Sequence[int], pad_id: in
 
 
 def _same_width(key: str, old: Batch, new: Batch, pad_id: int) -> tuple[Tensor, Tensor]:
-    """Return both values of a key, padded to the wider of the two if the key has one column per token."""
+    """Return the values of `key` in both batches, padded to the same width if there is one column per token."""
     prompts = max(old["prompt_ids"].shape[1], new["prompt_ids"].shape[1])
     completions = max(old["completion_ids"].shape[1], new["completion_ids"].shape[1])
     if key in _PROMPT_PADDING:
@@ -279,7 +281,9 @@ def _padded(values: Tensor, left_to: int, right_to: int, padding: float) -> Tens
 
 
 def _both_parts(key: str, batch: Batch, prompts: int, completions: int) -> Tensor:
-    """Return rows of prompt and completion, each part padded on its own side with type 0 (text)."""
+    """Return the token types of prompts and completions, padded with type 0 (text) on the left of prompts and the
+    right of completions.
+    """
     width = batch["prompt_ids"].shape[1]
     types = batch[key]
     return torch.cat([_padded(types[:, :width], prompts, 0, 0), _padded(types[:, width:], 0, completions, 0)], dim=1)

@@ -32,16 +32,17 @@ HintGenerator = Callable[[str, Mapping[str, Any]], str | None]
 
 @dataclass(frozen=True, kw_only=True)
 class RolloutOptions:
-    """What is learned from rollouts besides their reward, and how they are sampled.
+    """Settings for sampling rollouts, and for training on their error sites.
 
-    `placement` is where a hint goes, `part` is the part of the erring turn that is trained on, and `extra_rules` are
-    additional failure rules. `hints` are written from templates, or are the error message itself ("raw_error") or, as a
-    control, the hint for an error of a different kind in another rollout ("other_kind"); errors of `unhinted_kinds` get
-    no hint. `only_failed_rollouts` skips the sites of rollouts that did better than their group. `max_resamples` limits
-    how often groups with equal rewards are resampled. `k1_coefficient` subtracts that multiple of log p - log p_start
-    for each token from its advantage (the k1 estimator of the KL divergence, without gradient). `fast_generation`
-    replaces the model's `generate` by `rollouts.generation` where the model allows it ("auto"), with at most
-    `generation_batch` rollouts at once, or never ("off").
+    `placement` is where a hint is inserted, `part` is the part of the erring turn that is trained on, and `extra_rules`
+    are additional failure rules. `hints` says which hints are used: ones written from templates ("template"), the error
+    message itself ("raw_error") or, as a control, the hint for an error of a different kind in another rollout
+    ("other_kind"). Errors of `unhinted_kinds` get no hint. `only_failed_rollouts` skips the sites of rollouts that did
+    better than their group. `max_resamples` limits how often groups with equal rewards are resampled. `k1_coefficient`
+    penalizes KL divergence: that multiple of log p - log p_start for each token is subtracted from the token's
+    advantage (the k1 estimator, without gradient). `fast_generation` says whether `rollouts.generation` replaces the
+    model's `generate`: if the model supports it ("auto"), or never ("off"). `generation_batch` limits how many rollouts
+    it generates at once.
     """
 
     placement: Placement = "before_turn"
@@ -103,9 +104,9 @@ class RolloutErrorFinder:
         return RolloutErrors(conversation, sequence, all_sites, len(runs))
 
     def write_hint(self, site: ErrorSite, conversation: Conversation, rollout: Rollout) -> str | None:
-        """Return the environment's own hint, or one by the user's function, by a model, or from a template.
+        """Return the environment's own hint, or else a hint from the user's function, a model or a template.
 
-        None means that no hint could be written.
+        Returns None if no hint could be written.
         """
         signal = _find_signal(site, rollout)
         if signal is not None and signal.get("hint"):
@@ -128,9 +129,10 @@ class RolloutErrorFinder:
         return None if hint is None else hint.text
 
     def _add_malformed_calls(self, conversation: Conversation) -> Conversation:
-        """Return the conversation with a failed call for every turn whose call could not be parsed.
+        """Return the conversation with a failed call added to every turn whose call could not be parsed.
 
-        Such a turn has the opening token of a call but no call. It gets a call, followed by an error result.
+        Such a turn contains the token that opens a call, but no parsed call. It gets a call, followed by an error
+        result.
         """
         turns: list[Turn] = []
         for turn in conversation.turns:
@@ -165,7 +167,7 @@ class RolloutErrorFinder:
         return turn.text.partition(self._call_text)[2].strip()
 
     def _render(self, rollout: Rollout, runs: Sequence[Run]) -> RenderedSequence:
-        """Return the rollout's ids, with a span for every sampled run that has a turn header before it."""
+        """Return the rollout's ids, with a span for every run of sampled tokens that follows a turn header."""
         ids = [*rollout.prompt_ids, *rollout.completion_ids]
         offset = len(rollout.prompt_ids)
         roles = _roles_before(rollout)
@@ -289,9 +291,11 @@ def assistant_id(number: int) -> str:
 
 
 def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
-    """Return the rollout as a conversation; assistant turns have their sampled ids, and ids from `assistant_id`.
+    """Return the rollout as a conversation whose assistant turns contain their sampled ids; `assistant_id` gives the
+    turn ids.
 
-    The completion of a TRL rollout function is one message, however many turns it has; its turns have only token ids.
+    A TRL rollout function returns a completion as a single message, even if it contains several turns. These turns then
+    have only token ids.
     """
     turns = [_plain_turn(number, message) for number, message in enumerate(rollout.prompt)]
     if not is_parsed(rollout, runs):
@@ -364,7 +368,7 @@ def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raise
 
 
 def _parse_result(content: str) -> tuple[str, bool | None]:
-    """Return the text of a result, and True if the tool raised or None if that is unknown.
+    """Return the text of a tool result, and whether the tool raised an exception: True, or None if that is unknown.
 
     TRL writes an exception as `{'error': 'text'}`. A tool that did not raise may still report a failure in its text, so
     the flag is never False.
@@ -396,7 +400,9 @@ def _to_tool_call(written: WrittenCall, identity: str) -> ToolCall:
 
 
 def _signalled_sites(rollout: Rollout, conversation: Conversation) -> list[ErrorSite]:
-    """Return the errors that the environment reports; they need no rule, as it knows who is to blame."""
+    """Return the error sites that the environment reports. No failure rules are applied, since the environment knows
+    who is to blame.
+    """
     turn_ids = {turn.id for turn in conversation.turns}
     sites: list[ErrorSite] = []
     for number, signal in enumerate(rollout.signals):
@@ -484,10 +490,10 @@ ROLLOUT_RULES: tuple[FailureRule, ...] = (
 def _judged_by_schema(
     sites: Sequence[ErrorSite], conversation: Conversation, tools: Mapping[str, Mapping[str, Any]]
 ) -> list[ErrorSite]:
-    """Return the sites, blaming the model for exceptions that only the arguments of the call explain.
+    """Return the sites after deciding, from the calls' arguments, whether the model is to blame for each exception.
 
-    The model is to blame for arguments that do not match the tool's schema, whatever the tool then failed at, and for
-    an argument that the message names. Other exceptions are blamed on nobody and are not trained on.
+    The model is to blame if the arguments do not match the tool's schema, whatever the tool then failed at, or if the
+    error message names an argument. Other exceptions are blamed on nobody and are not trained on.
     """
     calls = {call.id: call for turn in conversation.turns for call in turn.calls}
     return [_blame_for_arguments(site, calls.get(site.call_id), tools.get(site.tool)) for site in sites]
@@ -563,11 +569,12 @@ def gather_rollouts(
     tools_of: Callable[[int], Sequence[Any]],
     raised: Sequence[ToolRecord] | None = None,
 ) -> list[Rollout]:
-    """Return one rollout per sample, in the order of `prompts`; call this before anything shuffles them.
+    """Return one rollout per sample, in the order of `prompts`. Call this before the samples are shuffled.
 
-    `generated` is the return value of TRL's `_generate`. Environments are pooled and reused, so their reports are read
-    now, from the attribute `signals` or from the output of that name that a rollout function returned. Such a function
-    may also return the `messages` of each rollout, which TRL treats as one turn, and the schemas of its `tools`.
+    `generated` is the return value of TRL's `_generate`. Environments are pooled and reused, so their error reports are
+    read now: from an environment's attribute `signals`, or from the output `signals` of a rollout function. A rollout
+    function may also return the `messages` of each rollout, which TRL treats as one turn, and the schemas of its
+    `tools`.
     """
     prompt_ids, completion_ids, masks, completions, _, extra, *_ = generated
     fields: Mapping[str, Any] = extra if isinstance(extra, Mapping) else {}
@@ -618,7 +625,9 @@ _schemas: WeakKeyDictionary[Any, Mapping[str, Any]] = WeakKeyDictionary()
 
 
 def schemas_of(tools: Sequence[Any]) -> Mapping[str, Mapping[str, Any]]:
-    """Return parameter schemas by tool name; functions get them from signature and docstring, as in the prompt."""
+    """Return parameter schemas by tool name. The schema of a function is made from its signature and docstring, as
+    in the prompt.
+    """
     schemas = [tool if isinstance(tool, Mapping) else _schema(tool) for tool in tools]
     functions: list[Any] = [schema.get("function", schema) for schema in schemas]
     return {str(function["name"]): function.get("parameters") or {} for function in functions}

@@ -1,4 +1,4 @@
-"""Choose for erring turns of rollouts a hint that is about another kind of error: an unrelated hint.
+"""Choose unrelated hints for erring turns of rollouts: hints about another kind of error than the turn's.
 
 Unrelated hints come from other turns in the batch, or from earlier batches. For the hint gate and the contrast they are
 added to a turn's own hint (`add_unrelated_hints`); in a control they replace it (`replace_by_unrelated_hints`). The
@@ -45,9 +45,10 @@ def add_unrelated_hints(
 ) -> None:
     """Add an unrelated hint to each turn; `earlier_hints` are hints from earlier batches, by kind.
 
-    The kinds in a batch are paired at random, so that two kinds are compared in both directions. If hints were
-    exchanged before, the unrelated hint matches neither the kind of the turn nor the kind of the hint that it received.
-    A control whose received hint is contrasted with the right one would otherwise learn the error.
+    The kinds in a batch are paired at random, so that two kinds are compared in both directions. In a control, where
+    `replace_by_unrelated_hints` has already replaced a turn's hint, the added hint matches neither the kind of the
+    turn's error nor the kind of the replaced hint. Otherwise the contrast could subtract the effect of the right hint,
+    and the control would learn the error.
     """
     hints: dict[str, list[str]] = {kind: [hint] for kind, hint in (earlier_hints or {}).items()}
     in_batch: dict[str, list[str]] = {}
@@ -67,7 +68,9 @@ def add_unrelated_hints(
 
 
 def _paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random) -> dict[str, str | None]:
-    """Pair the kinds at random, and return the partner of each kind; if one is left over, it gets any other kind."""
+    """Return a random partner for each kind. Partners are mutual, except that a kind left over gets any other kind,
+    or None.
+    """
     rng.shuffle(kinds)
     partners: dict[str, str | None] = {}
     for first, second in zip(kinds[::2], kinds[1::2], strict=False):

@@ -1,6 +1,6 @@
 """Generate rollouts with a shared key-value cache, as fast as plain PyTorch allows, instead of with transformers' loop.
 
-row_cache   keys and values by row, and passes over them; check whether a model allows it
+row_cache   the key-value cache, forward passes that use it, and a check of whether a model supports it
 generator   `RolloutGenerator`: a replacement for the sampling loop inside `model.generate`
-talks       many conversations with a small model, none of which waits for another; on a GPU with CUDA graphs
+talks       many simultaneous conversations with a small model, none of which waits for another; CUDA graphs on a GPU
 """

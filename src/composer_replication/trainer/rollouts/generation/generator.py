@@ -68,7 +68,7 @@ class _Unsupported(Exception):
 
 @dataclass
 class _CachedRows:
-    """The cache for a rollout's rows, and the length of each row's first prompt."""
+    """The cache of a batch's rows, and the length of each row's first prompt."""
 
     cache: KeyValueRows
     prompts: list[int]
@@ -87,9 +87,9 @@ class _Rollout:
 class RolloutGenerator:
     """A replacement for `model.generate` with a faster loop; `batch` limits how many rows are generated at once.
 
-    Memory: rows x (longest row + new tokens) x layers x 2 x key heads x head size, plus half of that while only a few
-    rows are running; `counts["cache_bytes"]` is the maximum so far. If `batch` is set, the cache is not kept between
-    turns.
+    The cache stores rows x (longest row + new tokens) x layers x 2 x key heads x head size numbers, and half as many
+    more while only a few rows are running. `counts["cache_bytes"]` is the maximum number of bytes so far. If `batch` is
+    set, the cache is not kept between turns.
     """
 
     batch: int | None = None
@@ -158,7 +158,7 @@ class RolloutGenerator:
         generation_config: Any,
         **model_kwargs: Any,
     ) -> Tensor:
-        """Sample like the loop of transformers, from the inputs that `generate` has prepared for it.
+        """Sample tokens as transformers' own loop does, from the inputs that `generate` has prepared for that loop.
 
         The parameter names are those of that loop, because `generate` passes its inputs by name.
         """
@@ -226,7 +226,10 @@ class RolloutGenerator:
         cached_rows: _CachedRows | None,
         sources: Sequence[_Origin | None],
     ) -> KeyValueRows:
-        """Return a cache of the rows, kept from the last turn or read now; `row_numbers` repeats equal rows."""
+        """Return a cache that contains the rows, continuing the last turn's cache if there is one.
+
+        `rows` are distinct; `row_numbers` has the index into `rows` for each row of the batch.
+        """
         if cached_rows is None:
             cache = self._with_shared_prefix(model, rows, capacity)
         else:
@@ -239,7 +242,9 @@ class RolloutGenerator:
         return cache.copy_rows(row_numbers, [len(rows[number]) for number in row_numbers], capacity, moved=True)
 
     def _with_shared_prefix(self, model: Any, rows: Sequence[Tokens], capacity: int) -> KeyValueRows:
-        """Return a cache with the common prefix of all rows, if it is long enough for a separate pass."""
+        """Return a new cache that contains the common prefix of all rows, or nothing if the prefix is too short for
+        a separate pass.
+        """
         shared = shared_by_all(rows)
         if len(rows) < 2 or shared < _MIN_SHARED_PREFIX:
             return KeyValueRows(len(rows), capacity)
@@ -249,10 +254,11 @@ class RolloutGenerator:
 
 
 class _TokenLoop:
-    """One turn of a batch. `input_ids` are padded on the left; `cache` has all tokens of each row but the last.
+    """The loop that samples one turn for a batch of rows.
 
-    `budgets` are the maximum numbers of new tokens for the rows. With `is_kept` the cache covers all rows at the end,
-    as far as they were read; otherwise its contents are invalid afterwards.
+    `input_ids` are padded on the left, and `cache` contains all tokens of each row except the last. `budgets` has the
+    maximum number of new tokens for each row. If `is_kept` is set, the cache contains the tokens read for all rows when
+    the loop ends; otherwise its contents are invalid afterwards.
     """
 
     def __init__(
@@ -304,7 +310,9 @@ class _TokenLoop:
         return ids
 
     def _advance(self, tokens: Tensor, at: int) -> Tensor:
-        """Read these tokens, and return new token number `at` of each row."""
+        """Read one token per running row, and return the next token of each: its new token number `at`, counted from
+        1.
+        """
         is_whole = len(self._rows) == len(self._ids)
         column = self._width + at - 1
         stretch = _STRETCH.get(self._kind, 1)
@@ -398,7 +406,8 @@ class _Sampler:
         self._is_sound: Tensor | None = None
 
     def next_tokens(self, ids_BT: Tensor, logits_BV: Tensor, running: Tensor | None) -> Tensor:
-        """Return one token per row. `running` are the numbers of the rows in the whole batch, None for all of them.
+        """Return one token per row. `running` has the rows' indices in the whole batch, or is None if all rows are
+        running.
 
         Random numbers are drawn for the whole batch, so that the tokens of a row do not depend on which other rows have
         ended.
@@ -449,9 +458,10 @@ def _rows_without_padding(input_ids: Tensor, attention_mask: Tensor | None) -> l
 
 
 def _origins(rows: Sequence[Tokens], cached: Sequence[Tokens], prompts: Sequence[int]) -> list[_Origin | None]:
-    """Return for each row the cached row with the longest common prefix, or None if it starts with no cached prompt.
+    """Return, for each row, the cached row with the longest common prefix, or None if the row begins with none of
+    the cached prompts.
 
-    `prompts` has the length of the prompt in each cached row.
+    `prompts` has the length of each cached row's prompt.
     """
     by_prompt: dict[tuple[int, ...], list[int]] = {}
     for number, (tokens, length) in enumerate(zip(cached, prompts, strict=True)):

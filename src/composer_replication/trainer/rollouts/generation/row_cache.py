@@ -1,8 +1,9 @@
-"""A key-value cache by rows, and the passes of a model over it: new tokens of some rows, or the next token of each row.
+"""A key-value cache organized by rows, and a model's forward passes that use it to read new tokens or predict the next.
 
 Every row starts at slot 0. There is no left padding, and a row continues where it ended, so a token's slot is its
 position. Layers store their keys and values here when they compute attention (`_RowMask.attend`), so the caches of
-transformers are not involved. Casts of weights are kept as well, instead of being made in every pass (`_Casts`).
+transformers are not involved. Half-precision copies of weights are also kept, instead of being made in every pass
+(`_Casts`).
 
 On CUDA the pass for the next token is recorded as a graph, one for each length up to which the cache is read. Launching
 its thousand kernels one by one takes the host several times as long as the device needs to run them. A model whose pass
@@ -11,7 +12,7 @@ cannot be recorded runs without graphs, with a warning.
 `why_not_kept` tells whether a model can generate in this way. It checks the config first, and then runs an experiment
 once per setting: it reads a few rows of unequal lengths in pieces, as generation does, and compares the logits with
 those of plain passes over the whole rows. This detects what a config does not mention (a convolution, a recurrent
-state, a bias by slots) before anything is sampled.
+state, a position bias by slot) before anything is sampled.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ _trials: WeakKeyDictionary[nn.Module, dict[str, str | None]] = WeakKeyDictionary
 
 
 class KeyValueRows:
-    """Keys and values (rows, heads, slots, D) of every layer; `tokens` are the ids in the cache for each row.
+    """The keys and values (rows, heads, slots, D) of every layer; `tokens` has the cached token ids of each row.
 
-    The slot at `capacity` is a spare one, to which padding is written and which is never read.
+    The slot with index `capacity` is an extra one: padding is written to it, and it is never read.
     """
 
     def __init__(self, num_rows: int, capacity: int) -> None:
@@ -76,7 +77,9 @@ class KeyValueRows:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of the attention (not the weights' if a forward casts), or None before the first read."""
+        """The dtype of the cached keys and values, or None before the first read. Under autocast it differs from the
+        weights' dtype.
+        """
         return next((pair[0].dtype for pair in self._layers.values()), None)
 
     @property
@@ -95,7 +98,10 @@ class KeyValueRows:
         return keys, values
 
     def copy_rows(self, rows: Sequence[int], lengths: Sequence[int], capacity: int, *, moved: bool) -> KeyValueRows:
-        """Return a new cache with the first tokens of these rows. With `moved`, layers are freed as they are copied."""
+        """Return a new cache with the first `lengths` tokens of these rows.
+
+        If `moved` is set, each layer of this cache is freed once it is copied.
+        """
         new = KeyValueRows(len(rows), capacity)
         new.tokens = [self.tokens[row][:length] for row, length in zip(rows, lengths, strict=True)]
         # All rows are copied up to the length of the longest; any excess is overwritten before it is read.
@@ -111,7 +117,7 @@ class KeyValueRows:
         return new
 
     def put_back(self, rows: Sequence[int], source: KeyValueRows, width: int) -> None:
-        """Copy rows that were taken from this cache and have grown up to `width` back into it."""
+        """Copy rows back into this cache from `source`, to which they were copied earlier; `width` slots are copied."""
         index = self._index(rows)
         for name, pair in source._layers.items():
             for target, copy in zip(self._layers[name], pair, strict=True):
@@ -122,7 +128,7 @@ class KeyValueRows:
 
 
 class _RowMask(SelfAttendingMask):
-    """The mask of one pass: new tokens of some rows attend to their own row, up to and including themselves."""
+    """The attention mask of one pass, in which each new token attends to its own row, up to and including itself."""
 
     cache: KeyValueRows
     rows: Tensor
@@ -139,7 +145,9 @@ class _RowMask(SelfAttendingMask):
 
     @classmethod
     def over(cls, cache: KeyValueRows, device: torch.device) -> _RowMask:
-        """Return a mask to reuse for many passes with `set_up`; building one takes as long as a small layer."""
+        """Return a mask for this cache. Building one takes as long as a small layer, so reuse it for many passes
+        with `set_up`.
+        """
         mask = cls.of_length(cache.capacity + 1, device)
         mask.cache = cache
         return mask
@@ -199,7 +207,7 @@ def shared_length(first: Tokens, second: Tokens) -> int:
 
 
 def shared_by_all(rows: Sequence[Tokens]) -> int:
-    """Return the length of the common prefix of all rows, which is the common prefix of their minimum and maximum."""
+    """Return the length of the common prefix of all rows, found by comparing only the smallest row and the largest."""
     return shared_length(min(rows), max(rows)) if rows else 0
 
 
@@ -284,7 +292,10 @@ def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]
 
 
 def _next_batch(todo: Sequence[tuple[int, int]], cache: KeyValueRows) -> tuple[list[int], int]:
-    """Return the next pass: its rows, which are either all empty or all not, and its number of tokens per row."""
+    """Return the rows of the next pass and the number of tokens to read per row.
+
+    The rows of a pass either all have cached tokens or all have none.
+    """
     first, count = todo[0]
     is_fresh = not cache.tokens[first]
     width = count if is_fresh else min(count, _MAX_WIDTH)
@@ -303,7 +314,9 @@ class _Recording(NamedTuple):
 
 
 class NextTokens:
-    """The pass that reads one more token of every row in a cache, and returns the logits for the next token."""
+    """A forward pass that reads one more token for every row in a cache, and returns the logits for the token after
+    it.
+    """
 
     def __init__(self, model: Any, cache: KeyValueRows, *, record: bool) -> None:
         self._model, self._cache = model, cache
@@ -316,7 +329,9 @@ class NextTokens:
         self._casts = _Casts(model)
 
     def logits(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
-        """Return logits (B, V), valid until the next call. Every slot of a running row must be below `reach`."""
+        """Return the logits (B, V), which are valid until the next call. The slots of all running rows must be below
+        `reach`.
+        """
         if not self.is_recording:
             return self._run(tokens_B, slots_B, reach)
         recorded = self._recorded.get(reach)
@@ -398,7 +413,7 @@ def _no_device_sync() -> Iterator[None]:
 
 
 def _pass(model: Any, ids_bn: Tensor, mask: _RowMask) -> Tensor:
-    """Return the logits (b, V) after the last column; they are only valid for rows that reach it."""
+    """Return the logits (b, V) after the last column. They are valid only for rows that have a token in that column."""
     positions = mask.slots.clamp(max=mask.cache.capacity - 1)
     output = model(input_ids=ids_bn, attention_mask=mask, position_ids=positions, use_cache=False, logits_to_keep=1)
     return output.logits[:, -1]
@@ -471,7 +486,9 @@ def _first_objection(model: Any) -> str | None:
 
 
 def _worst_step(model: Any, cache: KeyValueRows, rows: list[list[int]], whole: list[Tensor]) -> float:
-    """Return the largest gap over a few more tokens of every row."""
+    """Read three more tokens of every row one at a time, and return the largest difference from the logits of whole
+    passes.
+    """
     step = NextTokens(model, cache, record=False)
     gaps: list[float] = []
     for ahead in range(3):

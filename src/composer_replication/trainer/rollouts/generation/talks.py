@@ -35,7 +35,9 @@ _STRETCH = 256
 
 
 class Talk(Protocol):
-    """A conversation as token ids: its prompt, and the answer to each turn of the model (None ends it)."""
+    """A conversation in token ids: `begin` returns the prompt, and `hear` the answer to a turn of the model, or None
+    to end.
+    """
 
     draw: random.Random
     """The random generator for its tokens, so that they do not depend on which other conversations are running."""
@@ -71,7 +73,9 @@ class _Cache:
 
 
 class _CacheSlot:
-    """A conversation in a row of `_Cache`: its current and maximum length, the turn so far, and unread tokens."""
+    """The state of a conversation in a row of `_Cache`: its length and maximum length, its current turn, and its
+    unread tokens.
+    """
 
     def __init__(self, talk: Talk, *, room: int, most_new: int | None) -> None:
         self.talk, self.length, self.turn = talk, 0, list[int]()
@@ -83,7 +87,7 @@ class Talking:
     """A runner of conversations on a CPU: at most `places` at a time, of at most `room` tokens each.
 
     A conversation ends when it would exceed `room`, or `most_new` tokens after its prompt. Answers are read in batches,
-    once a quarter of the conversations has one, because one pass over many is cheaper.
+    once a quarter of the conversations are waiting, because one pass over many answers is cheaper.
     """
 
     def __init__(
@@ -188,7 +192,9 @@ class Talking:
 
 
 def _sample(logits_BV: Tensor, generators: Sequence[random.Random], *, temperature: float) -> list[int]:
-    """Return one token per row, using its own random generator, or the most likely token at temperature 0."""
+    """Sample one token per row with the row's own random generator, or return the most likely tokens at temperature
+    0.
+    """
     if not temperature:
         return logits_BV.argmax(-1).tolist()
     # Inversion of the cumulative distribution, in double precision because float32 sums over a large vocabulary are
@@ -200,7 +206,9 @@ def _sample(logits_BV: Tensor, generators: Sequence[random.Random], *, temperatu
 
 
 class _CacheRow:
-    """A conversation in a row of `KeyValueRows`: all its tokens so far, the turn so far, and its maximum length."""
+    """The state of a conversation in a row of `KeyValueRows`: all its tokens, its current turn, and its maximum
+    length.
+    """
 
     def __init__(self, talk: Talk, *, room: int, most_new: int | None) -> None:
         self.talk, self.turn = talk, Tokens()
@@ -285,7 +293,10 @@ class RecordedTalking:
         return first.copy_rows([0] * num_rows, [shared] * num_rows, self._room, moved=True)
 
     def _step(self, cache: KeyValueRows, step: NextTokens, rows: list[_CacheRow | None]) -> None:
-        """Sample a token for every conversation that is not waiting; read answers once a quarter has one."""
+        """Sample a token for every conversation that has no unread answer.
+
+        Unread answers are read first if at least a quarter of the conversations have one.
+        """
         waiting = [number for number, row in enumerate(rows) if row and len(row.tokens) - 1 > len(cache.tokens[number])]
         if 4 * len(waiting) >= sum(row is not None for row in rows):
             token_rows = [row.tokens[:-1] if row else cache.tokens[number] for number, row in enumerate(rows)]
@@ -301,7 +312,9 @@ class RecordedTalking:
                 rows[number] = None
 
     def _pass(self, cache: KeyValueRows, step: NextTokens, talking: dict[int, _CacheRow]) -> Tensor:
-        """Read the last token of these rows, each into its own slot, and return their logits, in order."""
+        """Read the last token of each row in `talking`, and return the logits for their next tokens in the same
+        order.
+        """
         spare = cache.capacity
         last = [talking[number].tokens[-1] if number in talking else 0 for number in range(cache.num_rows)]
         slots = [len(cache.tokens[number]) if number in talking else spare for number in range(cache.num_rows)]

@@ -53,7 +53,7 @@ def is_address(name: str) -> bool:
 
 
 def openenv_environment(url: str) -> Callable[[], Any]:
-    """Return a factory for environments on this server, whose tools are requested once, now."""
+    """Request the tools of this server once, and return a factory for environments with these tools."""
     core = require("openenv.core", extra="openenv")
     url = _with_login(url)
 
@@ -98,7 +98,10 @@ class _OpenEnvSession:
         self._invalid_reward: Any = None
 
     def reset(self, *, prompt: Any = None, **row: Any) -> str | None:
-        """Begin an episode, sending the row's plain columns to the server; return its prompt if the row has none."""
+        """Begin an episode, and return the first observation as the prompt, or None if the row has a prompt.
+
+        The row's other columns are sent to the server if their values have plain types.
+        """
         if self._client is None:
             self._client = self._connect()
         result = self._client.reset(**{name: value for name, value in row.items() if isinstance(value, _PLAIN)})
@@ -150,7 +153,9 @@ def _metadata(result: Any) -> Mapping[str, Any]:
 
 
 def _schemas(url: str, connect: Callable[[], Any]) -> tuple[list[Mapping[str, Any]], bool]:
-    """Return the tools' schemas, and whether a call is the action {"name", "arguments"}."""
+    """Return the tools' schemas, and whether the server lists tools, so that a call is sent as {"name",
+    "arguments"}.
+    """
     try:
         session = connect()
     except _CONNECTION_ERRORS as error:

@@ -2,9 +2,9 @@
 
 verifiers runs its own loop and calls a model over HTTP; here that model is the policy being trained
 (`policy_endpoint`). Rewards come from the environment. A failed episode has no reward (NaN), because the policy is not
-to blame. An episode that filled its context has not failed: its trace is stopped as by any limit of verifiers, so it is
-judged and trained on like every rollout that was truncated. Errors that the environment reports (`trace.info["sites"]`)
-become signals of the rollouts; all other errors are found by rules, as in every rollout.
+to blame. An episode that fills its context has not failed: it ends as at any other limit in verifiers, and is judged
+and trained on like every truncated rollout. Errors that the environment reports (`trace.info["sites"]`) become signals
+of the rollouts; all other errors are found by rules, as in every rollout.
 """
 
 from __future__ import annotations
@@ -134,7 +134,9 @@ class VerifiersWorld:
             return [self._trace(episode) for episode in traces.result()]
 
     def _run_all(self, tasks: Sequence[int], names: Mapping[str, SpokenEpisode], client: Any) -> list[Any]:
-        """Run all tasks, and mark all episodes as over however that ends. It is called in a separate thread."""
+        """Run all tasks, and mark all episodes as over afterwards, even if an error occurs. This is called in a
+        separate thread.
+        """
         try:
             return asyncio.run(self._run(tasks, list(names.items()), client))
         finally:
@@ -164,12 +166,14 @@ class VerifiersWorld:
 
 @cache
 def verifiers_world(name: str) -> VerifiersWorld:
-    """Return the environment with this name, always the same object for its tasks and its rollouts."""
+    """Return the environment with this name. Repeated calls return the same object."""
     return VerifiersWorld(name)
 
 
 def _context_length(trainer: Any) -> int | None:
-    """Return the maximum number of tokens in a rollout, as read by TRL's own tool loop, or None if it is unknown."""
+    """Return the maximum number of tokens in a rollout, determined as in TRL's own tool loop, or None if it is
+    unknown.
+    """
     if trainer.use_vllm and trainer.vllm_mode == "colocate":
         return trainer.vllm_generation.llm.llm_engine.model_config.max_model_len
     config: Any = getattr(getattr(trainer, "model", None), "config", None)
