@@ -1,8 +1,7 @@
 """Turn logged sessions into a data set of tree batches, and count everything that is dropped on the way.
 
-Sessions are rendered once (`rendering`), cut into windows of at most `budget` tokens, and stored with small integer
-types (`stored_windows`). Cutting is cheap, so it is repeated when a hint check drops sites, for a control, and for a
-warm-up.
+Sessions are rendered once (`rendering`), cut into windows of at most `budget` tokens, and stored compactly with small
+integer types. Cutting is cheap, so it is repeated when a hint check drops sites, for a control, and for a warm-up.
 """
 
 from __future__ import annotations
@@ -57,7 +56,9 @@ SWAPPED_PAIRS = "turned_pairs"
 
 
 def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
-    """Return the sessions in a run directory with the sites and pairs that the settings require, and the settings."""
+    """Return the sessions in a run directory, with the sites and pairs that the settings require, and these
+    settings.
+    """
     settings.setdefault("use_pairs", run.path("pairs").exists())
     chosen = WindowSettings(budget=budget, **settings)
     # "all" excludes turns with an error site, provided that sites have been found.
@@ -111,10 +112,11 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """Return the sessions in a run directory, with their sites and, if there are any, their pairs.
+        """Create the data set from the sessions in a run directory, with their sites and, if the run has any, their
+        pairs.
 
         `settings` are those of `WindowSettings`. `only` selects conversations, for example one part of the split. With
-        `pack` small windows share a tree of at most `budget` tokens.
+        `pack`, small windows share a tree of at most `budget` tokens.
         """
         opened = run if isinstance(run, RunDir) else RunDir.open(run)
         sessions, chosen = sessions_of_run(opened, budget=budget, **settings)
@@ -131,7 +133,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """Return the same data set from sessions in memory."""
+        """Create the data set from sessions in memory; the options are those of `from_run`."""
         chosen = WindowSettings(budget=budget, **settings)
         return cls(_render_sessions(sessions, renderer, chosen, only), renderer, chosen, pack=pack)
 
@@ -157,7 +159,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
 
     @property
     def models(self) -> frozenset[str]:
-        """The names of the models that wrote the turns of the sessions."""
+        """The names of the models that wrote the turns in these sessions."""
         return frozenset(name for session in self.rendered for name in session.models)
 
     @property
@@ -194,12 +196,13 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         seed: int = 0,
         with_adapter: bool = False,
     ) -> LoggedSessions:
-        """Return the sessions without the sites whose hint fails the hint check.
+        """Return the sessions without the sites whose hints fail the hint check.
 
-        To pass, a hint has to lower the erring decision by `margin` nats/token more than an unrelated hint does, and by
-        `margin` nats/token more than it lowers good calls. The results are in `proofs` and, for a run directory, in
-        `hint_proof.jsonl`. Stored results are reused if the weights (including the adapter, if `with_adapter`), the
-        sites and the settings are the same. `max_context` limits the tokens before a turn; None means `budget`.
+        To pass, a hint has to lower the log-prob of the erring decision by `margin` nats/token more than an unrelated
+        hint does, and by `margin` nats/token more than it lowers the log-prob of good calls. The results are in
+        `proofs` and, for a run directory, in `hint_proof.jsonl`. Stored results are reused if the weights (including
+        the adapter, if `with_adapter`), the sites and the settings are the same. `max_context` limits the number of
+        tokens before a turn; None means `budget`.
         """
         used = {site_id for window in self.windows for site_id in window.site_ids}
         sites = [site for session in self.rendered for site in session.sites if site.site.id in used]
@@ -212,13 +215,17 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return self.with_proofs(proofs)
 
     def with_proofs(self, proofs: Sequence[HintProof]) -> LoggedSessions:
-        """Return the sessions without the sites that these proofs reject; references must be recomputed."""
+        """Return the sessions without the sites that these hint check results reject.
+
+        The returned sessions have no reference log-probs; call `with_references` to compute them.
+        """
         return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
 
     def shuffled(self, seed: int = 0) -> LoggedSessions:
-        """Return the control for these sessions: unrelated hints, and half of the pairs swapped.
+        """Return the control for these sessions: every site gets an unrelated hint, and half of the pairs are
+        swapped.
 
-        The proofs are still those of the right hints.
+        The control keeps the hint check results of the original hints.
         """
         rendered = _shuffle_sessions(self.rendered, seed=seed)
         return type(self)(rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=self.proofs)
@@ -226,11 +233,12 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     def with_references(
         self, model: nn.Module, path: str | Path | None = None, *, with_adapter: bool = False
     ) -> LoggedSessions:
-        """Return the sessions with reference log-probs of all pairs under the initial model, in the windows' contexts.
+        """Return the sessions with the log-probs of all pairs under the initial model, in the contexts of their
+        windows.
 
-        The initial model includes an adapter only with `with_adapter`. The log-probs are stored at `path`, by default
-        in the run's `ref_logprobs.safetensors`. Stored values are reused if they were computed with the same weights,
-        tokenizer and template, and in the same precision (autocast's, if it is on).
+        The adapter is part of the initial model only if `with_adapter` is true. The log-probs are stored at `path`, by
+        default in the run's `ref_logprobs.safetensors`. Stored values are reused if they were computed with the same
+        weights, tokenizer and template, and in the same precision (that of autocast, if it is on).
         """
         store_path = self.run.path("ref_logprobs") if path is None and self.run is not None else path
         pairs = [window.pair_ids() for window in self.windows]
@@ -248,7 +256,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return sessions
 
     def check_references(self, model: nn.Module) -> None:
-        """Raise unless references have the precision of the steps. Call this under the autocast of the steps."""
+        """Raise StaleArtefactError if the reference log-probs have another precision than the training steps.
+
+        Call this under the autocast of the steps.
+        """
         reference_precision, used = self.reference_precision, compute_precision(model)
         if reference_precision is not None and reference_precision != used:
             # If references are missing, the trainer computes them itself, in its own precision.
@@ -262,7 +273,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
             )
 
     def without_responses(self) -> LoggedSessions:
-        """Return the sessions without targets for channel 1, and without the windows that are then empty."""
+        """Return the sessions without targets for channel 1, and without the windows that have no targets left."""
         bare = [window.without_responses() for window in self.windows]
         sessions = self._with_windows([window for window in bare if any(window.counts().values())])
         sessions.counts = self.counts.copy()  # `_with_windows` shares the counter
@@ -270,10 +281,10 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return sessions
 
     def only_responses(self, *, hinted_corrections: bool = False) -> LoggedSessions:
-        """Return the sessions for channel 1 alone, without hinted contexts and pairs, for a warm-up.
+        """Return the sessions for a warm-up: only the responses of channel 1, without hinted contexts and pairs.
 
-        With `hinted_corrections` the correction of an erring turn is a response as well, in the context that has its
-        hint.
+        With `hinted_corrections`, the known corrections of erring turns become responses too, each in a context that
+        contains the hint.
         """
         sessions = self.rendered
         if hinted_corrections:
@@ -332,7 +343,10 @@ def cut_sessions(
     settings: WindowSettings,
     unproved: Mapping[str, str] | None = None,
 ) -> _CutSessions:
-    """Return the windows of all sessions, in order; `unproved` maps sites rejected by the hint check to the reason."""
+    """Return the windows of all sessions, in order.
+
+    `unproved` maps the id of each site that the hint check rejected to the reason.
+    """
     sessions, cut = list(sessions), _CutSessions([], Counter(), Counter())
     wrong = _wrong_hints(sessions) if settings.contrast else {}
     for session in sessions:
@@ -396,9 +410,9 @@ def _with_hinted_corrections(
 ) -> RenderedSession:
     """Return the session with one additional sequence for each correction of a site: context, hint, correction.
 
-    The corrections are targets of channel 1. They teach a small model to follow hints, which a model that has never
-    seen a hint does not do. They are only for a warm-up; the steps after it train the model to act without hints.
-    Corrections that cannot be rendered after the hint are counted as drops.
+    The corrections are targets of channel 1. They teach a small model to follow hints, which it cannot do if it has
+    never seen one. They are only for a warm-up; the steps after it train the model to act without hints. Corrections
+    that cannot be rendered after the hint are counted as drops.
     """
     sequences: list[RenderedSequence] = []
     drops: Counter[str] = Counter()
@@ -425,7 +439,10 @@ def _with_hinted_corrections(
 def _corrected_sequence(
     renderer: Renderer, site: KeptSite, pair: KeptPair, placement: Placement, name: str
 ) -> RenderedSequence | str:
-    """Return the session up to the turn, the hint, and the correction; or the reason why that is impossible."""
+    """Return the session up to the erring turn, followed by the hint and the correction.
+
+    If such a sequence is impossible, return the reason as a string.
+    """
     chosen, span = pair.chosen, site.span
     # The correction has to continue the same context as the erring turn.
     if (chosen.num_shared, chosen.start) != (span.start, span.start):
@@ -454,11 +471,12 @@ def _corrected_sequence(
 
 
 def _shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> list[RenderedSession]:
-    """Return the control: hints for another kind of error at every site, and half of the pairs of each kind swapped.
+    """Return the control: every site gets a hint for another kind of error, and half of the pairs of each kind are
+    swapped.
 
-    Training on the control has the effects of any training of this size, so only a larger effect on the real data is
-    due to the content of hints and pairs. Sites without a hint for another kind of error are dropped and counted.
-    Nothing else changes.
+    Training on the control has the effects that any training of this size has, so an effect is due to the content of
+    hints and pairs only as far as it is larger on the real data. Sites for which there is no hint for another kind of
+    error are dropped and counted. Nothing else changes.
     """
     sessions = list(sessions)
     sites = [site for session in sessions for site in session.sites]
@@ -482,7 +500,10 @@ def _shuffle_session(session: RenderedSession, hints: list[str | None], swapped:
 
 
 def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
-    """Return the ids of the pairs to swap: one of every two, matched within their kind as far as possible."""
+    """Return the `id()` of every pair to swap.
+
+    Pairs are grouped by twos, within their kind as far as possible, and one pair of each two is chosen at random.
+    """
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     order = sorted(pairs, key=lambda pair: (pair.kind, draw.random()))
     # By id(), because pairs contain lists and are not hashable.
@@ -492,7 +513,7 @@ def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
 
 @dataclass(frozen=True, eq=False, slots=True, kw_only=True)
 class StoredWindow:
-    """One window of a rendered conversation: its tree, and the ids of the sites and pairs in it."""
+    """One window of a rendered conversation: its tree, and the ids of the sites and pairs that it contains."""
 
     conversation_id: str
     sequence: int
@@ -553,7 +574,9 @@ class StoredWindow:
         )
 
     def pair_ids(self) -> list[PairIds]:
-        """Return both sides of each pair, in their context in this window."""
+        """Return the token ids of each pair: the chosen and the rejected response, with their context in this
+        window.
+        """
         batch = self.batch()
         pairs = batch.pairs
         if pairs is None:
@@ -564,7 +587,9 @@ class StoredWindow:
         return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
 
     def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
-        """Return the window with reference log-probs (chosen, rejected) for its pairs, in their order."""
+        """Return the window with reference log-probs for its pairs, given as (chosen, rejected) in the order of the
+        pairs.
+        """
         pairs = self.small.pairs
         if pairs is None:
             return self
@@ -597,7 +622,7 @@ class SessionItem:
 
 
 def _row_runs(rows: Tensor) -> Tensor:
-    """Return the first and one past the last row (R, 2) for each run of consecutive rows."""
+    """Return the runs of consecutive rows as (start, end) pairs, (R, 2); `end` is exclusive."""
     # A run ends where the next row is not its successor.
     breaks = (rows.diff() != 1).nonzero().flatten()
     first = torch.cat([rows[:1], rows[breaks + 1]])
@@ -606,7 +631,10 @@ def _row_runs(rows: Tensor) -> Tensor:
 
 
 def _path_ids(tree: TokenTree, rows: Tensor, targets: Tensor) -> ResponseIds:
-    """Return the ids of a response and its context: the path to its last row, and the token predicted there."""
+    """Return the token ids of a response with its context, and the index at which the response starts.
+
+    The ids are those on the path to the response's last row, followed by the token that this row predicts.
+    """
     # All paths through the last row have the same tokens up to it.
     last = int(rows[-1])
     depth = int(tree.position_ids[last])

@@ -1,4 +1,7 @@
-"""Report the progress of the work before the first step, which can take minutes, and what an interrupt would lose."""
+"""Report the progress of the work that precedes the first training step, and what an interrupt of it would lose.
+
+This work (warm-up, hint check, reference log-probs) can take minutes.
+"""
 
 from __future__ import annotations
 
@@ -19,7 +22,10 @@ from composer_replication.canonical_json import decode_object
 
 @dataclass(frozen=True, kw_only=True)
 class Phase:
-    """The progress of one kind of work: `done` of `total` items are finished, and stored in `stored_in`."""
+    """The progress of one kind of work: `done` of `total` items are finished.
+
+    `stored_in` is the path where the results are stored, or None if they are not stored.
+    """
 
     name: str
     done: int
@@ -32,7 +38,7 @@ class Phase:
         return self.done >= self.total
 
     def interrupt_message(self) -> str:
-        """Return a sentence that says what is kept if the work is interrupted now."""
+        """Return a message that says which results are kept if the work is interrupted now."""
         progress = f"interrupted during the {self.name}, after {self.done:,} of {self.total:,} {self.items}"
         if self.stored_in is None:
             return f"{progress}. No results are stored; the next run starts over."
@@ -51,8 +57,9 @@ _listener: ContextVar[OnPhase | None] = ContextVar("phase_listener", default=Non
 class TrainingCallbacks:
     """Callbacks for a training's progress.
 
-    `say` gets messages, `on_phase` the progress before the first step, `on_step` every step (step, total steps), and
-    `on_log` every line of metrics (step, total steps, metrics).
+    `say` is called with each message, and `on_phase` with the progress of the work before the first step. `on_step` is
+    called after every step with (step, total steps), and `on_log` for every line of metrics with (step, total steps,
+    metrics).
     """
 
     say: Say = field(default_factory=lambda: _log.info)
@@ -69,7 +76,8 @@ def report_phase(phase: Phase) -> None:
 
 
 class PhaseTimes:
-    """A callback that forwards phases, and accumulates the seconds of each phase in a file across several calls.
+    """A callback that forwards phases, and adds up the seconds of each phase in a file, across several runs of the
+    training.
 
     Each phase is written to the file as soon as it begins, so that it is recorded even if the process is killed early.
     """
@@ -94,7 +102,10 @@ class PhaseTimes:
 
 @contextmanager
 def reporting_phases(on_phase: OnPhase, say: Say) -> Generator[None]:
-    """Pass phases to `on_phase` inside the block. An interrupt (Ctrl-C or SIGTERM) reports which results are stored."""
+    """Pass reported phases to `on_phase` inside the block.
+
+    After an interrupt (Ctrl-C or SIGTERM), `say` is called with a message about which results are stored.
+    """
     latest: list[Phase] = []
 
     def on_report(phase: Phase) -> None:

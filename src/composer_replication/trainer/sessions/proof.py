@@ -60,10 +60,11 @@ def run_hint_check(
     *,
     with_adapter: bool = False,
 ) -> list[HintProof]:
-    """Return one proof per site, reusing those in the run directory if they are for this model and these sites.
+    """Return the hint check result of each site, from the run directory if results for this model and these sites are
+    stored.
 
     `settings` are the options of `prove_hints` that affect the results. Processes that check the same sites write the
-    same file, and every write replaces the whole file. With `with_adapter` the check uses the weights with their
+    same file, and every write replaces the whole file. With `with_adapter`, the check uses the weights with their
     trained adapter.
     """
     provable = _checkable_sites(renderer, sites, good_calls, settings["max_context"])
@@ -106,11 +107,11 @@ def _checkable_sites(
 def _choose_good_calls(
     renderer: Renderer, site: KeptSite, good_calls: Sequence[GoodCall], max_context: int
 ) -> list[DecidedCall]:
-    """Return a few good calls to compare with a site, each decided by as many tokens as the site's call.
+    """Return a few good calls to compare with a site's erring call, each decided by as many tokens as the erring call.
 
-    In the site's own session only calls before the error qualify, because the hint may recommend a later good call.
-    Calls that share the site's context are preferred. The fallback is other calls in the session, then calls from other
-    sessions. Calls of the same tool come first, then the nearest calls.
+    From the site's own session, only calls before the error qualify, because the hint may recommend a later good call.
+    Calls that share the site's context are preferred, followed by other calls in the session, and then by calls from
+    other sessions. Among these, calls of the same tool come first, then the nearest calls.
     """
     session = site.rendered.conversation_id
     own_calls = [call for call in good_calls if call.rendered.conversation_id == session and call.number < site.number]
@@ -140,7 +141,9 @@ def _choose_good_calls(
 
 
 def read_hint_checks(run: RunDir) -> list[HintProof]:
-    """Return the proofs of a run, in site order; none if an earlier version of the check wrote them."""
+    """Return the hint check results of a run in site order, or an empty list if an earlier version of the check
+    wrote them.
+    """
     if run.meta(_NAME).version < VERSION:
         return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
@@ -148,7 +151,9 @@ def read_hint_checks(run: RunDir) -> list[HintProof]:
 
 
 def describe_hint_check(proofs: Sequence[HintProof] | None, *, can_warm_up: bool) -> Iterator[str]:
-    """Yield how many sites passed the hint check, and whether the model reacts to hints; nothing without a check."""
+    """Yield how many sites passed the hint check, and whether the model reacts to hints. Yields nothing without a
+    check.
+    """
     if proofs is None:
         return
     reasons = Counter(proof.reason for proof in proofs)
@@ -159,7 +164,9 @@ def describe_hint_check(proofs: Sequence[HintProof] | None, *, can_warm_up: bool
 
 
 class _PartialResults:
-    """The proofs so far, in the order of the sites. With several processes, only the first one writes them."""
+    """The hint check results so far, in site order. If there are several processes, only the first writes them to a
+    file.
+    """
 
     def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
         self.path, self.proofs, self._total, self._journal = path, proofs, total, journal
@@ -169,7 +176,9 @@ class _PartialResults:
     def open(
         cls, run: RunDir | None, settings: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
     ) -> Generator[_PartialResults]:
-        """Yield the proofs stored by an interrupted call with the same settings and sites, open for appending."""
+        """Yield the results that an interrupted check with the same settings and sites has stored, ready for
+        appending.
+        """
         if run is None:
             yield cls(None, len(sites), [], None)
             return
@@ -215,16 +224,19 @@ def _read_partial(path: Path, header: Mapping[str, object]) -> list[HintProof]:
 
 
 def _results_of_leading_sites(sites: Sequence[ProvableSite], proofs: Sequence[HintProof]) -> list[HintProof]:
-    """Return the proofs of the leading sites, up to the first site without a proof.
+    """Return the results of the leading sites, up to the first site that has no result.
 
-    Concurrent runs may have interleaved their lines in the file.
+    Concurrent runs may have interleaved their lines in the file, so it is searched by site id.
     """
     by_site = {proof.site_id: proof for proof in proofs}
     return [by_site[site.site_id] for site in takewhile(lambda site: site.site_id in by_site, sites)]
 
 
 def _sites_digest(sites: Sequence[ProvableSite]) -> str:
-    """Return a digest of the sites with their hints and decisions; their order determines the unrelated hints."""
+    """Return a digest of the sites with their hints and deciding tokens.
+
+    It also depends on the order of the sites, because that order determines the unrelated hints.
+    """
     entries = [
         (site.site_id, site.kind, site.hint, site.decision, [good.decision for good in site.good_calls])
         for site in sites

@@ -42,7 +42,7 @@ _EXACT_DTYPES = ("float32", "float64")
 class ReferenceLogprobs:
     """Summed log-probs of responses, keyed by a digest of their token ids, and the fingerprint of the model.
 
-    `of_steps` says whether they come from the same passes as training steps, which matters in half precision.
+    `of_steps` says whether they were computed by the same passes as in training steps, which matters in half precision.
     """
 
     def __init__(
@@ -60,7 +60,7 @@ class ReferenceLogprobs:
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
     ) -> tuple[float, float]:
-        """Return the log-probs of both sides of a pair. Raises InputError for a pair that was never computed."""
+        """Return the log-probs of both sides of a pair. Raises InputError if they have not been computed."""
         return self._value(chosen_ids, chosen_start), self._value(rejected_ids, rejected_start)
 
     def add(self, response: ResponseIds, value: float) -> None:
@@ -68,7 +68,7 @@ class ReferenceLogprobs:
         self._values[_response_key(*response)] = value
 
     def take_over(self, other: ReferenceLogprobs) -> None:
-        """Add the log-probs that are missing here from another store with the same fingerprint."""
+        """Add the log-probs of another store with the same fingerprint; existing values are kept."""
         self._values = other._values | self._values
 
     def save(self, path: str | Path) -> None:
@@ -87,7 +87,9 @@ class ReferenceLogprobs:
 
     @classmethod
     def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
-        """Return the contents of a file written by `save`. Raises StaleArtefactError for any other fingerprint."""
+        """Return the contents of a file written by `save`. Raises StaleArtefactError if its fingerprint is a
+        different one.
+        """
         about, tensors = _read(Path(path))
         # A field missing from an older file is "", and therefore differs.
         fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
@@ -124,14 +126,14 @@ def precompute_ref_logprobs(
 ) -> ReferenceLogprobs:
     """Return the log-probs of both sides of every pair under the initial model.
 
-    Call this before the first optimizer step. The initial model is the one below an adapter; with `with_adapter`, which
-    is for use after a warm-up, it includes the adapter.
+    Call this before the first optimizer step. The initial model is the model without its adapter. With `with_adapter`,
+    which is for use after a warm-up, it includes the adapter.
 
-    Responses that share a context share its computation, in trees of at most `max_tree_tokens` (a longer response gets
-    a tree of its own). With a `path`, stored log-probs are reused if the fingerprint matches (StaleArtefactError if
-    not), only missing ones are computed, and the results of each pass are stored at once. Call this under the same
-    autocast as the training, as the trainers do; otherwise the reference has another precision than the model that is
-    trained.
+    The context that several responses share is computed once, in a tree of at most `max_tree_tokens` tokens (a longer
+    response gets a tree of its own). With a `path`, stored log-probs are reused, only missing ones are computed, and
+    the results of each pass are stored at once; StaleArtefactError is raised if the stored fingerprint does not match.
+    Call this under the same autocast as the training, as the trainers do. Otherwise the precision of the reference
+    log-probs differs from that of the trained model.
     """
     if max_tree_tokens < 1:
         raise InputError(explain("max_tree_tokens", got=max_tree_tokens, expected="1 or more"))
@@ -154,9 +156,9 @@ def reference_logprobs_of_batches(
     path: str | Path | None = None,
     with_adapter: bool = False,
 ) -> ReferenceLogprobs:
-    """Return the log-probs of all pairs, computed by the same passes as training steps.
+    """Return the log-probs of all pairs, computed by the same passes as in training steps.
 
-    Each batch is given as its pairs and a function that builds it. In half precision a log-prob depends on the other
+    Each batch is given as its pairs and a function that builds it. In half precision, a log-prob depends on the other
     tokens in its pass. A step on one of these batches with the initial model gives exactly the same log-probs, so its
     DPO loss is ln 2.
     """
@@ -174,7 +176,7 @@ def reference_logprobs_of_batches(
 
 
 class _ReferencePass(NamedTuple):
-    """Responses, and the function that computes their log-probs in the same order."""
+    """One forward pass: its responses, and a function that computes their log-probs in the same order."""
 
     responses: list[ResponseIds]
     compute: Callable[[], list[float]]
@@ -198,7 +200,7 @@ def _complete_store(
     with_adapter: bool,
     of_steps: bool = False,
 ) -> ReferenceLogprobs:
-    """Return the store at `path`, or a new one, after running the passes for missing log-probs."""
+    """Return the store at `path`, or a new store, after computing the log-probs that it lacks."""
     if has_no_weights(model):
         fix = (
             "FSDP's cpu_ram_efficient_loading leaves all ranks but 0 without weights until the model is sharded. Pass"
@@ -233,7 +235,9 @@ def _complete_store(
 def _compute(
     model: nn.Module, store: ReferenceLogprobs, groups: list[_ReferencePass], total: int, path: Path | None
 ) -> None:
-    """Run the passes, storing the results of each before the next begins, so that an interrupt loses one pass."""
+    """Run the passes, and store the results of each pass before the next begins, so that an interrupt loses only
+    one.
+    """
 
     def report_progress(remaining: int) -> None:
         report_phase(
@@ -257,7 +261,7 @@ def _compute(
 
 
 def _save_merged(store: ReferenceLogprobs, path: Path) -> None:
-    """Write the log-probs, merged with those that other processes have written in the meantime."""
+    """Write the log-probs to the file, merged with those that other processes have written to it in the meantime."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with directory_lock(path.parent, exclusive=True):
         if path.exists():
@@ -266,7 +270,10 @@ def _save_merged(store: ReferenceLogprobs, path: Path) -> None:
 
 
 def _group_by_prefix(responses: list[ResponseIds], max_tree_tokens: int) -> Iterator[list[ResponseIds]]:
-    """Yield groups of responses that fit into one tree. After sorting, neighbors share the longest prefixes."""
+    """Yield groups of responses that each fit into one tree.
+
+    The responses are sorted first, so that neighbors share the longest prefixes.
+    """
     if not responses:
         return
     prefixes = SharedPrefixes([torch.tensor(response.ids) for response in responses])

@@ -1,8 +1,9 @@
 """Read logged sessions from a run directory, and render each session as token ids with the items of each channel.
 
 A `LoggedSession` is a conversation with its error sites, hints and preference pairs. `render_session` turns it into a
-`RenderedSession`: its token ids, the good turns for channel 1, the sites for channel 2, the pairs for channel 3, and
-counts of what was dropped. Windows, hint checks and references are computed from the rendered session alone.
+`RenderedSession`: its token ids, the good turns to imitate (channel 1), the error sites with hints to distill (channel
+2), the preference pairs (channel 3), and counts of what was dropped. Windows, hint checks and references are computed
+from the rendered session alone.
 """
 
 from __future__ import annotations
@@ -44,12 +45,13 @@ _int_objects: dict[int, int] = {}
 
 @dataclass(frozen=True, kw_only=True)
 class WindowSettings:
-    """How sessions are cut into windows, and which items they have.
+    """How sessions are cut into windows, and which training items the windows have.
 
-    `responses` selects the turns of channel 1: good turns (`good_turns`, which also uses `work_failures`), all of the
-    model's turns that no pair rejects and no site blames, or none. Turns copied from another conversation are never
-    selected. `use_sites` and `use_pairs` switch channels 2 and 3 on. With `contrast`, sites also get an unrelated hint.
-    The other settings are passed to `session_batches`.
+    `responses` selects the turns to imitate (channel 1). "good" selects good turns (see `good_turns`, which also uses
+    `work_failures`), "all" selects all of the model's turns except those that a pair rejects or a site blames, and
+    "none" selects no turns. Turns copied from another conversation are never selected. `use_sites` and `use_pairs`
+    switch channels 2 and 3 on. With `contrast`, sites also get an unrelated hint. The other settings are passed to
+    `session_batches`.
     """
 
     budget: int
@@ -69,7 +71,7 @@ class WindowSettings:
 
 
 class KeptSite(NamedTuple):
-    """A site to train on: its hint, the span and number of its turn, and the tokens that decide its call."""
+    """An error site to train on: its hint, the span and number of its turn, and the tokens that decide its call."""
 
     site: ErrorSite
     hint: str
@@ -80,7 +82,7 @@ class KeptSite(NamedTuple):
 
 
 class GoodCall(NamedTuple):
-    """A good turn with a call: the turn's span and number, and the words that identify its first call."""
+    """A good turn that contains a call: the turn's span and number, and the words that identify its first call."""
 
     rendered: RenderedSequence
     span: TurnSpan
@@ -89,10 +91,11 @@ class GoodCall(NamedTuple):
 
 
 class _PairSide(NamedTuple):
-    """One side of a pair: `num_shared` tokens of its session, then `rest`; the response begins at `start`.
+    """One side of a pair: the first `num_shared` tokens of its session, followed by `rest`; the response begins at
+    `start`.
 
-    Most of a pair's context is the session's own, and a session may have many pairs, so those tokens are not stored
-    again.
+    Most of a pair's context consists of the session's tokens, and a session may have many pairs, so shared tokens are
+    not stored with every pair.
     """
 
     num_shared: int
@@ -101,7 +104,7 @@ class _PairSide(NamedTuple):
 
     @classmethod
     def of(cls, ids: list[int], start: int, session: list[int]) -> _PairSide:
-        """Return the side with these ids, encoded relative to the ids of its session."""
+        """Return the side with these token ids, stored without the prefix that it shares with its session."""
         shared = start if ids[:start] == session[:start] else 0
         return cls(shared, ids[shared:], start)
 
@@ -111,7 +114,10 @@ class _PairSide(NamedTuple):
 
 
 class KeptPair(NamedTuple):
-    """A pair as token ids. It is about the turn `turn_id`; `kind` combines its source and the tools that it calls."""
+    """A preference pair as token ids, for the turn `turn_id`.
+
+    `kind` consists of the pair's source and the tools that both sides call.
+    """
 
     state_id: str
     rendered: RenderedSequence
@@ -121,7 +127,7 @@ class KeptPair(NamedTuple):
     turn_id: str = ""
 
     def tokens(self) -> TokenPair:
-        """Return both sides with all their token ids."""
+        """Return the complete token ids of both sides."""
         chosen, rejected = (side.ids(self.rendered.ids) for side in (self.chosen, self.rejected))
         return TokenPair(
             chosen_ids=chosen,
@@ -133,11 +139,12 @@ class KeptPair(NamedTuple):
 
 @dataclass(eq=False, slots=True, kw_only=True)
 class RenderedSession:
-    """The token ids of one conversation, and the items of each channel in it.
+    """The token ids of one conversation, and its training items for each channel.
 
-    `responses` are the turn ids for channel 1. `good_calls` are good turns with a call, whether or not channel 1 trains
-    on them. `hints` (site id, kind, text) lists the hints of all kept sites, from which unrelated hints are chosen.
-    `counts` has the numbers of items, and `drops` the numbers of items that were left out, as `channel: reason`.
+    `responses` are the ids of the turns to imitate (channel 1). `good_calls` are good turns with a call, whether or not
+    channel 1 trains on them. `hints` lists the hints of all kept sites as (site id, kind, text); unrelated hints are
+    chosen from it. `counts` has the numbers of items, and `drops` the numbers of items that were left out, as `channel:
+    reason`.
     """
 
     conversation_id: str
@@ -177,12 +184,16 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
 
 
 def _intern_ids(sequence: RenderedSequence) -> RenderedSequence:
-    """Return the sequence with interned ids: its list then takes 8 bytes per token instead of 36."""
+    """Return the sequence with equal token ids sharing one int object, so that its list takes 8 bytes per token, not
+    36.
+    """
     return replace(sequence, ids=[_int_objects.setdefault(token_id, token_id) for token_id in sequence.ids])
 
 
 def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
-    """Add the kept sites that have a hint and a rendered turn, in session order, and count all other sites."""
+    """Add the session's kept sites that have a hint and a rendered turn, in order, and count the kept sites without
+    them.
+    """
     turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
     spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
@@ -219,7 +230,9 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
 def _response_turn_ids(
     into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _SelectedTurns
 ) -> frozenset[str]:
-    """Return the turn ids for channel 1, and count the model's other turns by the reason for leaving them out."""
+    """Return the ids of the turns to imitate (channel 1), and count the model's other turns by the reason against
+    them.
+    """
     if settings.responses == "none":
         return frozenset()
     if settings.responses == "all":
@@ -260,7 +273,7 @@ def _render_pair(
 ) -> KeptPair | str:
     """Return a pair as token ids, or the reason why it cannot be used.
 
-    The side that was logged reuses the session's own ids as far as the contexts agree.
+    The logged side reuses the session's own token ids as far as the contexts agree.
     """
     before, logged = conversation.turns[:index], conversation.turns[index]
     name, location = f"{pair.state_id}:chosen", (rendered, span)
@@ -317,13 +330,13 @@ class _SelectedTurns:
 
 
 def good_turns(session: LoggedSession, *, work_failures: bool = False) -> _SelectedTurns:
-    """Sort the model's own turns into good turns and turns that channel 1 must not imitate.
+    """Divide the model's own turns into good turns and turns that must not be imitated (channel 1).
 
-    A turn is not good if one of its calls failed, was refused, blocked or interrupted (according to a site, kept or
-    not, or to the result's flag), if a pair rejects it, if it follows something that a text model cannot see (an image,
-    unlogged context), or if no template can render its parts in the logged order. With `work_failures`, a call that
-    failed as part of the work (its site blames the task, as with failing tests) does not count against its turn. Turns
-    copied from another conversation are in neither group.
+    A turn is not good if one of its calls failed, was refused, blocked or interrupted (according to an error site, kept
+    or not, or to the error flag of the call's result), if a pair rejects it, if it follows something that a text model
+    cannot see (an image, unlogged context), or if no template can render its parts in the logged order. With
+    `work_failures`, a call that failed as part of the work (its site blames the task, as with failing tests) does not
+    count against its turn. Turns copied from another conversation are in neither group.
     """
     reasons = {turn.id: reason for turn, reason in _TurnReasons(session, work_failures).reasons()}
     return _SelectedTurns(
@@ -340,7 +353,7 @@ def _rejected_turn_ids(session: LoggedSession) -> set[str]:
 
 
 class _TurnReasons:
-    """The reasons against each of the model's turns in one session."""
+    """Decides for each of the model's turns in a session whether, and why, it must not be imitated."""
 
     def __init__(self, session: LoggedSession, work_failures: bool) -> None:
         self._turns, self._work_failures = session.conversation.turns, work_failures
@@ -352,7 +365,7 @@ class _TurnReasons:
         self._flagged = _failed_calls(self._turns)
 
     def reasons(self) -> Iterator[tuple[Turn, str]]:
-        """Yield each of the model's turns with the first reason against it, or "" if there is none."""
+        """Yield each of the model's turns with the reason why it must not be imitated, or "" if it may be imitated."""
         has_image = False
         for number, turn in enumerate(self._turns):
             if turn.origin == "model" and turn.role == "assistant":
@@ -380,7 +393,7 @@ class _TurnReasons:
             yield FAILED
 
     def _is_interrupted(self, number: int) -> bool:
-        """Return whether the user stopped the agent before its next turn."""
+        """Return whether the user interrupted the agent between this turn and the agent's next turn."""
         for turn in _up_to_next_answer(self._turns[number + 1 :]):
             if turn.role == "user" and turn.text.lstrip().startswith(_INTERRUPTION):
                 return True
@@ -388,7 +401,7 @@ class _TurnReasons:
 
 
 def _failed_calls(turns: Sequence[Turn]) -> set[tuple[str, str]]:
-    """Return (turn id, call id) for the calls whose results are marked as failed.
+    """Return (turn id, call id) for the calls whose results are marked as errors.
 
     Some logs reuse call ids; a result then belongs to the latest call with its id.
     """
@@ -409,9 +422,9 @@ def _up_to_next_answer(turns: Sequence[Turn]) -> Iterator[Turn]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LoggedSession:
-    """A conversation, its error sites with their hints, and preference pairs for its states.
+    """A conversation, its error sites with their hints, and its preference pairs.
 
-    `corrections` are the right calls, by the id of the site that each corrects, where they do not come from a pair.
+    `corrections` maps site ids to the right calls, for corrections that do not come from a pair.
     """
 
     conversation: Conversation
@@ -420,7 +433,7 @@ class LoggedSession:
     corrections: Mapping[str, ToolCall] = field(default_factory=dict[str, ToolCall])
 
     def right_call(self, site: ErrorSite) -> ToolCall | None:
-        """Return the call that should replace a site's failed call, or None if no such call or several are known."""
+        """Return the call that should replace a site's failed call. Returns None if none is known, or several are."""
         if site.id in self.corrections:
             return self.corrections[site.id]
         assistant_turns = [turn for turn in self.conversation.turns if turn.role == "assistant"] if self.pairs else []
