@@ -477,8 +477,8 @@ class _Retention:
         self._means_from = max(self._means_from, means_until)
 
     def _find_oldest_round(self, store: PatientStore) -> int:
-        """Return the first round that still has shards, because an earlier first member may have deleted those of
-        older rounds.
+        """Return the first round that still has shards. Those of older rounds may have been deleted by earlier first
+        members.
         """
         keys = store.keys(self._layout.key("d"))
         match = _STEP.search(keys[0].removeprefix(self._layout.key("d"))) if keys else None

@@ -1,4 +1,4 @@
-"""Read the records of a run from its store: a round, as the `RoundView` that `round.decide` takes, its commits, and
+"""Read the records of a run from its store: rounds (as a `RoundView`, the input of `round.decide`), commits, and
 which replicas have joined or left.
 """
 
@@ -49,7 +49,7 @@ _ABORTS = 2  # readable aborts needed to end an attempt, so that it stays ended 
 
 @dataclass(frozen=True)
 class Offer:
-    """An offer whose manifest can be read."""
+    """A replica's offer to a round, as read from its manifest."""
 
     id: OfferId
     manifest: str
@@ -62,7 +62,7 @@ class Offer:
 
 @dataclass(frozen=True)
 class RoundView:
-    """One round, as a replica has read it. The store may have changed since."""
+    """The state of one round as a replica has read it. The store may have changed since then."""
 
     expected: frozenset[int]  # ranks to wait for until the grace is over
     offers: frozenset[Offer] = frozenset()
@@ -82,12 +82,12 @@ class RoundView:
 
     @property
     def spent(self) -> frozenset[OfferId]:
-        """The offers that no later attempt may use."""
+        """The offers that later attempts may not use."""
         return frozenset(offer_id for outcome in self.ended for offer_id in outcome.spent())
 
 
 class _Attempt(NamedTuple):
-    """The end of an attempt, as far as it can be read."""
+    """How an attempt ended, as far as its records can be read."""
 
     outcome: RoundOutcome | None = None
     slot: int = 0  # where an outcome would go
@@ -95,7 +95,7 @@ class _Attempt(NamedTuple):
 
 
 class Goodbye(NamedTuple):
-    """The record of a process that leaves: whether it had all the commits it needed, and the number of its commits."""
+    """A record that a process has left: whether it had all the commits that it needed, and how many commits it had."""
 
     finished: bool
     step: int
@@ -103,22 +103,24 @@ class Goodbye(NamedTuple):
 
 @dataclass(frozen=True)
 class _Departures:
-    """The ranks whose latest process has left, and the last steps of those that had finished."""
+    """The ranks whose latest process has left, and the last step of each rank that had finished."""
 
     ranks: frozenset[int] = frozenset()
     finished_at: Mapping[int, int] = field(default_factory=dict)
 
     def finished_for(self, commits: int | None) -> frozenset[int]:
-        """Return the ranks that have finished, from the view of a replica that needs `commits` (None if unknown).
+        """Return the ranks that count as finished for a replica that needs `commits` commits (None if the number is
+        unknown).
 
-        A rank that finished with fewer commits is not included: it has to be restarted when the run is extended.
+        A rank that finished with fewer commits is not included, because it has to be restarted when the run is
+        extended.
         """
         return frozenset(rank for rank, step in self.finished_at.items() if commits is None or step >= commits)
 
 
 @dataclass
 class RoundReader:
-    """Reads one round repeatedly, and caches the records that cannot change."""
+    """Reads the state of one round repeatedly, and caches the records that cannot change."""
 
     store: PatientStore
     layout: Layout
@@ -163,7 +165,9 @@ class RoundReader:
         )
 
     def has_a_later_round(self) -> bool:
-        """Return whether a replica has offered to the next round, which proves that this one was committed."""
+        """Return whether any replica has made an offer to the next round, which proves that this round was
+        committed.
+        """
         prefix = self.layout.round(self.step + 1, "offer")
         offers = (parse_offer(key.removeprefix(f"{prefix}/")) for key in self.store.keys(prefix))
         return any(
@@ -171,18 +175,18 @@ class RoundReader:
         )
 
     def departures(self) -> _Departures:
-        """Return who has left, from the last read. Waits for a read that is under way."""
+        """Return which replicas have left, as last read. If a read is under way, wait for its result."""
         return self._request_departures().result()
 
     def forget_departures(self) -> None:
-        """Make the next read find out again who has left."""
+        """Clear the cached departures, so that the next read determines which replicas have left."""
         self._departures = None
 
     def view_after_seal(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
-        """Return the view with the seal of the attempt, after this replica tried to create it.
+        """Return the view including the seal of the attempt, after this replica has tried to create the seal.
 
-        `my_record` is the record that was created here and read back; None if another replica was first, in which case
-        its record is read. Returns None if the round has to be read again.
+        `my_record` is the record that this replica created and read back, or None if another replica was first; its
+        record is then read from the store. Returns None if the round has to be reread.
         """
         seal = self._use_or_read(self.layout.seal(self.step, view.attempt), my_record, self._unpack_seal_for_me)
         if seal is None:
@@ -191,12 +195,16 @@ class RoundReader:
         return _view_with_seal(view, seal)
 
     def view_after_outcome(self, view: RoundView, *, my_record: bytes | None) -> RoundView | None:
-        """Return the view with the outcome of the attempt, as `view_after_seal` does for the seal."""
+        """Return the view including the outcome of the attempt, in the same way as `view_after_seal` does for the
+        seal.
+        """
         outcome = self._use_or_read(self.layout.outcome(self.step, view.attempt, view.slot), my_record, unpack_outcome)
         return None if outcome is None else _view_with_outcome(view, outcome)
 
     def _use_or_read(self, key: str, my_record: bytes | None, unpack: Callable[[str, bytes], T]) -> T | None:
-        """Return the content of my record, or of the record that another replica wrote. Both are validated."""
+        """Return the validated content of `my_record`, or, if it is None, of the record stored at `key`. Returns
+        None if the record is invalid.
+        """
         if my_record is None:
             return read_record(self.store, self.layout, key, unpack)
         try:
@@ -205,7 +213,9 @@ class RoundReader:
             return None
 
     def _read_outcomes(self, names: set[str]) -> _Attempt:
-        """Return the first attempt that is open or committed, and store the outcomes of the earlier attempts."""
+        """Return the first attempt that is still open or was committed, and remember the outcomes of all attempts
+        before it.
+        """
         slots: dict[int, list[int]] = {}
         for name in names:
             if name.startswith("out/") and (parsed := parse_outcome(name.removeprefix("out/"))) is not None:
@@ -269,7 +279,9 @@ class RoundReader:
         return self._seal[1]
 
     def _unpack_seal_for_me(self, at: str, data: bytes) -> Seal:
-        """Return a seal. Raises RecordError if it is for vectors like mine, but has another number of shards."""
+        """Return the content of a seal. Raises RecordError if the seal is for vectors of the same shape as this
+        replica's, but lists a different number of shards.
+        """
         seal = unpack_seal(at, data)
         if seal.weight and seal.spec == self.spec and seal.num_shards != self.num_shards:
             raise RecordError(explain("shards of a seal", got=seal.num_shards, expected=self.num_shards))
@@ -285,7 +297,9 @@ class RoundReader:
                 self.store.traffic.add(foreign=1)
 
     def _read_expected_ranks(self, names: set[str]) -> frozenset[int]:
-        """Return the ranks to wait for. Each "here" record is read only once."""
+        """Return the ranks to wait for. Each "here" record, with which a replica announces its return, is read only
+        once.
+        """
         names_here = {name.removeprefix("here/") for name in names if name.startswith("here/")}
         ranks = {int(name) for name in names_here if name.isdigit()} & set(range(self.world_size))
         for rank in ranks - self._here:
@@ -297,7 +311,9 @@ class RoundReader:
         return _expected_ranks(self.last, self._here, self.departures().ranks, self.world_size)
 
     def _request_departures(self) -> Future[_Departures]:
-        """Return a future of who has left. The answer is cached; it is read in the background if there is a pool."""
+        """Return a future for the replicas that have left. The result is cached. If there is a thread pool, the
+        records are read in the background.
+        """
         if self._departures is None:
             if self.pool is not None:
                 self._departures = self.pool.submit(read_departures, self.store, self.layout)
@@ -310,11 +326,11 @@ class RoundReader:
 
 
 def _resolve_attempt(slots: Sequence[RoundOutcome | None]) -> _Attempt:
-    """Return how an attempt ended, from the outcomes in its slots (None for an outcome that cannot be read).
+    """Return how an attempt ended, given the outcomes in its slots (None for an outcome that cannot be read).
 
-    A slot is used only if the slot before it is damaged. A single commit or void decides: a replica that cannot read it
-    sees the same seal and the same means, and writes the same outcome into the next slot. An abort cannot be derived
-    again, so it has to be in two slots before any replica acts on it.
+    A slot is used only if the one before it is damaged. A single commit or void outcome decides, because a replica that
+    cannot read it sees the same seal and the same means, and therefore writes the same outcome into the next slot. An
+    abort cannot be derived from other records, so it must be in two slots before any replica acts on it.
     """
     aborts: list[RoundOutcome] = []
     for outcome in filter(None, slots):
@@ -327,18 +343,18 @@ def _resolve_attempt(slots: Sequence[RoundOutcome | None]) -> _Attempt:
 
 
 def _view_with_seal(view: RoundView, seal: Seal) -> RoundView | None:
-    """Return the view with a seal that was just created; None if the round has to be read again.
+    """Return the view including a seal that was just created, or None if the round has to be reread.
 
-    The result is what a read right after the seal would return, except for offers that are newer than the view. So all
-    members of the seal must be among the offers of the view.
+    The result equals what a read right after the creation of the seal would return, except for offers that are newer
+    than the view. All offers that the seal counts must therefore be in the view; otherwise, None is returned.
     """
     return replace(view, seal=seal) if _has_offers_of(view, seal.members) else None
 
 
 def _view_with_outcome(view: RoundView, outcome: RoundOutcome) -> RoundView | None:
-    """Return the view with an outcome that was just created; None if the round has to be read again.
+    """Return the view including an outcome that was just created, or None if the round has to be reread.
 
-    It has to be read again after any outcome but a commit, because another attempt follows.
+    After any outcome other than a commit, the round has to be reread, because another attempt follows.
     """
     committed = outcome.result == "commit" and _has_offers_of(view, outcome.members)
     return replace(view, outcome=outcome) if committed else None
@@ -351,28 +367,31 @@ def _has_offers_of(view: RoundView, members: Iterable[Member]) -> bool:
 def _expected_ranks(
     last: RoundOutcome | None, here: Iterable[int], departed: Iterable[int], world_size: int
 ) -> frozenset[int]:
-    """Return the ranks to wait for: the members of the last commit and those that returned, except those that left.
+    """Return the ranks to wait for: the members of the last commit and the ranks that have returned, without those that
+    have left.
 
-    A replica that dies therefore delays its peers by one grace period, not by one in every round.
+    As a result, a replica that dies delays its peers by a single grace period, and not in every round.
     """
     before = range(world_size) if last is None else (member.id.rank for member in last.members)
     return frozenset({*before, *here} - set(departed))
 
 
 def _unpack_empty(kind: str) -> Callable[[str, bytes], bool]:
-    """Return an unpacking function for records without fields."""
+    """Return a function that unpacks records without fields."""
     return lambda at, data: unpack_fields(kind, at, data) == {}
 
 
 def read_record(store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]) -> T | None:
-    """Return the record at a key; None if it is missing, unreadable, or was written for another address."""
+    """Return the record at a key, or None if it is missing, unreadable or written for another address."""
     return _read_if_there(store, layout, key, unpack)[0]
 
 
 def _read_if_there(
     store: PatientStore, layout: Layout, key: str, unpack: Callable[[str, bytes], T]
 ) -> tuple[T | None, bool]:
-    """Return the record, or None as `read_record` does, and whether its key holds any object."""
+    """Return the record at a key (None in the same cases as `read_record`), and whether any object exists at that
+    key.
+    """
     at = layout.address(key)
     for _ in range(READS):
         try:
@@ -388,9 +407,11 @@ def _read_if_there(
 
 
 def read_commit(store: PatientStore, layout: Layout, step: int) -> tuple[int, RoundOutcome] | None:
-    """Return the attempt in which a round was committed, and the commit; None if the round is not committed.
+    """Return the number of the attempt in which a round was committed, and the commit; None if the round is not
+    committed.
 
-    A round has at most one commit. Its outcomes are listed only if the first one is no commit, which saves requests.
+    A round has at most one commit. To save requests, its outcomes are listed only if the first one exists and is not a
+    commit.
     """
     first, is_there = _read_if_there(store, layout, layout.outcome(step, 0), unpack_outcome)
     if not is_there or (first is not None and first.result == "commit"):
@@ -418,7 +439,7 @@ def claim_numbers(store: PatientStore, layout: Layout, rank: int) -> list[int]:
 
 
 def read_departures(store: PatientStore, layout: Layout) -> _Departures:
-    """Return the ranks whose latest process has left."""
+    """Return the ranks whose latest process has left the run."""
     ranks: set[int] = set()
     finished_at: dict[int, int] = {}
     # The goodbye of an older claim does not count, because a newer process holds the rank.
@@ -436,7 +457,7 @@ def read_departures(store: PatientStore, layout: Layout) -> _Departures:
 
 
 def read_goodbye(store: PatientStore, layout: Layout, rank: int, claim: int) -> Goodbye | None:
-    """Return the goodbye of the process with this claim; None if it has not left."""
+    """Return the goodbye written by the process that holds this claim, or None if the process has not left."""
     return read_record(store, layout, layout.goodbye(rank, claim), _unpack_goodbye)
 
 
@@ -461,6 +482,6 @@ def published_states(store: PatientStore, layout: Layout) -> list[str]:
 
 
 def step_of(name: str) -> int:
-    """Return the step in the name of a published state; -1 if it is not such a name."""
+    """Return the step in the name of a published state, or -1 if the name has another format."""
     parsed = parse_state(name)
     return parsed[0] if parsed else -1

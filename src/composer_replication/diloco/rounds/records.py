@@ -1,8 +1,8 @@
-"""The records of a round: their fields, their keys in the store, and their bytes.
+"""Define the records of a round: their fields, their keys in the store, and their bytes.
 
-Replicas communicate by records: a manifest describes an offer, a seal lists the offers that count, and an outcome says
-how an attempt ended. `Layout` builds the keys of a run. `pack` and `unpack` turn records into bytes and back; bytes
-that are not exactly such a record are a RecordError.
+Replicas communicate through records: a manifest describes an offer, a seal lists the offers that count, and an outcome
+says how an attempt ended. `Layout` builds the keys of a run. `pack` turns a record into bytes, and `unpack` turns the
+bytes into a record; it raises RecordError for bytes that are not exactly such a record.
 """
 
 from __future__ import annotations
@@ -21,15 +21,15 @@ Result = Literal["commit", "abort", "void"]
 
 
 class RecordError(ComposerError, ValueError):
-    """Bytes that are not a valid record."""
+    """Raised for bytes that are not a valid record."""
 
 
 class OldRecord(RecordError):
-    """A record in the format of an earlier version of this package, which is no longer supported."""
+    """Raised for a record in the format of an earlier version of this package, which is no longer supported."""
 
 
 class OfferId(NamedTuple):
-    """Identifies an offer by its rank, the claim of the process that made it, and its number in the round."""
+    """The identity of an offer: its rank, the claim of the process that made it, and its number in the round."""
 
     rank: int
     claim: int
@@ -49,7 +49,7 @@ class Shard:
 
 @dataclass(frozen=True)
 class Manifest:
-    """Describes a replica's offer to a round. An offer without weight has no shards, because its replica was healed."""
+    """The description of a replica's offer to a round. An offer with weight 0 has no shards."""
 
     id: OfferId
     base: str  # digest of the history of commits that the replica's weights come from
@@ -60,7 +60,7 @@ class Manifest:
 
 
 class Member(NamedTuple):
-    """An offer that a seal counts."""
+    """An offer that counts in a sealed attempt."""
 
     id: OfferId
     manifest: str  # sha256 of the manifest
@@ -69,7 +69,9 @@ class Member(NamedTuple):
 
 @dataclass(frozen=True)
 class Seal:
-    """Lists the offers that count in an attempt. Only the first replica to create it succeeds."""
+    """The record that lists the offers that count in an attempt. Only the first replica that tries to create it
+    succeeds.
+    """
 
     base: str
     spec: str
@@ -83,8 +85,8 @@ class Seal:
 
 @dataclass(frozen=True)
 class RoundOutcome:
-    """Says how an attempt ended. Only the first replica to create it succeeds; a commit holds all that is needed to
-    apply it.
+    """The record that says how an attempt ended. Only the first replica that tries to create it succeeds. A commit
+    contains all the information needed to apply it.
     """
 
     result: Result
@@ -98,7 +100,7 @@ class RoundOutcome:
     num_bytes: int = 0  # total size of the offers that count
 
     def spent(self) -> frozenset[OfferId]:
-        """Return the offers that no later attempt of the round may use."""
+        """Return the offers that later attempts of the round may not use."""
         return frozenset(self.bad if self.result == "abort" else (member.id for member in self.members))
 
 
@@ -154,7 +156,9 @@ class Layout:
     run: str = ""  # the id of the run, chosen by its first replica
 
     def address(self, key: str) -> str:
-        """Return the address that a record at this key must hold. A copy at another key is refused."""
+        """Return the address that a record at this key must contain. A record that was copied from another key is
+        refused.
+        """
         return f"{self.run}:{key}"
 
     def about(self, copy: int) -> str:
@@ -201,13 +205,15 @@ class Layout:
 
 
 def parse_offer(name: str) -> OfferId | None:
-    """Return the offer that an object's name identifies; None if it is not the name of an offer."""
+    """Return the offer identified by an object's name, or None if the name is not that of an offer."""
     match = _OFFER.fullmatch(name)
     return OfferId(*map(int, match.groups())) if match else None
 
 
 def parse_mean(name: str, mean_of: str) -> tuple[int, str] | None:
-    """Return the shard and checksum in the name of a mean of these offers; None if it is not such a name."""
+    """Return the shard and checksum in the name of a mean of the offers `mean_of`, or None if the name is not that
+    of such a mean.
+    """
     match = _MEAN.fullmatch(name)
     if match is None or name != _mean_name(int(match[1]), match[2], mean_of):
         return None
@@ -215,27 +221,28 @@ def parse_mean(name: str, mean_of: str) -> tuple[int, str] | None:
 
 
 def _mean_name(shard: int, sha256: str, mean_of: str) -> str:
-    """Return the name of a mean, with a mark that depends on the offers that it was computed from.
+    """Return the name of a shard of the mean. It ends with a mark derived from the offers from which the mean was
+    computed.
 
-    A commit trusts the names that it lists, so a mean of other offers must not have a valid name.
+    Replicas trust the names listed in a commit, so the mean of any other offers must not have a valid name.
     """
     mark = hashlib.sha256(f"{mean_of} {shard} {sha256}".encode()).hexdigest()[:_MARK_CHARACTERS]
     return f"{shard:05d}-{sha256}-{mark}"
 
 
 def _slot_name(name: str, slot: int) -> str:
-    """Return the name of a slot of a record. Later slots are used when the earlier ones are unreadable."""
+    """Return the name of one slot of a record. Later slots are used if the records in earlier slots are unreadable."""
     return f"{name}.{slot}" if slot else name
 
 
 def parse_outcome(name: str) -> tuple[int, int] | None:
-    """Return the attempt and slot in the name of an outcome; None if it is not such a name."""
+    """Return the attempt and slot in the name of an outcome, or None if the name has another format."""
     match = _OUTCOME.fullmatch(name)
     return (int(match[1]), int(match[2] or 0)) if match else None
 
 
 def parse_state(name: str) -> tuple[int, int, int] | None:
-    """Return the step, rank and claim in the name of a published state; None if it is not such a name."""
+    """Return the step, rank and claim in the name of a published state, or None if the name has another format."""
     match = _STATE.fullmatch(name)
     return (int(match[1]), int(match[2]), int(match[3])) if match else None
 
@@ -265,7 +272,9 @@ _SHA256 = re.compile(r"[0-9a-f]{64}")
 
 
 def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
-    """Return the bytes of a record for an address. Raises InputError if the record is too large for its readers."""
+    """Return a record as bytes that are valid only at this address. Raises InputError if the record is larger than
+    readers accept.
+    """
     line = encode(_plain({"kind": kind, "format": FORMAT, "at": at, **content}), where=kind)
     record = COPIES * (hashlib.sha256(line).hexdigest().encode() + b" " + line + b"\n")
     if len(record) > MAX_RECORD_BYTES:
@@ -276,10 +285,10 @@ def pack(kind: str, at: str, content: dict[str, Any]) -> bytes:
 
 
 def unpack(kind: str, at: str, data: bytes) -> dict[str, Any]:
-    """Return the content of a record, from its first intact line.
+    """Return the content of a record, taken from the first of its copies that is intact.
 
-    Raises OldRecord for a record in the previous format, and RecordError if the bytes are not a record of this kind for
-    this address.
+    Raises OldRecord for a record in the previous format, and RecordError if the bytes are not a record of this kind
+    written for this address.
     """
     for line in data.split(b"\n"):
         checksum, _, text = line.partition(b" ")
@@ -346,7 +355,9 @@ def unpack_outcome(at: str, data: bytes) -> RoundOutcome:
 
 @contextmanager
 def as_record_error(kind: str) -> Iterator[None]:
-    """Turn a TypeError, ValueError or KeyError in the block into a RecordError that names the kind of record."""
+    """Convert a TypeError, ValueError or KeyError raised in the block into a RecordError that names the kind of
+    record.
+    """
     try:
         yield
     except RecordError:
@@ -356,7 +367,7 @@ def as_record_error(kind: str) -> Iterator[None]:
 
 
 def unpack_fields(kind: str, at: str, data: bytes, *names: str) -> dict[str, Any]:
-    """Return the content of a record. Raises RecordError if it does not have exactly these fields."""
+    """Return the content of a record. Raises RecordError if the record does not have exactly these fields."""
     content = unpack(kind, at, data)
     if set(content) != set(names):
         got = str(sorted(content))[:200]
@@ -410,7 +421,9 @@ def _parse_shard(value: Any) -> Shard:
 
 
 def _parse_members(value: object) -> tuple[Member, ...]:
-    """Return the members. Raises ValueError unless they are sorted by rank, each rank once: otherwise an offer could be
+    """Return the members of a seal or outcome.
+
+    Raises ValueError unless they are sorted by rank and each rank occurs only once, because an offer could otherwise be
     counted twice.
     """
     members: list[Member] = []

@@ -55,7 +55,9 @@ Ending = Literal["commit", "void", "heal", "over"]
 
 @dataclass
 class RoundResult:
-    """How a round ended for a replica: with a commit in its tensors, without one, or with the need to heal."""
+    """How a round ended for a replica: for example, with a commit whose mean is in its tensors, without a commit, or
+    with the need to load a newer state.
+    """
 
     result: Ending  # "over": the run had ended before, so no round was held
     outcome: RoundOutcome | None = None
@@ -65,7 +67,7 @@ class RoundResult:
 
 @dataclass
 class Round:
-    """One round as this replica takes part in it."""
+    """One round from the perspective of the replica that runs it."""
 
     store: PatientStore
     layout: Layout
@@ -110,7 +112,7 @@ class Round:
 
     def run(self) -> RoundResult:
         """Take part until the round is over for this replica. Raises RoundTimeout, which names the missing ranks, if
-        it does not end in time.
+        the round does not end in time.
         """
         view = self._reader.read()
         while True:
@@ -128,7 +130,9 @@ class Round:
             view = self._perform(view, action) or self._reader.read()
 
     def fetch_commit(self, outcome: RoundOutcome) -> Ending:
-        """Copy the mean of a commit into the tensors without taking part in its round, and return how that ended."""
+        """Copy the mean of a committed round into the tensors without taking part in the round, and return the
+        result.
+        """
         return self._follow(self._reader.read(), outcome).result
 
     def _local_replica(self) -> LocalReplica:
@@ -171,7 +175,9 @@ class Round:
         return RoundResult("commit", outcome)
 
     def _own_weight_in(self, outcome: RoundOutcome) -> float:
-        """Return the weight of this replica's offer in an outcome; log a warning if the offer was left out."""
+        """Return the weight that an outcome gives to this replica's offer, and log a warning if the offer was left
+        out.
+        """
         mine = (self.position.rank, self.position.claim)
         weights = [member.weight for member in outcome.members if member.id[:2] == mine]
         if weights == [0] and self.weight:
@@ -180,7 +186,7 @@ class Round:
         return sum(weights)
 
     def _perform(self, view: RoundView, action: Action) -> RoundView | None:
-        """Perform an action. Returns the view after it, or None if the round has to be read again."""
+        """Perform an action. Returns the view after the action, or None if the round has to be reread."""
         if isinstance(action, MakeOffer):
             self._trials.add(action.trial)
             self._shards.make_offer(action.trial)
@@ -259,7 +265,7 @@ class Round:
 
 
 def decide(view: RoundView, me: LocalReplica, timers: Timers) -> Action:
-    """Return what to do next in the round of this view."""
+    """Return the next action of a replica in a round, given its view of the round."""
     # A void round ends only for its members: others may still offer to a later attempt.
     for outcome in view.ended:
         if outcome.result == "void" and _includes_own_offer(outcome.members, me):
@@ -330,7 +336,7 @@ def _decide_after_seal(view: RoundView, seal: Seal | Literal["unreadable"], me: 
 
 @dataclass(frozen=True)
 class LocalReplica:
-    """What a replica knows about itself in a round."""
+    """What a replica knows about itself during a round."""
 
     rank: int
     claim: int
@@ -356,28 +362,28 @@ class Timers:
 
 @dataclass(frozen=True)
 class MakeOffer:
-    """Write an offer."""
+    """The action of writing an offer."""
 
     trial: int
 
 
 @dataclass(frozen=True)
 class CreateSeal:
-    """Create the seal, which decides whose offers count."""
+    """The action of creating the seal, which decides which offers count."""
 
     seal: Seal
 
 
 @dataclass(frozen=True)
 class Reduce:
-    """Compute and write these shards of the mean."""
+    """The action of computing and writing these shards of the mean."""
 
     shards: tuple[int, ...]
 
 
 @dataclass(frozen=True)
 class CreateOutcome:
-    """Create the outcome, which decides how the attempt ends."""
+    """The action of creating the outcome, which decides how the attempt ends."""
 
     result: Literal["commit", "abort", "void"]
     bad: tuple[OfferId, ...] = ()
@@ -386,26 +392,28 @@ class CreateOutcome:
 
 @dataclass(frozen=True)
 class Follow:
-    """End the round for this replica with this outcome: apply the commit, or end without one."""
+    """The action of ending the round with this outcome: the replica applies the commit, or ends the round without
+    one.
+    """
 
     outcome: RoundOutcome
 
 
 @dataclass(frozen=True)
 class Heal:
-    """Load a newer state, because the others have another history of commits."""
+    """The action of loading a newer state, because the other replicas have another history of commits."""
 
 
 @dataclass(frozen=True)
 class Wait:
-    """Wait for replicas."""
+    """The action of waiting for other replicas."""
 
     missing: frozenset[int]  # their ranks
 
 
 @dataclass(frozen=True)
 class Fail:
-    """Give up, because this replica cannot take part."""
+    """The action of giving up, because this replica cannot take part in the round."""
 
     kind: Literal["timeout", "spec", "offer", "left"]
     ranks: frozenset[int] = frozenset()
@@ -415,9 +423,10 @@ Action = MakeOffer | CreateSeal | Reduce | CreateOutcome | Follow | Heal | Wait 
 
 
 def _could_fork(view: RoundView, action: Action) -> bool:
-    """Return whether an action could end a round that was already committed, if that commit was damaged or removed.
+    """Return whether an action could give a second result to a round that was already committed, in case the record of
+    that commit was damaged or removed.
 
-    Before such an action the replica must check whether anybody has offered to the next round.
+    Before such an action, the replica must check whether any replica has made an offer to the next round.
     """
     if isinstance(action, CreateSeal):
         return not view.expected <= {member.id.rank for member in action.seal.members}
@@ -425,11 +434,11 @@ def _could_fork(view: RoundView, action: Action) -> bool:
 
 
 def _candidates(view: RoundView, me: LocalReplica) -> list[Offer]:
-    """Return the offers that may be sealed, sorted by rank: the latest of each rank among those that have the same
-    history and shapes as this replica.
+    """Return the offers that may be sealed, sorted by rank.
 
-    An offer with weight is preferred to one without. The offer of a process that has died also counts; the process
-    that replaces it gets weight one round later.
+    For each rank, this is the latest offer with the same history of commits and the same shapes as this replica's. An
+    offer with weight is preferred to one without. The offer of a process that has died also counts; the process that
+    replaces it gets weight one round later.
     """
     # Sorted so that the last offer of a rank wins: one with weight, of the newest claim and trial.
     latest: dict[int, Offer] = {}
@@ -440,11 +449,12 @@ def _candidates(view: RoundView, me: LocalReplica) -> list[Offer]:
 
 
 def _outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
-    """Return the offers of diverged replicas, whose largest number is far beyond that of the (lower) median offer.
+    """Return the offers of replicas that have diverged, that is, whose largest absolute value is far above that of the
+    median offer (the lower one of two).
 
-    They are sealed without weight, so that all replicas leave out the same ones; their owners take the mean of the
-    others. A change up to `_ORDINARY_CHANGE` is always accepted: if most replicas do not change at all, every change
-    is far beyond the median.
+    These offers are sealed with weight 0, so that all replicas leave out the same ones; the replicas that made them
+    take the mean of the others. An offer whose values are at most `_ORDINARY_CHANGE` is always accepted: if the weights
+    of most replicas do not change at all, every change is far above the median.
     """
     counted = [offer for offer in offers if offer.weight and offer.largest]
     if not counted:
@@ -456,13 +466,15 @@ def _outliers(offers: Sequence[Offer]) -> frozenset[OfferId]:
 
 
 def _possible_participants(view: RoundView, me: LocalReplica) -> frozenset[int]:
-    """Return the ranks that have offered to this round or may still do so: all but those that have finished."""
+    """Return the ranks that have made an offer to this round or may still make one: all ranks except those that have
+    finished.
+    """
     offered = {offer.id.rank for offer in _candidates(view, me)}
     return frozenset({me.rank, *offered, *(set(range(me.world_size)) - view.finished)})
 
 
 def _owned_shards(seal: Seal, me: LocalReplica, absent: Iterable[int]) -> tuple[int, ...]:
-    """Return those of the absent shards of the mean that this replica has to compute."""
+    """Return the absent shards of the mean that this replica has to compute."""
     return tuple(shard for shard in absent if _shard_owner(seal, shard) == (me.rank, me.claim))
 
 
@@ -472,13 +484,13 @@ def _shard_owner(seal: Seal, shard: int) -> tuple[int, int]:
 
 
 def _has_usable_offer(view: RoundView, me: LocalReplica) -> bool:
-    """Return whether an offer of this replica can be read and may still be sealed."""
+    """Return whether this replica has an offer that can be read and may still be sealed."""
     return any(_is_own_offer(offer.id, me) and offer.id not in view.spent for offer in view.offers)
 
 
 def _used_trials(view: RoundView, me: LocalReplica) -> frozenset[int]:
-    """Return the numbers of all offers of this replica in this wait, including unreadable ones and those of ended
-    attempts.
+    """Return the numbers of all offers that this replica has made in this round, including those that are unreadable
+    or belong to attempts that have ended.
     """
     known_ids = [*(offer.id for offer in view.offers), *view.spent]
     return me.tried | {offer_id.trial for offer_id in known_ids if _is_own_offer(offer_id, me)}
@@ -497,7 +509,7 @@ def _ranks_with_another_spec(view: RoundView, me: LocalReplica) -> set[int]:
 
 
 def _missing_ranks(view: RoundView, me: LocalReplica) -> frozenset[int]:
-    """Return the ranks to wait for, including those that left if there is no quorum without them."""
+    """Return the ranks to wait for. They include ranks that have left if a quorum is impossible without them."""
     offered = {offer.id.rank for offer in _candidates(view, me)}
     if len(view.expected | offered) < me.quorum:
         return frozenset(range(me.world_size)) - offered
@@ -505,10 +517,10 @@ def _missing_ranks(view: RoundView, me: LocalReplica) -> frozenset[int]:
 
 
 class _Clock:
-    """The timers of one round, by this machine's monotonic clock.
+    """The timers of one round, measured by this machine's monotonic clock.
 
-    They measure the time since a quorum of offers was seen, since a quorum became impossible, since the attempt last
-    made progress, and since the round began here.
+    They measure the time since a quorum of offers was first seen, since a quorum became impossible, since the attempt
+    last made progress, and since this replica entered the round.
     """
 
     def __init__(self, settings: RoundSettings, *, first: bool, return_grace_s: float) -> None:
@@ -521,7 +533,7 @@ class _Clock:
         self._pause = settings.poll_s / 8
 
     def observe(self, view: RoundView, offers: int, *, joining: int) -> None:
-        """Restart the timers whose condition has changed since the last view."""
+        """Restart each timer whose condition has changed since the previous view."""
         now = time.monotonic()
         if offers < self._settings.min_replicas:
             self._quorum_since = None
@@ -545,15 +557,17 @@ class _Clock:
         )
 
     def next_pause(self) -> float:
-        """Return the seconds to wait before the next read, which grow up to the poll interval while nothing changes."""
+        """Return the number of seconds to wait before the next read. While nothing changes, it grows up to the poll
+        interval.
+        """
         self._pause = min(1.5 * self._pause, self._settings.poll_s)
         return self._pause
 
     def should_reread_departures(self) -> bool:
-        """Return whether to read again which replicas have left.
+        """Return whether to determine again which replicas have left.
 
-        That is once in several reads of a long wait, and at every read while only replicas that have finished could
-        complete a quorum, because they may return.
+        During a long wait, this is done once in several reads. It is done at every read while a quorum is impossible
+        without replicas that have finished, because they may return.
         """
         now = time.monotonic()
         if (
