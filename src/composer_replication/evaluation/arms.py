@@ -1,6 +1,6 @@
-"""Load the models to compare, one after the other: folders, hub models, or adapters on either.
+"""Load the models to compare, one at a time: folders, hub models, or adapters on either of these.
 
-A base model is loaded once for all its adapters, which are attached and removed in turn.
+A base model is loaded once for all of its adapters, which are attached and removed in turn.
 """
 
 from __future__ import annotations
@@ -26,7 +26,7 @@ _HUB_NAME = re.compile(r"[\w-][\w.-]*(/[\w-][\w.-]*)?")
 
 
 class Arm(NamedTuple):
-    """One model of a comparison: the name of its arm, the weights the user named, their base model, and the adapter."""
+    """One model of a comparison: the arm's name, the weights that the user named, their base model, and the adapter."""
 
     name: str
     weights: str
@@ -35,10 +35,10 @@ class Arm(NamedTuple):
 
 
 def resolve_arms(before: str, after: str, controls: Sequence[str] = ()) -> list[Arm]:
-    """Return the arms `before`, `after`, and one per control.
+    """Return the arms `before` and `after`, and one arm per control.
 
-    An adapter whose base model was a folder that no longer exists is loaded on the base model of `before`. Raises
-    InputError for weights that cannot be loaded or compared.
+    If the base model of an adapter was a folder that no longer exists, the adapter is loaded on the base model of
+    `before`. Raises InputError for weights that cannot be loaded or compared.
     """
     initial = _make_arm("before", before, None)
     weights_by_name = {"after": after} | {control_name(number): weights for number, weights in enumerate(controls, 1)}
@@ -77,7 +77,10 @@ def _base_in_settings(folder: Path) -> str | None:
 
 
 def _choose_base(settings_base: str | None, default_base: str | None) -> str | None:
-    """Return the base model to load an adapter on, or None if none is known or the two bases are different models."""
+    """Return the base model on which to load an adapter.
+
+    The result is None if no base model is known, or if the two candidates are different models.
+    """
     if settings_base is None or default_base is None:
         return default_base or settings_base
     if Path(settings_base).is_dir():
@@ -88,7 +91,10 @@ def _choose_base(settings_base: str | None, default_base: str | None) -> str | N
 
 
 def _is_same(first: str, second: str) -> bool:
-    """Return whether both name the same folder, or `first` a hub model and `second` a folder with a copy of it."""
+    """Return whether both names refer to the same model.
+
+    This holds if both name the same folder, or if `first` is a hub model and `second` a folder with a copy of it.
+    """
     if Path(first).exists() and Path(second).exists():
         return Path(first).samefile(second)
     is_copy = Path(second).is_dir() and Path(first).name == Path(second).name
@@ -97,7 +103,7 @@ def _is_same(first: str, second: str) -> bool:
 
 
 def digest_of_arm(arm: Arm, model: Any) -> str:
-    """Return a digest of an arm's weights; that of an adapter covers its settings too, such as its scale."""
+    """Return a digest of an arm's weights. The digest of an adapter also covers its settings, such as its scale."""
     weights = weights_digest(model, with_adapter=arm.adapter is not None)
     if arm.adapter is None:
         return weights
@@ -105,16 +111,19 @@ def digest_of_arm(arm: Arm, model: Any) -> str:
 
 
 def load_tokenizers(arms: Sequence[Arm]) -> tuple[dict[str, Any], bool]:
-    """Return the tokenizer of each base model, and whether all of them tokenize alike.
+    """Return the tokenizer of each base model, and whether all tokenizers give the same tokens.
 
-    Log-probs can be compared only between models that tokenize alike.
+    Log-probs can be compared only between models whose tokenizers agree.
     """
     tokenizers = {base: load_tokenizer(base) for base in dict.fromkeys(arm.base for arm in arms)}
     return tokenizers, len({tokenizer_digest(tokenizer) for tokenizer in tokenizers.values()}) == 1
 
 
 def load_each_model(arms: Sequence[Arm], precision: Precision) -> Iterator[tuple[Arm, Any]]:
-    """Yield each arm with its model, on the GPU if there is one. Use a model before asking for the next one."""
+    """Yield each arm with its model, on the GPU if there is one.
+
+    Finish using a model before requesting the next one.
+    """
     device, dtype = device_and_dtype(precision)
     for base in dict.fromkeys(arm.base for arm in arms):
         model: Any = None
@@ -141,7 +150,7 @@ def _is_removable(settings: Any) -> bool:
 
 
 def device_and_dtype(precision: Precision) -> tuple[torch.device, torch.dtype]:
-    """Return the device to evaluate on, and the dtype that `precision` means there."""
+    """Return the device for the evaluation, and the dtype that `precision` selects on this device."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     if precision == "auto":
         has_bf16 = device.type == "cuda" and torch.cuda.is_bf16_supported()

@@ -1,9 +1,9 @@
 """Read the held-out sessions of a run, choose the decisions to score at each error site, and score them.
 
 The decisions of a site are the erring call, its correction if the session contains one, and good calls from the same
-session. All are scored without hints, in one forward pass where they share a context. A good call is compared on as
-many tokens as the erring call (`batch.render.decision`). Every score is stored under a key of weights and token ids as
-soon as it is computed, so that an interrupted evaluation can resume.
+session. All decisions are scored without hints; those that share a context are scored in one forward pass. A good call
+is compared on as many tokens as the erring call (`batch.render.decision`). As soon as a score is computed, it is stored
+under a key made from the weights and the token ids, so that an interrupted evaluation can resume.
 """
 
 from __future__ import annotations
@@ -52,7 +52,9 @@ _MAX_CANDIDATES = 64
 
 
 class ScoredDecision(NamedTuple):
-    """A decision to score: its role at the site, its turn, and the token spans of the call, each after its context."""
+    """A decision to score: its role at the error site, its turn, and the token spans of the call, each with its
+    context.
+    """
 
     id: str
     role: Role
@@ -82,7 +84,7 @@ class SiteDecisions(NamedTuple):
 
 
 def digest_of(responses: Sequence[Response]) -> str:
-    """Return a digest of the token ids and start of each response, which identifies a score."""
+    """Return a digest that identifies the score of these responses, from the token ids and the start of each."""
     total = hashlib.sha256()
     for ids, start in responses:
         # Lengths come first, so that no two lists of responses give the same bytes.
@@ -93,10 +95,10 @@ def digest_of(responses: Sequence[Response]) -> str:
 def site_decisions(
     renderer: Renderer, held_out: HeldOut, *, context: int, num_good: int, drops: Counter[str]
 ) -> Iterator[SiteDecisions]:
-    """Yield the decisions of every site in the held-out sessions.
+    """Yield the decisions of every error site in the held-out sessions.
 
-    Sites that are near-duplicates of training states, and sites without a comparable good call, are skipped and counted
-    in `drops`.
+    A site is skipped, and counted in `drops`, if it is a near-duplicate of a training state or has no comparable good
+    call.
     """
     by_session: dict[str, list[GoodCall]] = {}
     for session in held_out.sessions:
@@ -178,9 +180,9 @@ def _scored_decision(
 def _context_start(site: KeptSite, call: DecidedCall, context: int) -> int:
     """Return the position of the first token that a call's score is conditioned on.
 
-    Decisions of a site that begin at the same token share one forward pass over their common tokens. Therefore a call
-    uses the start of the erring call's context, unless its own context would become shorter than half of `context` or
-    longer than one and a half.
+    Decisions of a site whose contexts begin at the same token share one forward pass over their common tokens.
+    Therefore a call uses the start of the erring call's context, unless its own context would then be shorter than 0.5
+    or longer than 1.5 times `context`.
     """
     site_start = max(0, site.span.header_start - context)
     at = call.span.header_start
@@ -196,9 +198,10 @@ def _context_start(site: KeptSite, call: DecidedCall, context: int) -> int:
 def _corrected_call(
     renderer: Renderer, conversation: Conversation, site: KeptSite, right_call: ToolCall
 ) -> DecidedCall | None:
-    """Return the erring turn with the failing call replaced by the right one, or None if the template cannot render it.
+    """Return the erring turn with the failing call replaced by the correct one, or None if the template cannot
+    render it.
 
-    The turn's text before the call stays.
+    The text of the turn before the call is kept.
     """
     turn = conversation.turns[site.number]
     # A site without a call id belongs to the first call of its turn.
@@ -229,7 +232,7 @@ SIDES: tuple[Side, ...] = ("train", "validation", "test")
 
 
 class HeldOutSession(NamedTuple):
-    """A rendered conversation with the name of its session and its part of the split."""
+    """A rendered conversation, the name of its session, and the part of the split that it belongs to."""
 
     session: str
     side: Side
@@ -243,10 +246,11 @@ class HeldOutSession(NamedTuple):
 
 @dataclass(kw_only=True)
 class HeldOut:
-    """The held-out conversations, a few training conversations, and counts of sessions and sites by part of the split.
+    """The held-out conversations, a few training conversations, and counts of sessions and error sites by part of the
+    split.
 
-    `duplicates` holds the (conversation, turn) ids of held-out states that also occur in training sessions; nothing is
-    scored at these states.
+    `duplicates` holds the (conversation, turn) ids of held-out states that also occur in training sessions. These
+    states are not scored.
     """
 
     sessions: list[HeldOutSession] = field(default_factory=list[HeldOutSession])
@@ -268,7 +272,9 @@ def read_held_out(
     *,
     num_training_sites: int = 0,
 ) -> HeldOut:
-    """Return all test conversations, and training conversations until they have `num_training_sites` sites together."""
+    """Return all test conversations, and training conversations until these have `num_training_sites` error sites in
+    total.
+    """
     rows_by_id = {row.conversation_id: row for row in rows}
     session_names = {side: {row.session for row in rows if row.side == side} for side in SIDES}
     held_out = HeldOut(
@@ -302,7 +308,7 @@ def _render(
 
 
 def _corrections_in(logged: LoggedSession) -> dict[str, ToolCall]:
-    """Return by site id the call with which the session itself corrected the error."""
+    """Map each site id to the call with which the agent corrected the error in the same session."""
     from composer_replication.pairs.corrections import ACTED, find_session_pairs
 
     # Pairs that prefer acting at once (ACTED) do not correct a failed call.
@@ -319,7 +325,7 @@ Scores = dict[str, list[list[float]]]
 
 
 class ScoreJournal:
-    """A file of the values computed so far, by key, from which an interrupted evaluation resumes."""
+    """A file of values computed so far, stored by key, from which an interrupted evaluation resumes."""
 
     def __init__(self, path: Path) -> None:
         self.path = path
@@ -344,7 +350,7 @@ class ScoreJournal:
         self._journal.close()
 
     def remove(self) -> None:
-        """Delete the journal, once its results are in the artifacts."""
+        """Delete the journal. Called once its results are stored in the artifacts."""
         self.close()
         self.path.unlink(missing_ok=True)
 
@@ -358,7 +364,7 @@ def score_groups(
     name: str,
     items: str,
 ) -> list[list[float]]:
-    """Return the summed log-probs of each response, with one forward pass per group.
+    """Return the summed log-probs of each response, computed with one forward pass per group.
 
     `weights` identifies the model in the journal; `name` and `items` describe the work to progress callbacks.
     """
@@ -375,7 +381,10 @@ def score_groups(
 
 
 def check_finite(values: list[float]) -> list[float]:
-    """Return the values. Raises NonFiniteError if one is NaN or infinite: JSON has no NaN, and means would be NaN."""
+    """Return the values unchanged.
+
+    Raises NonFiniteError if one is NaN or infinite: JSON has no NaN, and any mean would be NaN.
+    """
     if not all(map(math.isfinite, values)):
         raise NonFiniteError(explain("log-probs", got="NaN or infinity", expected="finite numbers"))
     return values

@@ -56,9 +56,9 @@ _SOURCES = ("conversations", "split", "sites")
 
 
 class _HeldOutView(NamedTuple):
-    """The held-out sessions in the tokens of one tokenizer, and the questions about them.
+    """The held-out sessions tokenized by one tokenizer, and the questions about them.
 
-    `drops` counts the sites without questions by reason.
+    `drops` counts, by reason, the sites without questions.
     """
 
     renderer: Renderer
@@ -70,9 +70,9 @@ class _HeldOutView(NamedTuple):
 class Measurable(NamedTuple):
     """The amount of data behind the primary metric, which is known before any model is trained.
 
-    `values` counts the errors it averages over (or the states to sample actions at), `units` the held-out sessions or
-    projects with at least one of them, and `held_out` all held-out sessions or projects. `left_out` counts by reason
-    the errors that have no value.
+    `values` is the number of errors that the metric averages over, or of states at which actions are sampled. `units`
+    is the number of held-out sessions or projects with at least one such value, and `held_out` the number of all
+    held-out sessions or projects. `left_out` counts, by reason, the errors that have no value.
     """
 
     values: int
@@ -84,9 +84,9 @@ class Measurable(NamedTuple):
 
 
 def measurable(config: CrfConfig, run: RunDir, rows: Sequence[SplitRow], model: str) -> Measurable:
-    """Return how much data an evaluation of `run` with these settings would have.
+    """Return how much data an evaluation of `run` with these settings would use.
 
-    `rows` is the run's split. `model` names the initial model, of which only the tokenizer is loaded.
+    `rows` is the split of the run. `model` names the initial model; only its tokenizer is loaded.
     """
     section = replace(config.evaluation, token_gaps=0)  # not part of the primary metric
     view = _make_view(replace(config, evaluation=section), run, rows, load_tokenizer(model), section.states)
@@ -115,10 +115,11 @@ def _evaluate_run(
     primary_then: str | None = None,
     scores: Path | None = None,
 ) -> dict[str, Any]:
-    """Compare the models on the held-out sessions of a run, write the artifacts, and return evaluation.json's record.
+    """Compare the models on the held-out sessions of a run, write the artifacts, and return the record.
 
-    `primary_then` is the primary metric in the settings of the training. `scores` is the path of a journal that is
-    kept, so that later evaluations of the same weights can reuse the scores.
+    The record is the content of evaluation.json. `primary_then` is the primary metric that the training's settings
+    name. `scores` is the path of a journal that is kept, so that later evaluations of the same weights can reuse the
+    scores.
     """
     began, arms = time.monotonic(), resolve_arms(before, after, controls)
     tokenizers, have_same_tokens = load_tokenizers(arms)
@@ -160,7 +161,7 @@ def _make_views(
     *,
     have_same_tokens: bool,
 ) -> dict[str, _HeldOutView]:
-    """Return one view per base model, or a single view, that of the first, if all models tokenize alike."""
+    """Return one view per base model, or only the view of the first base model if all models tokenize alike."""
     # With several tokenizers the number of states is limited after the common ones are selected.
     max_states = config.evaluation.states if have_same_tokens else sys.maxsize
     bases = list(tokenizers)[: 1 if have_same_tokens else None]
@@ -194,10 +195,10 @@ def _window_settings(config: CrfConfig) -> WindowSettings:
 
 
 def _keep_common_states(views: Sequence[_HeldOutView], max_states: int) -> None:
-    """Remove all questions but math questions and the states that all views have in common.
+    """Remove all questions except the math questions and the states that all views have in common.
 
-    Log-probs of different tokens cannot be compared. Sampled actions can, at states that fit every model, and so can
-    the answers to math questions.
+    Log-probs of different tokens cannot be compared. Sampled actions can be compared at states that fit into the
+    context of every model, and answers to math questions can be compared always.
     """
     states_by_view = [{state.key: state for state in view.questions.states} for view in views]
     common_keys = [key for key in states_by_view[0] if all(key in states for states in states_by_view)]
@@ -250,7 +251,7 @@ def evaluate(
     """Compare models on the held-out sessions of a run, write evaluation.json and the row files, and return the record.
 
     `before`, `after` and `control` default to the initial model, the result and the controls of the run's own training.
-    With too little data the verdict says so; that is no error. `scores` is the path of a journal of scores that other
+    Too little data is not an error: the verdict then says so. `scores` is the path of a journal of scores that other
     evaluations can reuse.
     """
     from composer_replication.trainer.sessions.phases import TrainingCallbacks, reporting_phases
@@ -268,7 +269,7 @@ def evaluate(
 
 
 def _send_to_tracker(config: CrfConfig, run: RunDir, record: dict[str, Any], callbacks: TrainingCallbacks) -> None:
-    """Send the metrics to the training's tracker. Only prints a message if the tracker is not installed."""
+    """Send the metrics to the tracker that the training used. If the tracker is not installed, only print a message."""
     try:
         _report_evaluation(config.train.report_to, record, run_name=run.root.resolve().name)
     except MissingExtraError as error:
@@ -276,8 +277,9 @@ def _send_to_tracker(config: CrfConfig, run: RunDir, record: dict[str, Any], cal
 
 
 def _report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_name: str) -> dict[str, float]:
-    """Log evaluation results as a new run in the tracker `report_to`, and return them as metrics;
-    "none" logs nothing.
+    """Log evaluation results as a new run in the tracker `report_to`, and return them as metrics.
+
+    With "none", nothing is logged.
     """
     metrics = _evaluation_metrics(evaluation)
     if report_to == "none":
@@ -298,7 +300,8 @@ def _report_evaluation(report_to: str, evaluation: Mapping[str, Any], *, run_nam
 
 
 def _evaluation_metrics(evaluation: Mapping[str, Any]) -> dict[str, float]:
-    """Return evaluation results as metrics: `evaluation/ARM/NAME`, with `/low` and `/high` for its interval.
+    """Return evaluation results as metrics: `evaluation/ARM/NAME`, with the suffixes `/low` and `/high` for the
+    interval.
 
     A result for one kind of error has `/KIND` after its name.
     """

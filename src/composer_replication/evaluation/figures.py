@@ -2,11 +2,11 @@
 
     forced_gap        change of good calls - change of the erring decision      (difference in differences)
     forced_correction change of the right call - change of the erring decision
-    sampled_*         of actions sampled at held-out states, after - before
+    sampled_*         change of a property of the actions sampled at held-out states
 
 A change is after - before, in nats/token. The control has the same metrics with its own weights as `after`. The
-`difference` is the trained model's change minus the control's, site by site. If the control has several shuffles, both
-are means over these.
+`difference` is the trained model's change minus the control's, site by site. If the control has several shuffles, its
+change and the difference are means over the shuffles.
 
 Values from the same session are correlated, so intervals are computed over sessions. The estimate m is the mean of all
 values. With S_g and n_g the sum and number of values of session g, e_g = S_g - m n_g, N = sum n_g and G sessions,
@@ -20,10 +20,11 @@ values. With S_g and n_g the sum and number of values of session g, e_g = S_g - 
 
 The two halves fail in different cases: the t interval covers too rarely when values are skewed, and the bootstrap when
 sessions are few and unequal. A percentile bootstrap covers only 75 to 88% with up to 12 sessions. The last factor is
-needed because a few sessions seldom show the long tail of their distribution, while their single values do.
+needed because a few sessions seldom reveal the long tail of the distribution of sessions, while the individual values
+do.
 
 If the same sites were measured several times (a control with several shuffles, or trainings with several seeds), the
-interval also covers the variation between these repeats:
+interval also covers the variation between the repeats:
 
     se^2 = se_sessions^2 + se_repeats^2      df: Satterthwaite's; with two repeats the two radii add in quadrature
 
@@ -84,7 +85,10 @@ BY_KIND = ("forced_gap", "forced_correction", "sampled_failures")
 
 
 class Value(NamedTuple):
-    """The contribution of one site or state to a metric: by arm, its change from before training."""
+    """The contribution of one error site or state to a metric.
+
+    `change` maps each arm to its change since before training.
+    """
 
     session: str
     kind: str | None
@@ -92,7 +96,7 @@ class Value(NamedTuple):
 
 
 def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
-    """Return by metric the values of the scored decisions, one per site."""
+    """Return, for each metric, the values of the scored decisions, one value per error site."""
     by_site: dict[str, dict[str, list[Row]]] = defaultdict(lambda: defaultdict(list))
     for row in rows:
         by_site[row["site_id"]][row["role"]].append(row)
@@ -117,7 +121,7 @@ def forced_values(rows: Iterable[Row]) -> dict[str, list[Value]]:
 
 
 def _mean_changes(rows: Sequence[Row]) -> dict[str, float]:
-    """Return by arm the mean change of these decisions; each shuffle of the control is an arm."""
+    """Return, for each arm, the mean change of these decisions. Each shuffle of the control is a separate arm."""
     changes = {"after": fmean(row["after"] - row["before"] for row in rows)}
     for shuffle in range(len(rows[0]["controls"] or ())):
         changes[control_name(shuffle + 1)] = fmean(row["controls"][shuffle] - row["before"] for row in rows)
@@ -127,9 +131,9 @@ def _mean_changes(rows: Sequence[Row]) -> dict[str, float]:
 def figures_of(
     values: Mapping[str, Sequence[Value]], *, primary: str, seed: int, arms: Sequence[FigureArm], over: Over = "session"
 ) -> list[dict[str, Any]]:
-    """Return the record's `figures`: every metric over all sites, then those in `BY_KIND` for each kind of error.
+    """Return the record's `figures`: every metric over all sites, then the metrics in `BY_KIND` for each kind of error.
 
-    `is_primary` marks the metric that the verdict is about. `over` says whether `Value.session` names sessions or
+    `is_primary` marks the metric on which the verdict is based. `over` says whether `Value.session` names sessions or
     projects.
     """
     figures: list[dict[str, Any]] = []
@@ -194,11 +198,11 @@ Array = NDArray[np.float64]
 
 
 class Interval(NamedTuple):
-    """A mean with its 95% interval, and the smallest effect that 80% of repeats would detect.
+    """A mean with its 95% interval, and the smallest effect that 80% of repeated evaluations would detect.
 
-    `low` and `high` are None with fewer than two sessions, and if all values are equal but not 0; if all are 0, they
-    are 0. `num_repeats` is the number of times that the same sites were measured. With one repeat the interval does not
-    cover the variation between repeats.
+    `low` and `high` are None if there are fewer than two sessions, or if all values are equal but not 0. If all values
+    are 0, both are 0. `num_repeats` is the number of times that the same sites were measured. With one repeat, the
+    interval does not cover the variation between repeats.
     """
 
     estimate: float
@@ -223,7 +227,8 @@ class _Spread(NamedTuple):
 
 
 def repeated_interval(repeats: Sequence[Sequence[float]], sessions: Sequence[str], *, seed: int = 0) -> Interval:
-    """Return the mean over repeated measurements of the same sites, with an interval over sessions and repeats.
+    """Return the mean over repeated measurements of the same sites, with an interval that covers sessions and
+    repeats.
 
     Each repeat has one value per site. `sessions` names the session of each site.
     """
@@ -258,9 +263,9 @@ def _session_spread(values: Sequence[float], sessions: Sequence[str], mean: floa
 
 
 def _add_repeats(sessions: _Spread, error: float, num_repeats: int) -> _Spread:
-    """Return the spread over sessions and repeats together; `error` is the standard error over repeats.
+    """Return the combined spread over sessions and repeats; `error` is the standard error over repeats.
 
-    The noise of a single measurement is counted in both parts, so the interval is rather too wide than too narrow.
+    Both parts contain the noise of a single measurement, so the interval is conservative: slightly too wide.
     """
     total_error = math.hypot(sessions.error, error)
     if not total_error:
@@ -279,7 +284,7 @@ def _add_repeats(sessions: _Spread, error: float, num_repeats: int) -> _Spread:
 def _sums_and_sizes(values: Sequence[float], sessions: Sequence[str]) -> tuple[Array, Array]:
     """Return the sum and the number of values of each session.
 
-    Sessions are sorted by name, so that the bootstrap does not depend on their order.
+    The sessions are sorted by name, so that the bootstrap does not depend on their original order.
     """
     names = sorted(set(sessions))
     positions = {name: at for at, name in enumerate(names)}
@@ -291,9 +296,9 @@ def _sums_and_sizes(values: Sequence[float], sessions: Sequence[str]) -> tuple[A
 
 
 def _intraclass_correlation(values: Sequence[float], sums: Array, sizes: Array) -> float:
-    """Return the intraclass correlation of the values in a session, from 0 to 1, moved a third of the way to 1.
+    """Return the intraclass correlation of values within sessions, from 0 to 1, moved a third of the way towards 1.
 
-    The shift is a safety margin, because the estimate from few sessions is poor.
+    This shift is a safety margin, because an estimate from few sessions is unreliable.
     """
     num_values, num_groups = float(sizes.sum()), len(sizes)
     if num_values <= num_groups:
@@ -310,9 +315,9 @@ def _intraclass_correlation(values: Sequence[float], sums: Array, sizes: Array) 
 
 
 def _squared_skew(values: Sequence[float], sizes: Array, correlation: float) -> float:
-    """Return the squared skewness of the mean, assuming that the part common to a session is as skewed as the values.
+    """Return the squared skewness of the mean, assuming that session effects are as skewed as the values.
 
-    The expected squared skewness of normal values is subtracted; it is 6 / n for n independent values.
+    The squared skewness expected of normal values is subtracted; for n independent values it is 6 / n.
     """
     num_values, centered = len(values), np.asarray(values) - np.mean(values)
     variance = float((centered**2).mean())
@@ -326,7 +331,7 @@ def _squared_skew(values: Sequence[float], sizes: Array, correlation: float) -> 
 
 
 def _degrees_of_freedom(sizes: Array, correlation: float) -> float:
-    """Return Bell and McCaffrey's degrees of freedom; for G sessions of equal size these are G - 1."""
+    """Return Bell and McCaffrey's degrees of freedom. For G sessions of equal size, the result is G - 1."""
     num_values = float(sizes.sum())
     variance = correlation * sizes**2 + (1 - correlation) * sizes
     scale = 1 / (1 - sizes / num_values)
@@ -339,7 +344,10 @@ def _degrees_of_freedom(sizes: Array, correlation: float) -> float:
 
 
 def _sum_of_squares(share: Array, variance: Array, total: float) -> float:
-    """Return the sum of squares of the matrix entries -s_i v_j - v_i s_j + s_i s_j total."""
+    """Return the sum of the squared entries of the matrix -s_i v_j - v_i s_j + s_i s_j total.
+
+    `share` is the vector s, and `variance` is the vector v.
+    """
     ss, vv, sv = (float((a * b).sum()) for a, b in ((share, share), (variance, variance), (share, variance)))
     return 2 * ss * vv + 2 * sv**2 + total**2 * ss**2 - 4 * total * ss * sv
 
@@ -365,9 +373,9 @@ def _bootstrap_radius(sums: Array, sizes: Array, mean: float, seed: int) -> floa
 
 @lru_cache(maxsize=512)
 def _t_quantile(probability: float, freedom: float) -> float:
-    """Return a quantile of Student's t by bisection. SciPy has it too, but is not a dependency.
+    """Return a quantile of Student's t distribution by bisection. SciPy also provides it, but is not a dependency.
 
-    With x = sqrt(df) tan(angle), the density of the angle is cos(angle)^(df - 1) over half a circle, so Simpson's rule
+    Substituting x = sqrt(df) tan(angle) turns the density into cos(angle)^(df - 1) on a half circle, so Simpson's rule
     integrates a bounded function over a bounded interval.
     """
     log_scale = math.lgamma((freedom + 1) / 2) - math.lgamma(freedom / 2) - 0.5 * math.log(math.pi)

@@ -1,4 +1,7 @@
-"""Choose the models that an evaluation compares, and its settings. Does not import torch, so wrong input fails fast."""
+"""Choose the models that an evaluation compares, and its settings.
+
+This module does not import torch, so invalid input is reported at once.
+"""
 
 from __future__ import annotations
 
@@ -26,9 +29,9 @@ class _Models(NamedTuple):
 def with_settings_of_training(
     settings: CrfConfig, run: RunDir, after: str | None, overrides: Sequence[str] = ()
 ) -> CrfConfig:
-    """Return the settings that the weights were trained with, changed by the overrides.
+    """Return the settings with which the weights were trained, with the overrides applied.
 
-    A model has to be evaluated with the template, windows and contexts that it was trained on. If the settings of the
+    A model has to be evaluated with the template, windows and contexts that it was trained with. If the settings of the
     training are unknown, `settings` is returned.
     """
     root = Path(settings.train.output) if settings.train.output is not None else run.root
@@ -41,7 +44,10 @@ def with_settings_of_training(
 
 
 def training_settings(weights: str) -> Path | None:
-    """Return the settings file of the training that wrote `weights`, or None if there is none or it was edited."""
+    """Return the path of the settings file from the training that wrote `weights`.
+
+    The result is None if the file does not exist or was edited.
+    """
     folder = Path(weights)
     path = folder.parent / RESOLVED_NAME
     try:
@@ -60,8 +66,8 @@ def models_of(
 ) -> _Models:
     """Return the models to compare.
 
-    A model without a name is that of the run's own training: its initial model, its result, or its controls. Raises
-    InputError if there is no trained model, or no initial model to compare it with.
+    A model that is not named is taken from the run's own training: its initial model, its result, or its controls.
+    Raises InputError if there is no trained model, or no initial model to compare it with.
     """
     controls = [control] if isinstance(control, str) else list(control)
     root = Path(config.train.output) if config.train.output is not None else run.root

@@ -1,15 +1,15 @@
 """Prepare the questions that every model is asked, and get one model's answers.
 
-The questions are log-probs of the decisions at error sites, sampled actions, and two kinds that show side effects of
-the training: losses on good turns of held-out sessions and on code, and math questions. Code and math questions come
-from files, which are data: a code solution is scored as text and never run.
+Models are asked for log-probs of the decisions at error sites, for sampled actions, and, to reveal side effects of the
+training, for losses on good turns of held-out sessions and on code, and for answers to math questions. Code and math
+questions come from files, which are data: a code solution is scored as text and never run.
 
 For the report, the gap of each token of an erring turn is measured before and after training:
 
     gap(token) = log p(token | hint, context) - log p(token | context)
 
-Channel 2 trains on these gaps. Where the gap is negative, the model would not have written the token if it had seen the
-hint. After training the gaps are smaller if the model has learned what the hint says.
+Hint distillation (channel 2) trains on these gaps. Where the gap is negative, the hint makes the token less likely.
+After training, the gaps are smaller if the model has learned what the hint says.
 """
 
 from __future__ import annotations
@@ -60,14 +60,14 @@ _MATH_TOKENS = 256
 
 
 class _GoodTurn(NamedTuple):
-    """A good turn of a held-out session, after its context."""
+    """A good turn of a held-out session, preceded by its context."""
 
     session: str
     response: Response
 
 
 class _GapSite(NamedTuple):
-    """The tokens of an erring turn, once after the context alone and once after the context with the hint."""
+    """The tokens of an erring turn, once preceded by the context alone and once by the context and the hint."""
 
     site_id: str
     conversation_id: str
@@ -79,7 +79,7 @@ class _GapSite(NamedTuple):
 
 
 class _TextQuestion(NamedTuple):
-    """A question from a file: the tokens of its prompt, the expected answer, and both together for scoring."""
+    """A question from a file: the tokens of its prompt, the expected answer, and the tokens of both for scoring."""
 
     prompt: list[int]
     answer: str
@@ -88,7 +88,9 @@ class _TextQuestion(NamedTuple):
 
 @dataclass(kw_only=True)
 class Questions:
-    """What every model is asked: sites to score, states to sample at, good turns, token gaps, code and math."""
+    """What every model is asked: error sites to score, states for sampling, good turns, token gaps, code and math
+    questions.
+    """
 
     sites: list[SiteDecisions]
     states: list[State]
@@ -98,13 +100,15 @@ class Questions:
     math: list[_TextQuestion]
 
     def max_tokens(self, new_tokens: int) -> int:
-        """Return the number of tokens of the longest prompt with its answer; the engine is sized by it."""
+        """Return the number of tokens of the longest prompt with its answer, which determines the size of the
+        engine.
+        """
         state_lengths = [len(state.prompt) + new_tokens for state in self.states]
         math_lengths = [len(question.prompt) + max(new_tokens, _MATH_TOKENS) for question in self.math]
         return max([*state_lengths, *math_lengths], default=0)
 
     def sessions_with_values(self, primary: Primary) -> list[str]:
-        """Return the session of every site or state that contributes a value to the primary metric."""
+        """Return, for every site or state that contributes a value to the primary metric, its session."""
         if primary == "sampled_failures":
             return [state.session for state in self.states]
         role = "correction" if primary == "forced_correction" else "good"
@@ -118,10 +122,10 @@ class Questions:
 
 @dataclass(kw_only=True)
 class Answers:
-    """The answers of the models so far, by arm. A model with non-finite log-probs is in `broken` and has none.
+    """The answers of the models so far, by arm.
 
-    `engine` names the library that sampled the actions; `untrained_tokens` says, by arm, which of the template's tokens
-    a model never learned.
+    A model with non-finite log-probs is listed in `broken` and has no answers. `engine` names the library that sampled
+    the actions. `untrained_tokens` describes, for each arm, which tokens of the template the model never learned.
     """
 
     broken: list[str] = field(default_factory=list[str])
@@ -146,7 +150,7 @@ class Answers:
 def prepare_questions(
     config: CrfConfig, renderer: Renderer, held_out: HeldOut, drops: Counter[str], max_states: int
 ) -> Questions:
-    """Return the questions about the held-out sessions; sites without any are counted in `drops` by reason."""
+    """Return the questions about the held-out sessions. Sites without questions are counted in `drops` by reason."""
     section = config.evaluation
     sites = list(site_decisions(renderer, held_out, context=section.context, num_good=section.good_calls, drops=drops))
     states = select_states(held_out, sites, max_states, section.context) if section.samples else []
@@ -172,7 +176,7 @@ def ask(
 ) -> Answers:
     """Return one model's answers to all questions, reusing those that `journal` has for the same weights.
 
-    A control gets no token gaps, and shuffles of it after the first only the log-probs at the sites.
+    For a control, token gaps are not computed. For its second and later shuffles, only the log-probs at the sites are.
     """
     # The dtype is part of the key: bfloat16 and float32 scores of the same weights differ.
     weights = f"{digest}:{next(model.parameters()).dtype}"
@@ -203,7 +207,7 @@ def ask(
 def _losses(
     model: nn.Module, weights: str, responses: Sequence[Response], journal: ScoreJournal, name: str
 ) -> list[float]:
-    """Return the loss of each response in nats/token."""
+    """Return the loss of each response, in nats/token."""
     sums = score_groups(model, weights, [[response] for response in responses], journal, name=name, items="texts")
     return [-total / (len(ids) - start) for (ids, start), [total] in zip(responses, sums, strict=True)]
 
@@ -247,7 +251,7 @@ _MATH_INSTRUCTION = "Think step by step. End with a line that is #### and the nu
 
 
 def _read_questions(path: str | None, renderer: Renderer, option: str, *, is_math: bool) -> list[_TextQuestion]:
-    """Return the rows of a JSONL file as prompts in the model's own template."""
+    """Read questions from a JSONL file, with their prompts in the model's own chat template."""
     if path is None:
         return []
     return [_render_question(row, at, renderer, option, is_math) for at, row in enumerate(_read_rows(path, option))]
@@ -299,7 +303,7 @@ def _score_math(
     arm: str,
     engine: ArmEngine | None,
 ) -> list[float]:
-    """Return 100 for every question whose greedy answer ends in the right number, and 0 for the others."""
+    """Return 100 for every question whose greedily decoded answer ends in the right number, and 0 for the others."""
     # Temperature 0 needs one sample; more would be the same text.
     greedy = replace(section, temperature=0.0, samples=1, new_tokens=max(section.new_tokens, _MATH_TOKENS))
     states = [State(str(at), "", "", 0, "", "good", "", None, question.prompt) for at, question in enumerate(questions)]
@@ -324,7 +328,9 @@ def _final_number(text: str) -> float | None:
 
 
 def _select_gap_sites(config: CrfConfig, renderer: Renderer, held_out: HeldOut) -> list[_GapSite]:
-    """Return the first sites whose hint the template can place, those of held-out sessions before those of training."""
+    """Return the first sites whose hint the template can place: sites of held-out sessions, then of training
+    sessions.
+    """
     sites: list[_GapSite] = []
     for site in _gap_sites(config, renderer, held_out):
         if len(sites) == config.evaluation.token_gaps:
@@ -363,7 +369,7 @@ def _replace_half_characters(text: str) -> str:
 def _token_gaps(
     model: nn.Module, weights: str, sites: Sequence[_GapSite], journal: ScoreJournal, arm: str
 ) -> list[list[float]]:
-    """Return the gaps of each site, one value per token."""
+    """Return, for each site, one gap per token of the erring turn."""
     gaps: list[list[float]] = []
     phase = Phase(name=f"token gaps, {arm}", done=0, total=len(sites), items="sites", stored_in=journal.path)
     for number, site in enumerate(sites):

@@ -1,6 +1,6 @@
 """Build the record in evaluation.json: the models, the split, every metric, the verdict, and what was not measured.
 
-`results_of` turns the models' answers (`questions`) into rows and values; `record_of` builds the record from these.
+`results_of` turns the models' answers (`questions`) into rows and values, from which `record_of` builds the record.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ _BROKEN = "not numbers"
 
 @dataclass(kw_only=True)
 class _EvaluationResults:
-    """The rows of each artifact, the values of each metric, and the record's `sampled` and `damage`."""
+    """The rows of each artifact, the values of each metric, and the parts `sampled` and `damage` of the record."""
 
     rows: dict[str, list[dict[str, Any]]] = field(default_factory=dict[str, list[dict[str, Any]]])
     values: dict[str, list[Value]] = field(default_factory=dict[str, list[Value]])
@@ -66,12 +66,16 @@ class _EvaluationResults:
 
 
 def interval_unit(run: RunDir) -> Over:
-    """Return the unit that intervals are computed over: projects if the split holds out whole projects."""
+    """Return the unit over which intervals are computed: projects if the split holds out whole projects, else
+    sessions.
+    """
     return "project" if run.meta("split").settings.get("by") == "project" else "session"
 
 
 def unit_by_session(run: RunDir, rows: Sequence[SplitRow]) -> dict[str, str]:
-    """Return for each session of the split the unit it belongs to in an interval: itself, or its project."""
+    """Map each session of the split to the unit over which intervals are computed: the session itself, or its
+    project.
+    """
     is_by_project = interval_unit(run) == "project"
     return {row.session: row.project if is_by_project else row.session for row in rows}
 
@@ -84,10 +88,10 @@ def results_of(
     answers: Answers,
     units: Mapping[str, str],
 ) -> _EvaluationResults:
-    """Return the rows and values that follow from the models' answers.
+    """Compute the rows and values from the models' answers.
 
-    Artifacts without rows are part of the result as well: writing them empty replaces those of an earlier evaluation.
-    `units` maps each session to its unit in an interval.
+    Artifacts without rows are returned as well: writing them empty replaces those of an earlier evaluation. `units`
+    maps each session to the unit over which intervals are computed.
     """
     results = _EvaluationResults()
     rows = _evaluated_rows(questions.sites, answers.scores) if answers.scores else []
@@ -140,7 +144,7 @@ def _decision_means(site: SiteDecisions, sums: Sequence[float]) -> list[float]:
 
 
 def _means_by_arm(means: Mapping[str, float]) -> dict[str, float | list[float] | None]:
-    """Return the value of each arm; a control with several shuffles has one for each, and their mean."""
+    """Return the value of each arm. A control with several shuffles has one value per shuffle, and their mean."""
     controls = [means[name] for name in controls_among(means)]
     return {
         "before": means["before"],
@@ -196,9 +200,9 @@ def record_of(
     have_same_tokens: bool,
     primary_then: str | None,
 ) -> dict[str, Any]:
-    """Return the record of evaluation.json without `seconds` and `drops`, which the caller adds.
+    """Return the record of evaluation.json, without `seconds` and `drops`, which the caller adds.
 
-    `primary_then` is the primary metric in the settings of the training, or None if these are unknown.
+    `primary_then` is the primary metric that the training's settings name, or None if these settings are unknown.
     """
     section = config.evaluation
     controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)
@@ -247,7 +251,7 @@ def _verdict(
     nothing: str,
     has_controls: bool,
 ) -> dict[str, Any]:
-    """Return the record's verdict with all remarks, and its power.
+    """Return the record's verdict with all remarks, and the record's `power`.
 
     `nothing` is the reason why there are no values at all, or an empty string.
     """
@@ -267,7 +271,7 @@ def _verdict(
 
 
 def _training_remarks(arms: Sequence[Arm]) -> list[str]:
-    """Return a sentence if the training ended before it had seen all of its data."""
+    """Return a remark if the training ended before it had seen all of its data, else an empty list."""
     record = next((read_training(Path(arm.weights)) for arm in arms if arm.name == "after"), {})
     steps, counts = record.get("steps"), record.get("counts") or {}
     seen_windows, windows = (counts.get(name, 0) for name in ("windows_seen", "windows"))
@@ -283,7 +287,10 @@ def _training_remarks(arms: Sequence[Arm]) -> list[str]:
 
 
 def _template_remarks(answers: Answers) -> list[str]:
-    """Return a sentence on tokens of the template that models never learned; models with the same ones share it."""
+    """Return remarks on tokens of the template that models never learned.
+
+    Models with the same tokens share a remark.
+    """
     arms_by_description: dict[str, list[str]] = {}
     for arm, description in answers.untrained_tokens.items():
         arms_by_description.setdefault(description, []).append(arm)
@@ -291,9 +298,9 @@ def _template_remarks(answers: Answers) -> list[str]:
 
 
 def _add_when_primary_was_chosen(record: dict[str, Any], primary_then: str | None) -> None:
-    """Add to the record whether its primary metric was chosen before training, and a remark if it was not.
+    """Record whether the primary metric was chosen before training, and add a remark if it was not.
 
-    A metric that is chosen when the results may be known proves nothing.
+    A metric proves nothing if it is chosen when the results may already be known.
     """
     is_before = primary_then == record["primary"]
     record["named"] = "before training" if is_before else "after training"
@@ -316,7 +323,7 @@ def _why_no_values(held_out: HeldOut, answers: Answers) -> str:
 def _missing_parts(
     config: CrfConfig, results: _EvaluationResults, answers: Answers, *, has_control: bool, have_same_tokens: bool
 ) -> dict[str, str]:
-    """Return by part of the evaluation the reason why it has no result."""
+    """Return, for each part of the evaluation without a result, the reason why it has none."""
     section, rows = config.evaluation, results.rows["evaluated"]
     # By part: whether it has a result, and the reason if it has none.
     parts_with_reasons = {
@@ -363,7 +370,7 @@ def _models(arms: Sequence[Arm], digests: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _control_lacks(arms: Sequence[Arm]) -> list[str]:
-    """Return a sentence for each channel that ran in the training but not, or only partly, in its control.
+    """Return a sentence for each channel that the training used but its control did not use, or used only in part.
 
     Weights without a training record are not checked.
     """
@@ -413,7 +420,7 @@ def _verdict_and_power(
     over: Over = "session",
     broken: Collection[str] = (),
 ) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the record's `verdict` and `power`, which follow from the values of the metrics.
+    """Return the record's `verdict` and `power`, computed from the values of the metrics.
 
     `nothing` is the reason why there are no values at all. `broken` lists models with non-finite log-probs; if the
     trained model is one of them, the verdict is `worse`.
@@ -466,15 +473,15 @@ def _interval_text(interval: Interval) -> str:
 
 
 def _counts(interval: Interval, over: Over) -> str:
-    """Return the numbers of values and sessions as text: "12 sites of 5 sessions"."""
+    """Return the numbers of values and sessions as text, such as "12 sites of 5 sessions"."""
     sites = f"{interval.num_values:,} site" + ("s" if interval.num_values != 1 else "")
     return f"{sites} of {interval.num_sessions:,} {over}" + ("s" if interval.num_sessions != 1 else "")
 
 
 def _power(interval: Interval, unit: str, over: Over, min_sessions: int) -> dict[str, Any]:
-    """Return the record's `power`: the smallest effect that would be detected in 80% of repeats.
+    """Return the record's `power`: the smallest effect that would be detected in 80% of repeated evaluations.
 
-    With too few sessions it is None, because their spread, from which it is computed, is hardly known.
+    It is None if there are too few sessions, because their spread, on which the effect depends, is then too uncertain.
     """
     smallest = interval.smallest or None
     if interval.num_sessions < 2:
@@ -499,8 +506,9 @@ def _power(interval: Interval, unit: str, over: Over, min_sessions: int) -> dict
 
 
 def _control_sentence(values: Sequence[Value], after: Interval, seed: int) -> str:
-    """Return a sentence on whether the control, trained alike on shuffled hints, changed as much as
-    the trained model.
+    """Return a sentence on whether the control changed as much as the trained model.
+
+    The control was trained in the same way, but on shuffled hints.
     """
     control, difference = interval_of(values, "control", seed), interval_of(values, "difference", seed)
     shuffles = _num_shuffles_text(control.num_repeats)
@@ -541,7 +549,7 @@ def _little_change_remark(values_by_metric: Mapping[str, Sequence[Value]]) -> st
 
 
 def _control_remark(values: Sequence[Value], after: Interval, over: Over, min_sessions: int, seed: int) -> str:
-    """Return a remark if the control changed as well, that is, if its interval excludes 0; else an empty string."""
+    """Return a remark if the control changed as well (its interval excludes 0), else an empty string."""
     control = interval_of(values, "control", seed)
     if not control.excludes_zero:
         return ""
@@ -558,7 +566,10 @@ def _control_remark(values: Sequence[Value], after: Interval, over: Over, min_se
 
 
 def _worse_remark(primary: str, values_by_metric: Mapping[str, Sequence[Value]], seed: int, over: Over) -> str:
-    """Return a remark that names the metrics, except the primary one, whose interval lies on the worse side of 0."""
+    """Return a remark that names the metrics that became worse: their interval lies entirely on the worse side of 0.
+
+    The primary metric is left out.
+    """
     worse_metrics: list[str] = []
     for name in (name for name in _SIDE_EFFECTS if name != primary and values_by_metric.get(name)):
         interval = interval_of(values_by_metric[name], "after", seed)
@@ -568,7 +579,10 @@ def _worse_remark(primary: str, values_by_metric: Mapping[str, Sequence[Value]],
 
 
 def _verdict_word(interval: Interval, *, higher_is_better: bool, fewest_sessions: int) -> _Word:
-    """Return the verdict's word: `too_thin` with too few sessions or no interval, `no_difference` if it contains 0."""
+    """Return the one-word verdict on an interval: `better`, `worse`, `no_difference` or `too_thin`.
+
+    It is `too_thin` with too few sessions or without an interval, and `no_difference` if the interval contains 0.
+    """
     if interval.num_sessions < fewest_sessions or interval.low is None:
         return "too_thin"
     if not interval.excludes_zero:

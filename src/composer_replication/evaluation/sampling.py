@@ -1,8 +1,9 @@
 """Sample actions from each model at held-out states: before an error, and before a good call of the same session.
 
 All samples at a state share its prompt, and every model gets the same random seed. Samples are stored as soon as they
-are generated, so that an interrupted evaluation can resume. Each sample is then parsed and judged by what the session
-had shown up to that state, and compared with the logged action and with the session's own correction.
+are generated, so that an interrupted evaluation can resume. Then each sample is parsed, and the judge predicts from the
+session up to this state whether the call would fail. The sample is also compared with the logged action and with the
+correction in the session.
 """
 
 from __future__ import annotations
@@ -43,7 +44,7 @@ _MAX_BATCH_STATES, _MAX_BATCH_TOKENS = 8, 131_072
 
 
 class State(NamedTuple):
-    """A state of a held-out session, and the tokens before its turn, which a model is asked to continue."""
+    """A state of a held-out session, with the tokens of the prompt that a model is asked to continue."""
 
     id: str
     conversation_id: str
@@ -235,7 +236,9 @@ class _TransformersSampler(_TurnDecoder):
 
 
 def _batch_seed(prompts: Sequence[list[int]], seed: int) -> int:
-    """Return a seed derived from the prompts, so that it is the same for every model and order of batches."""
+    """Return a random seed derived from the prompts, so that it does not depend on the model or the order of
+    batches.
+    """
     digest = hashlib.sha256(f"{seed}:{digest_of([(prompt, 0) for prompt in prompts])}".encode()).digest()
     return int.from_bytes(digest[:6], "big")
 
@@ -255,7 +258,7 @@ _UNREADABLE = (UNPARSED, CUT_OFF)
 
 
 class _ParsedSample(NamedTuple):
-    """A parsed sample: its action if it could be parsed, and the rule that applies if it has no call to judge."""
+    """A parsed sample: the action if it could be parsed, and, if there is no call to judge, the rule that applies."""
 
     action: Action | None
     rule: str
@@ -270,8 +273,8 @@ def sampled_rows(
 ) -> list[dict[str, Any]]:
     """Return one row per sample, ordered by state, arm and sample.
 
-    `earlier` holds what sessions that ended before a held-out session began reveal about its project. The judge learns
-    nothing from them, so they may be from any part of the split. Later sessions are never used.
+    `earlier` holds what earlier sessions reveal about the project: those that ended before the held-out session began.
+    These may belong to any part of the split, because the judge does not learn from them.
     """
     state_numbers: dict[tuple[str, str], list[int]] = {}
     for number, state in enumerate(states):
@@ -293,7 +296,7 @@ def sampled_rows(
 
 
 def _turns_with_judge(session: HeldOutSession, earlier: EarlierSessions | None) -> Iterator[tuple[Turn, Judge]]:
-    """Yield each turn that has calls, with the judge in its state before the turn."""
+    """Yield each turn that has calls, with the judge as it was before the turn."""
     failures = {site.call_id: site for site, _ in session.logged.sites}
     project, turn_id = None if earlier is None else earlier.before(session.conversation), ""
     for judged in judged_calls(session.conversation, sites=failures, project=project):
@@ -303,7 +306,9 @@ def _turns_with_judge(session: HeldOutSession, earlier: EarlierSessions | None) 
 
 
 class _StateComparison:
-    """Compares sampled actions at one state with the logged action, the correction, and the judge's verdict."""
+    """Compares the actions sampled at one state with the logged action and the correction, and asks the judge about
+    them.
+    """
 
     def __init__(self, session: HeldOutSession, tools: ToolTable, state: State, turn: Turn, judge: Judge) -> None:
         conversation = session.conversation
@@ -366,8 +371,9 @@ class _StateComparison:
 
 
 def _parse(sample: SampledText) -> _ParsedSample:
-    """Parse a sample. Text that begins a call without a complete one is unparsed, or cut off if the
-    turn did not end.
+    """Parse a sample.
+
+    Text that begins a call but contains no complete one counts as unparsed, or as cut off if the turn did not end.
     """
     try:
         action = parse_reply(sample.text)
@@ -408,7 +414,7 @@ _MEASURES: Mapping[str, Any] = {
 
 
 def sampled_values(rows: Sequence[Mapping[str, Any]], states: Sequence[State]) -> dict[str, list[Value]]:
-    """Return by metric one value per state: each arm's mean over its samples minus the mean before training."""
+    """Return, for each metric, one value per state: each arm's mean over its samples minus the mean before training."""
     kinds = {(state.conversation_id, state.turn_id, state.sort): state.kind for state in states}
     by_state: dict[tuple[str, str, str], dict[str, list[Mapping[str, Any]]]] = {}
     for row in rows:
@@ -434,7 +440,9 @@ def _mean(measure: Any, rows: Sequence[Mapping[str, Any]]) -> Any:
 def sampled_summary(
     rows: Sequence[Mapping[str, Any]], states: Sequence[State], samples: Samples, section: EvaluationConfig
 ) -> dict[str, Any]:
-    """Return the record's `sampled`: by arm the means, the counts of the judge's verdicts, and the counts of tools."""
+    """Return the record's `sampled`: for each arm, the means, the counts of the judge's verdicts, and the counts of
+    tools.
+    """
     by_arm = {arm: _arm_summary([row for row in rows if row["arm"] == arm]) for arm in samples}
     settings = {"n_samples": _num_samples(section), "temperature": section.temperature}
     return {"n_states": len(states), **settings, "by_arm": by_arm}

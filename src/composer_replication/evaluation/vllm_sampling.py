@@ -1,7 +1,7 @@
-"""Sample actions with vLLM where it is installed: one engine per base model, its adapters as LoRA requests.
+"""Sample actions with vLLM if it is installed: one engine per base model, with its adapters as LoRA requests.
 
-Written against the names that vLLM 0.22 to 0.31 and TRL 1.16 share (`LLM`, `SamplingParams`, `LoRARequest`) and tested
-against a stub with these signatures. It has not been run with vLLM itself.
+The code uses only names that vLLM 0.22 to 0.31 and TRL 1.16 share (`LLM`, `SamplingParams`, `LoRARequest`). It is
+tested against a stub with these signatures and has not been run with vLLM itself.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ _Sampler = Callable[[Sequence[list[int]], int], list[list[tuple[list[int], bool]
 
 
 class _VllmEngine:
-    """Loads vLLM for one base model at a time, and samples with the adapters on it.
+    """Loads vLLM for one base model at a time, and samples from it with each of its adapters.
 
     `max_tokens` is the length of the longest prompt with its answer.
     """
@@ -104,7 +104,7 @@ class _VllmEngine:
 
 
 class ArmEngine(NamedTuple):
-    """An engine bound to one arm."""
+    """An engine that samples from the model of one arm."""
 
     engine: _VllmEngine
     arm: Arm
@@ -117,8 +117,8 @@ class ArmEngine(NamedTuple):
 def make_engine(arms: Sequence[Arm], section: EvaluationConfig, max_tokens: int) -> _VllmEngine | None:
     """Return a vLLM engine for all arms, or None if transformers is to be used.
 
-    All arms use the same library, because vLLM and transformers do not sample alike from the same weights. Raises
-    InputError if the config demands vLLM where it cannot be used.
+    All arms use the same library, because vLLM and transformers sample differently from the same weights. Raises
+    InputError if the config requires vLLM but it cannot be used.
     """
     why_not = "" if section.sampler == "transformers" else _why_not_vllm(arms)
     if why_not and section.sampler == _VLLM:

@@ -49,8 +49,9 @@ _SCHEMA, _VERSION = "composer_replication.ablation_job", 1
 
 @dataclass(frozen=True, kw_only=True)
 class Job:
-    """One training and its evaluation, to be run as a job. `config` contains the seed; `options` are the world's
-    options.
+    """One training and its evaluation, to be run as a job.
+
+    `config` contains the seed; `options` are the world's options.
     """
 
     folder: Path
@@ -64,8 +65,9 @@ class Job:
 
     @property
     def shared(self) -> Path:
-        """A folder that all jobs of the experiment share. A job must hold a lock to write to it, and write only
-        complete files or folders.
+        """A folder that all jobs of the experiment share.
+
+        A job must hold a lock to write to it, and write only complete files or folders.
         """
         return self.folder.parents[1] / ".shared"
 
@@ -93,8 +95,9 @@ class Unit(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class Result:
-    """The result of a job. Each point of `curve` has `rollouts` or `step`, and metrics; `digests` identify the
-    models.
+    """The result of a job.
+
+    Each point of `curve` has `rollouts` or `step`, and metrics; `digests` identify the models.
     """
 
     arm: str
@@ -199,8 +202,9 @@ def _end_with_parent() -> None:
 
 
 def _main(arguments: Sequence[str]) -> int:
-    """Run the job given by the arguments `FOLDER [--tied]` and return the exit code. With `--tied`, the process
-    exits when stdin ends.
+    """Run the job given by the arguments `FOLDER [--tied]` and return the exit code.
+
+    With `--tied`, the process exits when stdin ends.
     """
     if "--tied" in arguments[1:]:
         # A daemon thread does not keep a finished job running.
@@ -242,8 +246,9 @@ def read_record(path: Path, parse: Callable[[Mapping[str, Any]], _Record], *, ex
 
 
 def check_schema(value: Mapping[str, Any], schema: str, version: int) -> None:
-    """Raise ValueError unless an object has this schema and version. `read_record` turns the exception into an error
-    message.
+    """Raise ValueError unless an object has this schema and version.
+
+    `read_record` turns the exception into an error message.
     """
     header = value.get("schema"), value.get("version")
     if header != (schema, version):

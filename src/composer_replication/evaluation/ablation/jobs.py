@@ -101,7 +101,9 @@ class AblationResults:
 
 @dataclass(frozen=True)
 class JobCallbacks:
-    """Progress callbacks: `begins(job, number of finished jobs, number of jobs)`, `done(job, result)` and
+    """Progress callbacks of `run_jobs`.
+
+    They are called as `begins(job, number of finished jobs, number of jobs)`, `done(job, result)` and
     `failed(failure)`.
     """
 
@@ -111,11 +113,11 @@ class JobCallbacks:
 
 
 def select_jobs(plan: AblationPlan, *, only: Sequence[str] = (), seeds: Sequence[int] = ()) -> list[JobKey]:
-    """Return the jobs of a plan, or only those of the given arms and seeds: the baseline's jobs first, then the others
-    seed by seed.
+    """Return the jobs of a plan, or only those of the given arms and seeds.
 
-    In this order, the jobs that an interrupted command has finished can be compared. The first jobs have different
-    seeds, so parallel workers do not wait for work that jobs with the same seed share.
+    The baseline's jobs come first, then the others seed by seed. In this order, the jobs that an interrupted command
+    has finished can be compared. The first jobs have different seeds, so parallel workers do not wait for work that
+    jobs with the same seed share.
     """
     for name, requested_values, planned_values in (("--only", only, plan.arms), ("--seeds", seeds, plan.seeds)):
         for value in requested_values:
@@ -140,8 +142,9 @@ def run_jobs(
     workers: int = 1,
     callbacks: JobCallbacks | None = None,
 ) -> AblationResults:
-    """Freeze the predictions, run every job that has no result, and return all results. results.json is updated
-    after each job.
+    """Freeze the predictions, run every job that has no result, and return all results.
+
+    results.json is updated after each job.
     """
     callbacks, jobs = callbacks or JobCallbacks(), folder / "jobs"
     folder.mkdir(parents=True, exist_ok=True)
@@ -176,8 +179,9 @@ def _has_begun(folder: Path) -> bool:
 
 
 def _check_results_have_jobs(folder: Path) -> None:
-    """Raise if results.json has results whose jobs are missing, as in a fresh clone: rewriting the file would lose
-    these results.
+    """Raise if results.json has results whose jobs are missing, as in a fresh clone.
+
+    Rewriting the file would lose these results.
     """
     try:
         job_keys = [JobKey(result.arm, result.seed) for result in read_results(folder).results]
@@ -391,9 +395,7 @@ class _FrozenPlan:
 
     @classmethod
     def from_json(cls, value: Mapping[str, Any], where: str) -> _FrozenPlan:
-        """Return the plan stored in the content of predictions.json or results.json; `where` names the file in error
-        messages.
-        """
+        """Return the plan stored in predictions.json or results.json; `where` names the file in error messages."""
         check_schema(value, _SCHEMA, _VERSION)
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
@@ -410,10 +412,10 @@ def _freeze(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan
 
 
 def _freeze_predictions(plan: AblationPlan, folder: Path, *, has_begun: bool) -> _FrozenPlan:
-    """Return the plan with frozen predictions. Predictions that predictions.json already contains unchanged keep their
-    time.
+    """Return the plan with frozen predictions.
 
-    Raises StaleArtefactError if jobs exist and the predictions have changed since, or were never written.
+    Predictions that predictions.json already contains unchanged keep their time. Raises StaleArtefactError if jobs
+    exist and the predictions have changed since, or were never written.
     """
     path, stamp = folder / PREDICTIONS, now()
     frozen = _FrozenPlan(
@@ -489,8 +491,9 @@ _EXACT = ("rollouts", "steps")
 
 
 def find_breaches(study: AblationResults) -> Breaches:
-    """Return, by arm, the differences that make the arm incomparable with the others. For exempt arms, only the
-    units are checked.
+    """Return, by arm, the differences that make the arm incomparable with the others.
+
+    For exempt arms, only the units are checked.
     """
     breaches: Breaches = defaultdict(list)
     compared = [result for result in study.results if study.frozen.arms[result.arm].exempt is None]

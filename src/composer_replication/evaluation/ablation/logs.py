@@ -55,9 +55,7 @@ class Options:
 
 
 def check_plan(plan: AblationPlan) -> None:
-    """Raise ConfigError or RunError if the plan names no run, or a run that does not exist or lacks the split or the
-    sites.
-    """
+    """Raise ConfigError or RunError if the run is missing from the plan or the disk, or lacks the split or sites."""
     run = _open_run(plan.experiment.run)
     for name in ("split", "sites"):
         if not run.path(name).is_file():
@@ -68,8 +66,9 @@ def check_plan(plan: AblationPlan) -> None:
 
 
 def run_job(job: Job) -> Result:
-    """Train and evaluate, and return the sums of each held-out session. A job that an earlier process began is
-    resumed.
+    """Train and evaluate, and return the sums of each held-out session.
+
+    A job that an earlier process began is resumed.
     """
     from composer_replication.trainer.from_config.output_folder import TrainingFolder
     from composer_replication.trainer.from_config.train_run import train
@@ -107,8 +106,9 @@ def run_job(job: Job) -> Result:
 
 
 def _evaluate(job: Job, config: CrfConfig, run: RunDir, weights: Path, progress: TrainingCallbacks) -> dict[str, Any]:
-    """Evaluate the trained model and return the record. The first job scores the initial model, and the others reuse
-    its scores.
+    """Evaluate the trained model and return the record.
+
+    The first job scores the initial model, and the others reuse its scores.
     """
     from composer_replication.evaluation.evaluate import evaluate
 
@@ -151,9 +151,9 @@ def linked_run(shared: RunDir, folder: Path) -> RunDir:
 
 
 class _SharedWarmup:
-    """Context manager that copies the warm-up of an earlier job, or, if there is none, makes other jobs wait while this
-    job runs it.
+    """Context manager that lets jobs share one warm-up.
 
+    It copies the warm-up of an earlier job. If there is none, it makes other jobs wait while this job runs it.
     `publish` releases the waiting jobs as soon as the warm-up has finished.
     """
 
@@ -225,9 +225,7 @@ def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
 
 
 def _session_units(run: RunDir) -> list[Unit]:
-    """Return the held-out sessions with the sums of the log-prob metrics over their error sites, in total and by
-    kind of error.
-    """
+    """Return the held-out sessions with the log-prob metrics summed over their error sites, in total and by kind."""
     from composer_replication.evaluation.figures import forced_values
     from composer_replication.runs.files import ROWS_VERSION
 

@@ -80,8 +80,9 @@ def _make_page(study: AblationResults, plots: Iterable[str] = ()) -> str:
 
 
 def write_page(study: AblationResults, folder: Path) -> Path:
-    """Write table.md and its plots, and return the path of the page. If matplotlib is not installed, the page has no
-    plots.
+    """Write table.md and its plots, and return the path of the page.
+
+    If matplotlib is not installed, the page has no plots.
     """
     try:
         plots = _write_plots(study, folder)
@@ -208,8 +209,9 @@ def _reach_rows(study: AblationResults) -> Iterator[Sequence[str]]:
 
 
 def _first_position(points: Iterable[Mapping[str, float]], name: str, goal: float) -> float | None:
-    """Return the number of rollouts (or, if the curve has none, of steps) after which a curve first reaches `goal`,
-    or None if it never does.
+    """Return the number of rollouts after which a curve first reaches `goal`, or None if it never does.
+
+    A curve without rollouts is measured in steps.
     """
     return next((point.get("rollouts", point["step"]) for point in points if point.get(name, -1e300) >= goal), None)
 
@@ -278,8 +280,9 @@ class _Grid(NamedTuple):
 
 
 def compute_figures(study: AblationResults, metrics: Mapping[str, Metric]) -> list[_MetricFigure]:
-    """Return, for each metric, its values for all arms, then all comparisons between arms. Metrics without data are
-    omitted.
+    """Return, for each metric, its values for all arms, then all comparisons between arms.
+
+    Metrics without data are omitted.
     """
     figures: list[_MetricFigure] = []
     for name, metric in metrics.items():
@@ -347,8 +350,8 @@ def _arm_figure(name: str, arm: str, grid: _Grid) -> _MetricFigure:
 def _compare(
     name: str, metric: Metric, arm: str, reference: str, arm_grid: _Grid, reference_grid: _Grid
 ) -> _MetricFigure | None:
-    """Return the comparison of two arms over the seeds that they share, paired by seed and unit, or None if it is
-    not possible.
+    """Compare two arms over the seeds that they share, paired by seed and unit, or return None if this is
+    impossible.
     """
     seeds = tuple(seed for seed in arm_grid.seeds if seed in reference_grid.seeds)
     if not seeds or arm_grid.units != reference_grid.units:

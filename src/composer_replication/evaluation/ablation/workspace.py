@@ -354,9 +354,7 @@ def play_all(
 
 
 def _choose_sampler(model: Any, room: int) -> Any:
-    """Return the sampler class: one with CUDA graphs on a GPU if the model supports them, otherwise one with plain
-    batches.
-    """
+    """Return the sampler class: with CUDA graphs on a GPU if the model supports them, otherwise with plain batches."""
     import torch
 
     from composer_replication.trainer.objective.distributed import has_adapter
@@ -378,11 +376,10 @@ def _choose_sampler(model: Any, room: int) -> Any:
 
 
 def rollouts(prompts: Sequence[Any], trainer: Any) -> dict[str, Any]:
-    """Generate rollouts for TRL (the option `train.grpo.rollouts`). They are faster than TRL's own rollouts with the
-    workspace's tools.
+    """Generate rollouts for TRL (the option `train.grpo.rollouts`).
 
-    A row of the dataset names its task by seed and difficulty. The random seed of a rollout is derived from the run's
-    seed, the step and the rollout's position.
+    They are faster than TRL's own rollouts with the workspace's tools. A row of the dataset names its task by seed and
+    difficulty. The random seed of a rollout is derived from the run's seed, the step and the rollout's position.
     """
     import torch
 
