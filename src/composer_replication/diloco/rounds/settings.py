@@ -1,4 +1,4 @@
-"""The settings of a run's rounds, their defaults and limits, and where one replica is in its run."""
+"""Define the settings of a run's rounds, with their defaults and limits, and a replica's position in its run."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ _DEFAULT_MEAN_PAYLOAD: dict[PayloadKind, PayloadKind] = {"int8": "bf16", "int4":
 
 @dataclass(frozen=True)
 class RoundSettings:
-    """Settings of a run's rounds: what all replicas agree on, and how long this one waits."""
+    """The settings of a run's rounds: those that all replicas agree on, and the waiting times of this replica."""
 
     world_size: int
     min_replicas: int
@@ -52,7 +52,9 @@ class RoundSettings:
         shard_bytes: int,
         parallel: int,
     ) -> RoundSettings:
-        """Return settings, with defaults that depend on others. Raises InputError for a quorum that is out of range."""
+        """Return settings in which missing values are derived from the others. Raises InputError if the quorum is
+        out of range.
+        """
         settings = cls(
             world_size=world_size,
             min_replicas=(world_size + 1) // 2 if min_replicas is None else min_replicas,
@@ -71,25 +73,29 @@ class RoundSettings:
 
     @property
     def payload_kinds(self) -> tuple[PayloadKind, PayloadKind]:
-        """The payload kinds of offers and of means."""
+        """The payload kind of offers and that of means."""
         return self.payload, self.mean_payload
 
     def return_grace_s(self, commits: int | None) -> float:
-        """Return how long a replica waits for finished peers to come back when there is no quorum without them.
+        """Return how many seconds a replica waits for finished peers to return when a quorum is impossible without
+        them.
 
-        A replica that knows how many commits it needs does not wait: peers that need more than those do not count as
-        finished. For one that does not know, a peer may only be paused, or may be restarted for more commits.
+        A replica that knows how many commits it needs (`commits`) does not wait, because it counts a peer as finished
+        only if that peer has as many. A replica that does not know the number waits, because a peer may only be paused,
+        or may be restarted for more commits.
         """
         return 0.0 if commits is not None else min(self.first_grace_s, _MAX_RETURN_S)
 
     def make_pool(self) -> ThreadPoolExecutor:
-        """Return a thread pool for requests: `parallel` of them in each direction."""
+        """Return a thread pool for requests, with `parallel` threads for each direction of transfer."""
         return ThreadPoolExecutor(2 * self.parallel, thread_name_prefix="diloco")
 
 
 @dataclass(frozen=True)
 class RunPosition:
-    """Where a replica is in its run: its claim, its step, and the history of commits that its weights come from."""
+    """The position of a replica in its run: its claim, its step, and the history of commits that its weights come
+    from.
+    """
 
     rank: int
     claim: int

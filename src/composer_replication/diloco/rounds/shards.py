@@ -1,4 +1,4 @@
-"""The bytes of a round: tensors as one vector in shards, writing offers, and computing and reading means."""
+"""Handle the bytes of a round: divide tensors into shards, write offers, and compute and read means."""
 
 from __future__ import annotations
 
@@ -51,7 +51,10 @@ _MAX_ROUNDING = 1 + 2.0**-7  # the largest factor by which rounding to a payload
 
 
 class RoundVector:
-    """Tensors as one long vector in shards. It is never copied as a whole: each shard is gathered when it is needed."""
+    """Tensors viewed as one long vector that is divided into shards.
+
+    The vector is never copied as a whole: each shard is gathered when it is needed.
+    """
 
     def __init__(self, tensors: Sequence[Tensor], *, parties: int, shard_elements: int) -> None:
         for index, tensor in enumerate(tensors):
@@ -72,7 +75,7 @@ class RoundVector:
         return min(self.shard_elements, self.elements - shard * self.shard_elements)
 
     def read(self, shard: int) -> Tensor:
-        """Return a shard in fp32 on the CPU. It may share memory with the tensors, so do not write to it."""
+        """Return a shard in fp32 on the CPU. It may share memory with the tensors, so callers must not write to it."""
         pieces = [flat[a:b].to("cpu", torch.float32) for flat, a, b, _ in self._pieces(shard)]
         return torch.cat(pieces) if len(pieces) != 1 else pieces[0]
 
@@ -82,7 +85,7 @@ class RoundVector:
             flat[a:b].copy_(values[start : start + b - a])
 
     def like(self, flat: Tensor) -> RoundVector:
-        """Return a vector with other numbers that is cut into the same shards."""
+        """Return a vector with the elements of `flat`, divided into the same shards."""
         if flat.numel() != self.elements:
             raise ShapeError(explain("numbers of a vector", got=f"{flat.numel():,}", expected=f"{self.elements:,}"))
         vector = copy.copy(self)
@@ -90,19 +93,21 @@ class RoundVector:
         return vector
 
     def finish(self) -> None:
-        """Copy the numbers into tensors that are not contiguous. Must be called after the last write."""
+        """Copy the written values back to tensors that are not contiguous. Must be called after the last write."""
         for tensor, flat in zip(self.tensors, self._flat, strict=True):
             if not tensor.is_contiguous():
                 tensor.copy_(flat.view(tensor.shape))
 
     def spec(self, kinds: tuple[PayloadKind, PayloadKind], name: str) -> str:
-        """Return a digest that two replicas share exactly if their vectors can be averaged."""
+        """Return a digest of the layout of this vector. Two replicas have the same digest exactly if their vectors
+        can be averaged.
+        """
         shapes = [[str(tensor.dtype), list(tensor.shape)] for tensor in self.tensors]
         return digest({"name": name, "tensors": shapes, "payloads": kinds, "shard_elements": self.shard_elements})
 
     def _pieces(self, shard: int) -> Iterator[tuple[Tensor, int, int, int]]:
-        """Yield each flattened tensor that overlaps the shard, the bounds of the overlap in it, and its start in the
-        shard.
+        """Yield one tuple for each tensor that overlaps the shard: the flattened tensor, the start and end of the
+        overlap in the tensor, and the start of the overlap in the shard.
         """
         first = shard * self.shard_elements
         last = first + self.size(shard)
@@ -116,10 +121,11 @@ class RoundVector:
 
 
 def _shard_sizes(elements: int, parties: int, shard_elements: int) -> tuple[int, int]:
-    """Return the elements per shard, and the number of shards.
+    """Return the number of elements per shard, and the number of shards.
 
-    The number is a multiple of the parties, so that each averages equally many, except for shards at the end that
-    would be empty. Each party has several shards of a large vector, so that it need not hold its whole part in memory.
+    The number of shards is a multiple of `parties`, so that each party averages the same number of shards, but shards
+    at the end that would be empty are left out. A large vector has several shards per party, so that no party has to
+    hold its whole part in memory.
     """
     piece = min(shard_elements, max(_MIN_SHARD_ELEMENTS, -(-elements // (_SHARDS_PER_PARTY * parties))))
     num_pieces = max(parties, -(-elements // piece))
@@ -131,10 +137,11 @@ def _shard_sizes(elements: int, parties: int, shard_elements: int) -> tuple[int,
 
 
 def _weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Tensor:
-    """Return the weighted mean of vectors, which are added in the order of `offers` (weight and vector).
+    """Return the weighted mean of vectors. `offers` are pairs of weight and vector, which are added in this order.
 
-    Each product and each sum is rounded to fp32 separately, because a fused multiply-add would differ between machines.
-    Weights of 1 are not multiplied, so that equal weights give exactly the mean of a plain all-reduce.
+    Each product and each sum is rounded to fp32 separately, because the result of a fused multiply-add would differ
+    between machines. If all weights are equal, there is no multiplication by them, so that the result is exactly the
+    mean of a plain all-reduce.
     """
     total, mean = 0.0, torch.zeros(elements)
     for weight, vector in offers:
@@ -144,9 +151,11 @@ def _weighted_mean(offers: Iterable[tuple[float, Tensor]], elements: int) -> Ten
 
 
 def _scaled_weights(weights: Sequence[float]) -> list[float]:
-    """Return ones if all weights are equal, otherwise the weights scaled by a power of two to a sum below 1.
+    """Return ones if all weights are equal; otherwise, return the weights scaled by a power of two so that their sum is
+    below 1.
 
-    So no product or sum in the mean exceeds the largest number of the vectors. A power of two changes no mantissa.
+    This keeps every product and sum in the mean below the largest absolute value of the vectors. Scaling by a power of
+    two does not change a mantissa.
     """
     if len(set(weights)) == 1:
         return [1.0] * len(weights)
@@ -154,13 +163,13 @@ def _scaled_weights(weights: Sequence[float]) -> list[float]:
 
 
 def largest_magnitude(values: Tensor) -> float:
-    """Return the largest absolute value, without a copy of the tensor."""
+    """Return the largest absolute value of a tensor without copying the tensor."""
     # Unlike abs().max(), aminmax allocates no second tensor. If there is a NaN, both extremes are NaN.
     return max((abs(float(edge)) for edge in torch.aminmax(values)), default=0.0) if values.numel() else 0.0
 
 
 class UnreadableOffer(Exception):
-    """A sealed offer could not be read, even after several tries."""
+    """Raised if a sealed offer cannot be read, even after several tries."""
 
     def __init__(self, offer: OfferId) -> None:
         super().__init__(str(offer))
@@ -168,8 +177,8 @@ class UnreadableOffer(Exception):
 
 
 def _payload_digest(data: bytes) -> str:
-    """Return the digest of a payload's header, which identifies the payload: the header holds a checksum of the rest,
-    which readers verify.
+    """Return the digest of a payload's header. It identifies the whole payload, because the header contains a
+    checksum of the rest, which readers verify.
     """
     return hashlib.sha256(data[:HEADER_BYTES]).hexdigest()
 
@@ -203,10 +212,11 @@ class ShardIO:
         self._means: dict[str, Future[Tensor]] = {}  # prefetched means, by key
 
     def make_offer(self, trial: int) -> None:
-        """Write the shards and then their manifest, so that an offer is visible only when it is complete.
+        """Write the shards of an offer and then its manifest, so that the offer becomes visible only when it is
+        complete.
 
-        A vector that is not finite, or too large to be summed, is offered without weight and shards, so that this
-        replica takes the mean of the others.
+        A vector that is not finite, or is too large to be summed, is offered with weight 0 and without shards; this
+        replica then takes the mean of the others.
         """
         offer = OfferId(self._position.rank, self._position.claim, trial)
         weight, shards, largest = self._put_shards(offer) if self._weight else (0.0, (), 0.0)
@@ -215,21 +225,23 @@ class ShardIO:
         self._store.put(key, pack("manifest", self._layout.address(key), asdict(manifest)))
 
     def prefetch_offers(self, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Start to read the first offers of a seal that is about to be created, most likely with these members."""
+        """Start reading the first offers for a seal that is about to be created. Its expected members are `members`."""
         other_members = [member for member in members if member.weight and not self._is_mine(member)]
         calls = (partial(self._read_offer, member, shard) for shard in shards for member in other_members)
         self._offers = ((members, shards), self._run_in_order(calls))
 
     def prefetch_means(self, attempt: int, outcome: RoundOutcome) -> None:
-        """Start to read the first shards of a mean that is about to be committed; drop those of earlier attempts."""
+        """Start reading the first shards of a mean that is about to be committed, and drop shards read for earlier
+        attempts.
+        """
         self._means = {}
         for shard, sha256 in enumerate(outcome.means[: self._settings.parallel]):
             key = self._mean_key(attempt, outcome.members, shard, sha256)
             self._means[key] = self._pool.submit(self._read_mean, key, sha256, shard, outcome.members)
 
     def reduce(self, attempt: int, members: Sequence[Member], shards: Sequence[int]) -> None:
-        """Compute shards of the mean, and write each under its checksum. Offers of the next shards
-        are read meanwhile.
+        """Compute shards of the mean, and write each under a name that contains its checksum. The offers for later
+        shards are read in the background.
         """
         if self._offers[0] != (members, shards):
             self.prefetch_offers(members, shards)
@@ -248,8 +260,8 @@ class ShardIO:
             put.result()
 
     def fetch_mean(self, attempt: int, outcome: RoundOutcome) -> None:
-        """Copy the committed mean into the round's tensors. Raises UnreadableOffer if a shard can neither be read nor
-        computed again.
+        """Copy the committed mean into the round's tensors. Raises UnreadableOffer if a shard can neither be read
+        nor recomputed.
         """
         vector = self._vector
 
@@ -261,12 +273,12 @@ class ShardIO:
         vector.finish()
 
     def keep_residual(self) -> None:
-        """Keep the rounding error of this round's offer, which is added to the next offer of this replica."""
+        """Store the rounding error of this round's offer, so that it is added to this replica's next offer."""
         if self._feedback is not None and self._residual is not None:
             self._feedback.keep(self._residual)
 
     def _rounded_vector(self) -> RoundVector:
-        """Return the vector to offer. It is computed once."""
+        """Return the vector to offer. It is computed only once, and then cached."""
         if self._rounded is None:
             vector, feedback = self._vector, self._feedback
             if feedback is None:
@@ -301,7 +313,9 @@ class ShardIO:
         return self._compute_mean(members, shard, vectors)
 
     def _compute_mean(self, members: Sequence[Member], shard: int, vectors: Iterable[Tensor]) -> tuple[bytes, str]:
-        """Return a shard of the mean as a payload, and its digest, from the vectors of the members with weight."""
+        """Compute one shard of the mean from the vectors of the members with weight, and return it as a payload with
+        its digest.
+        """
         weights = _scaled_weights([member.weight for member in members if member.weight])
         mean = _weighted_mean(zip(weights, vectors, strict=True), self._vector.size(shard))
         about = self._mean_metadata(members, shard)
@@ -327,7 +341,9 @@ class ShardIO:
         return values
 
     def _is_mine(self, member: Member) -> bool:
-        """Return whether this is an offer that this replica made in this wait, so that its numbers are in memory."""
+        """Return whether this replica made the offer during the current wait, which means that its vector is still
+        in memory.
+        """
         position = self._position
         is_own = member.id[:2] == (position.rank, position.claim) and member.id.trial >= position.first_trial
         return is_own and self._rounded is not None
@@ -337,7 +353,7 @@ class ShardIO:
         return entry[1] if entry is not None and entry[0] == member.manifest else None
 
     def _read_committed(self, attempt: int, outcome: RoundOutcome, shard: int) -> Tensor:
-        """Return a shard of the committed mean. A damaged shard is computed again and rewritten."""
+        """Return one shard of the committed mean. A damaged shard is recomputed and rewritten."""
         members, sha256 = outcome.members, outcome.means[shard]
         key = self._mean_key(attempt, members, shard, sha256)
         pending_mean = self._means.pop(key, None)
@@ -375,7 +391,9 @@ class ShardIO:
         raise UnreadableOffer(offer)
 
     def _run_in_order(self, calls: Iterable[Callable[[], T]]) -> Iterator[T]:
-        """Return an iterator over the results of calls, in order. Up to `parallel` calls run at once, and start now."""
+        """Return an iterator over the results of the calls, in the order of the calls. Up to `parallel` calls run at
+        the same time; the first ones start immediately.
+        """
         rest = iter(calls)
         under_way = deque(self._pool.submit(call) for call in islice(rest, self._settings.parallel))
 

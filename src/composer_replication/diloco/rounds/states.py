@@ -63,7 +63,7 @@ StateFns = MutableMapping[str, tuple[Callable[[Any], None], Callable[[], Any]]]
 
 @dataclass
 class GlobalState:
-    """The state that all replicas share: what the registered state functions return and load."""
+    """The state that all replicas share: the values that the registered state functions return and load."""
 
     layout: Layout
     settings: RoundSettings
@@ -71,14 +71,14 @@ class GlobalState:
     _readable: set[str] = field(default_factory=set)
 
     def saved(self) -> _FlatState:
-        """Return the current state of the registered functions."""
+        """Return the current values of the registered state functions, split into structure and tensors."""
         return _flatten({key: value() for key, (_, value) in sorted(self.functions.items())})
 
     def begin(self, store: PatientStore, position: RunPosition) -> tuple[RunPosition, bool]:
-        """Return the position at which a replica joins, and whether its weights were replaced.
+        """Return the position at which a replica joins the run, and whether its weights were replaced.
 
-        They are replaced by the newest state or, before there is one, by the first state of the run, which is that of
-        rank 0, or of another replica if rank 0 does not join in time.
+        The weights are replaced by the newest published state. If only the first state of the run exists, they are
+        replaced by that one, which comes from rank 0, or from another replica if rank 0 does not join in time.
         """
         # `newest` never loads a state of step 0: the record "genesis" names the first state of a run.
         newest = self.newest(store, replace(position, step=0), margin=0)
@@ -93,10 +93,10 @@ class GlobalState:
         return self.wait_for_newer(store, position), True
 
     def wait_for_newer(self, store: PatientStore, position: RunPosition) -> RunPosition:
-        """Request a state, and load it as soon as one is published that is newer than mine.
+        """Request a state, and load the first one published that is newer than this replica's own.
 
-        Raises StateUnreadable when the time is up, or when all replicas that could publish one have finished. If the
-        number of commits of the run is unknown, those replicas get a grace period to return.
+        Raises StateUnreadable when the time is up, or when all replicas that could publish a state have finished. If
+        the number of commits of the run is unknown, replicas that have finished get a grace period in which to return.
         """
         began = time.monotonic()
         alone_since: float | None = None
@@ -122,12 +122,16 @@ class GlobalState:
         return newer
 
     def _is_alone(self, store: PatientStore, position: RunPosition) -> bool:
-        """Return whether all other replicas that ever joined have finished with the commits that this one needs."""
+        """Return whether every other replica that has ever joined has finished with at least the number of commits
+        that this replica needs.
+        """
         other_ranks = _joined_ranks(store, self.layout) - {position.rank}
         return other_ranks <= read_departures(store, self.layout).finished_for(position.commits)
 
     def newest(self, store: PatientStore, position: RunPosition, *, margin: int) -> RunPosition | None:
-        """Load the newest readable state that is more than `margin` steps ahead; return None if there is none."""
+        """Load the newest readable state that is more than `margin` steps ahead of this replica, and return the new
+        position; return None if there is no such state.
+        """
         for name in published_states(store, self.layout):
             if step_of(name) <= position.step + margin:
                 return None
@@ -137,7 +141,7 @@ class GlobalState:
         return None
 
     def _position_after_load(self, store: PatientStore, position: RunPosition, state: _PublishedState) -> RunPosition:
-        """Return the position of a replica that has loaded a state."""
+        """Return the position of this replica after it has loaded a state."""
         # The next round waits for the members of the last commit before the state.
         last = read_commit(store, self.layout, state.step - 1)
         first_trial = position.first_trial if state.step == position.step else 0
@@ -145,13 +149,15 @@ class GlobalState:
         return replace(loaded, first_trial=first_trial)
 
     def weights_digest(self, position: RunPosition) -> str:
-        """Return a digest of all bits of my weights."""
+        """Return a digest of every bit of this replica's weights."""
         return _describe_state(
             self.saved(), name=_state_name(position, position.step), step=position.step
         ).tensor_digest
 
     def load_matching(self, store: PatientStore, position: RunPosition, weights_digest: str) -> RunPosition | None:
-        """Load the published state of this step whose tensors have this digest; return None if there is none."""
+        """Load the published state of this step whose tensors have this digest; return None if there is no such
+        state.
+        """
         for name in published_states(store, self.layout):
             if step_of(name) == position.step:
                 state = read_state(store, self.layout, name)
@@ -160,7 +166,7 @@ class GlobalState:
         return None
 
     def publish(self, store: PatientStore, position: RunPosition) -> None:
-        """Publish the state of this step, unless it or a later one is published."""
+        """Publish the state of the current step, unless this state or a later one has already been published."""
         if self.newest_step(store) >= position.step:
             return
         flat = self.saved()
@@ -168,7 +174,9 @@ class GlobalState:
         _publish_state(store, self.layout, flat, replace(state, base=position.base))
 
     def is_due(self, store: PatientStore, position: RunPosition, every: int) -> bool:
-        """Return whether to publish a state: after `every` steps, or earlier if a replica has requested one."""
+        """Return whether to publish a state. One is due after `every` steps, or earlier if a replica has requested
+        one.
+        """
         steps_since = position.step - max(0, self.newest_step(store))
         # Requests are deleted as soon as they are read, so that each leads to a single state.
         request_keys = store.keys(self.layout.key("wanted")) if 0 < steps_since < every else []
@@ -178,8 +186,8 @@ class GlobalState:
     def readable_names(self, store: PatientStore) -> list[str]:
         """Return the names of the states whose records can be read, newest first.
 
-        The record is read because a name is no proof: a stray object with a later step in its name would keep newer
-        states from being published.
+        A name alone is not trusted, so the record is read: otherwise, an unrelated object whose name contains a later
+        step would keep newer states from being published.
         """
         names = published_states(store, self.layout)
         self._readable &= set(names)
@@ -196,7 +204,9 @@ class GlobalState:
     def _agree_on_first_state(
         self, store: PatientStore, position: RunPosition, mine: _PublishedState
     ) -> _PublishedState:
-        """Return the run's first state. If none is named in time, this replica publishes and names its own."""
+        """Return the first state of the run. If no replica has named one in time, this replica publishes and names
+        its own.
+        """
         now = time.monotonic()
         until, rank_0_until = now + self.settings.timeout_s, now + (self.settings.first_grace_s if position.rank else 0)
         while True:
@@ -219,11 +229,15 @@ class GlobalState:
             time.sleep(self.settings.poll_s)
 
     def _readable_first_state(self, store: PatientStore) -> str | None:
-        """Return the name of a published state of step 0, in case only the record that names it is damaged."""
+        """Return the name of a readable published state of step 0, or None. It is used if only the record that names
+        the first state is damaged.
+        """
         return next((name for name in sorted(self.readable_names(store)) if step_of(name) == 0), None)
 
     def _read_genesis(self, store: PatientStore) -> tuple[_PublishedState | None, int]:
-        """Return the run's first state, or None, and the slot of the record that names it or that should be written."""
+        """Return the first state of the run (or None), and a slot number: that of the record that names this state,
+        or that in which the record should be written.
+        """
         for slot in range(_MAX_SLOTS):
             key = self.layout.genesis(slot)
             name = self._read_genesis_name(store, key)
@@ -253,7 +267,7 @@ class GlobalState:
 
 
 def _joined_ranks(store: PatientStore, layout: Layout) -> set[int]:
-    """Return the ranks that some process has claimed."""
+    """Return the ranks that any process has claimed."""
     prefix = layout.key("claims")
     names = {key.removeprefix(f"{prefix}/").partition("/")[0] for key in store.keys(prefix)}
     return {int(name) for name in names if name.isdigit()}
@@ -279,25 +293,25 @@ class _PublishedState:
 
     @property
     def tensor_digest(self) -> str:
-        """A digest that two states share exactly if all bits of their tensors are equal."""
+        """A digest of the tensors. Two states have the same digest exactly if all bits of their tensors are equal."""
         return digest([self.spec, [sha256 for _, sha256 in self.chunks]])
 
     @property
     def digest(self) -> str:
-        """A digest of the structure and the tensors."""
+        """A digest of the structure and the tensors of the state."""
         return digest([self.structure, self.spec, [sha256 for _, sha256 in self.chunks]])
 
 
 def _describe_state(flat: _FlatState, *, name: str, step: int, base: str = "") -> _PublishedState:
-    """Return the record of a state. Nothing is written."""
+    """Return the record that describes a state, without writing anything."""
     sums = [[len(chunk), hashlib.sha256(chunk).hexdigest()] for chunk in _chunks(flat)]
     return _PublishedState(name, step, base, flat.structure, flat.outline().spec, sums)
 
 
 def _publish_state(store: PatientStore, layout: Layout, flat: _FlatState, state: _PublishedState) -> None:
-    """Write the chunks of a state and then its record, so that a state is either complete or not visible.
+    """Write the chunks of a state and then its record, so that a state becomes visible only when it is complete.
 
-    Everything is read back, because the first state of a run and the last one cannot be published again later.
+    Everything is read back, because neither the first state of a run nor the last one can be published again later.
     """
     for index, chunk in enumerate(_chunks(flat)):
         store.put_verified(_chunk_key(layout, state.name, index), chunk)
@@ -306,7 +320,7 @@ def _publish_state(store: PatientStore, layout: Layout, flat: _FlatState, state:
 
 
 def read_state(store: PatientStore, layout: Layout, name: str) -> _PublishedState | None:
-    """Return the record of a state; None if it cannot be read."""
+    """Return the record of a published state, or None if it cannot be read."""
 
     def unpack_state(at: str, data: bytes) -> _PublishedState:
         content = unpack_fields("state", at, data, "step", "base", "structure", "spec", "chunks")
@@ -325,8 +339,8 @@ def read_state(store: PatientStore, layout: Layout, name: str) -> _PublishedStat
 
 
 def _fetch_state(store: PatientStore, layout: Layout, state: _PublishedState, mine: _Outline) -> Any | None:
-    """Return the content of a published state, or None if a chunk cannot be read. Raises ShapeError if it belongs to
-    another model.
+    """Return the content of a published state, or None if a chunk cannot be read. Raises ShapeError if the state
+    belongs to a different model.
     """
     _refuse_another_model(state, mine)
     filling = _Filling([torch.empty(shape, dtype=_DTYPES[dtype]) for shape, dtype in state.spec])
@@ -343,7 +357,7 @@ def _fetch_state(store: PatientStore, layout: Layout, state: _PublishedState, mi
 
 
 class _Filling:
-    """Fills tensors piece by piece, in order, from the first element of the first tensor to the last of the last."""
+    """Fills a list of tensors from consecutive pieces, beginning with the first element of the first tensor."""
 
     def __init__(self, tensors: list[Tensor]) -> None:
         self._tensors = tensors
@@ -352,7 +366,9 @@ class _Filling:
         self._skip_full()
 
     def add(self, chunk: bytes) -> None:
-        """Copy the pieces of the next chunk. Raises RecordError if a piece is missing or out of order."""
+        """Copy the pieces of the next chunk into the tensors. Raises RecordError if a piece is missing or out of
+        order.
+        """
         pieces = _parse_chunk(chunk)
         named_matches = [(match, name) for name in pieces if (match := _PIECE.fullmatch(name))]
         if len(named_matches) != len(pieces):
@@ -361,7 +377,7 @@ class _Filling:
             self._fill(number, start, pieces[name])
 
     def full_tensors(self) -> list[Tensor]:
-        """Return the tensors. Raises RecordError if elements are missing."""
+        """Return the filled tensors. Raises RecordError if any elements are missing."""
         if self._number < len(self._tensors):
             raise RecordError("the chunks of a state are incomplete")
         return self._tensors
@@ -377,16 +393,16 @@ class _Filling:
         self._skip_full()
 
     def _skip_full(self) -> None:
-        """Move on to the next tensor that is not full yet."""
+        """Advance to the next tensor that is not yet full."""
         while self._number < len(self._tensors) and self._start == self._tensors[self._number].numel():
             self._number, self._start = self._number + 1, 0
 
 
 def _parse_chunk(chunk: bytes) -> dict[str, Tensor]:
-    """Return the tensors of a chunk, by name.
+    """Return the tensors of a chunk by name.
 
-    A malicious header may have types that torch does not know, or dimensions that it cannot represent. So the entries
-    are checked before tensors are made of them.
+    A malicious header may contain types that torch does not know, or dimensions that it cannot represent, so the
+    entries are checked before tensors are created from them.
     """
     import safetensors
 
@@ -410,8 +426,8 @@ def _refuse_another_model(state: _PublishedState, mine: _Outline) -> None:
 
 
 def _has_tensors_of(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec: list[list[Any]]) -> bool:
-    """Return whether the state has all tensors of mine, with equal shapes and types. It may have more, because
-    optimizers create some in their first step.
+    """Return whether a state contains all tensors of this replica's state, with equal shapes and types. It may
+    contain more, because some optimizers create tensors in their first step.
     """
     if "tensor" in mine:
         return "tensor" in theirs and their_spec[theirs["tensor"]] == my_spec[mine["tensor"]]
@@ -424,7 +440,9 @@ def _has_tensors_of(theirs: Any, their_spec: list[list[Any]], mine: Any, my_spec
 
 
 def _chunks(flat: _FlatState) -> Iterator[bytes]:
-    """Yield safetensors files with up to CHUNK_BYTES of data. Each piece is named by its tensor and first element."""
+    """Yield the tensors of a state as safetensors files with up to CHUNK_BYTES of data each. Each piece is named by
+    its tensor and its first element.
+    """
     import safetensors.torch
 
     pieces: dict[str, Tensor] = {}
@@ -455,7 +473,7 @@ def _tensor_bytes(spec: Any) -> int:
 
 
 def _check_chunks(chunks: Any, sizes: Sequence[int]) -> None:
-    """Raise ValueError for a chunk of an invalid size, or if there are more chunks than the tensors need."""
+    """Raise ValueError if a chunk has an invalid size, or if there are more chunks than the tensors need."""
     # Every chunk has at least one piece, and only tensors larger than a chunk are cut.
     most = sum(-(-size // CHUNK_BYTES) for size in sizes)
     for size, sha256 in (checked_list(chunk, 2) for chunk in checked_list(chunks, most)):
@@ -503,7 +521,7 @@ class _FlatState:
         return sum(tensor.numel() * tensor.element_size() for tensor in self.tensors)
 
     def outline(self) -> _Outline:
-        """Return the outline of the state."""
+        """Return the structure of the state with the shapes and types of its tensors."""
         spec = [[list(tensor.shape), str(tensor.dtype)] for tensor in self.tensors]
         return _Outline(self.structure, spec, self.num_bytes)
 
@@ -524,7 +542,7 @@ def _flatten(state: Any) -> _FlatState:
 
 
 def _unflatten(structure: Any, tensors: Sequence[Tensor]) -> Any:
-    """Return the state with this structure and these tensors; the inverse of `_flatten`."""
+    """Return the state with this structure and these tensors. This is the inverse of `_flatten`."""
     (tag, content), *rest = structure.items()
     if rest:
         raise RecordError(f"a structure with several tags: {sorted(structure)}")
@@ -562,7 +580,9 @@ def _checked_dict_key(key: object) -> int | str:
 
 
 def _tensors_in(structure: Any, depth: int = MAX_DEPTH) -> Iterator[int]:
-    """Yield the tensor numbers in a structure. Raises ValueError for anything that `_flatten` does not write."""
+    """Yield the numbers of the tensors referenced in a structure. Raises ValueError for anything that `_flatten`
+    never produces.
+    """
     if not depth or not isinstance(structure, dict) or len(structure) != 1:
         raise ValueError(f"invalid or too deeply nested structure: {str(structure)[:40]!r}")
     ((tag, content),) = structure.items()
