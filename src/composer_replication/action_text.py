@@ -65,7 +65,7 @@ def parse_action_text(text: str) -> _ParsedAction:
 
 
 def answer_turn(text: str, *, turn_id: str) -> Turn:
-    """Return an assistant turn for the actions in the text."""
+    """Return an assistant turn with the calls, text and thinking in an action's text."""
     action, thinking, blocks = parse_action_text(text)
     return Turn(
         id=turn_id,
@@ -86,7 +86,7 @@ class _Call(NamedTuple):
 
 
 def _marked_blocks(text: str) -> list[tuple[int, _Call | None]]:
-    """Return the start of every marked block, with its call, or None for thinking.
+    """Return the start of every marked block, with its call, or with None if the block is thinking.
 
     A marker without a valid call is plain text.
     """
@@ -132,7 +132,9 @@ class _Blocks:
         self._is_thinking = True
 
     def add_text(self, text: str | None, *, call_follows: bool) -> None:
-        """Add the text before a marker or the end (None if there is no text). Its first part may be thinking."""
+        """Add the text before a marker or before the end (None if there is no text). The first part of the text may
+        be thinking.
+        """
         if self._is_thinking:
             self._is_thinking = False
             thought, text = _split_thinking(text or "", call_follows=call_follows)
@@ -209,9 +211,9 @@ def has_late_thinking(turn: Turn) -> bool:
 
 
 def recut_blocks(turn: Turn, text: str, thinking: str) -> dict[str, Any]:
-    """Return `turn.extra` for rewritten texts, with blocks that end at the same newlines as before.
+    """Return a copy of `turn.extra` whose blocks fit rewritten texts: each block ends at the same newline as before.
 
-    If the number of lines changed, the block boundaries are lost, and only whether text follows a call is kept.
+    If the number of lines has changed, the block boundaries are dropped, and only whether text follows a call is kept.
     """
     rest = {key: value for key, value in turn.extra.items() if key != "blocks"}
     blocks: Any = turn.extra.get("blocks")
@@ -237,7 +239,7 @@ def _recut_sizes(old: str, new: str, blocks: list[Any], kind: str) -> list[int] 
 
 
 def action_text_without_thinking(turn: Turn) -> str:
-    """Return the text of a turn without its thinking."""
+    """Return the turn's calls and text as one text, without its thinking."""
     blocks: Any = turn.extra.get("blocks")
     spoken_blocks = [block for block in blocks if block[0] != "thinking"] if _is_valid_layout(blocks, turn) else None
     return action_text(replace(turn, thinking="", extra={**turn.extra, "blocks": spoken_blocks}))
@@ -255,7 +257,7 @@ def turn_from_action(action: Action, *, turn_id: str) -> Turn:
 
 
 class _PieceReader:
-    """Reads the pieces of a text that were joined by newlines."""
+    """Reads the pieces of a text that consists of pieces joined by newlines."""
 
     def __init__(self, text: str) -> None:
         self._text, self._at = text, 0
@@ -268,7 +270,7 @@ class _PieceReader:
 
 
 def _is_valid_layout(blocks: Any, turn: Turn) -> bool:
-    """Return whether a list of blocks splits the turn's texts at their joins, and lists each call once.
+    """Return whether a list of blocks divides the turn's texts at newlines and lists each call exactly once.
 
     The list may come from a log, and logs can be forged.
     """
@@ -371,7 +373,9 @@ def remove_thinking(text: str) -> str:
 
 
 def _parse_written_calls(text: str) -> Action | None:
-    """Return calls in `<tool_call>` tags, in code fences or as bare JSON, or None if the text contains other code."""
+    """Return the calls in a text that has them in `<tool_call>` tags, in code fences or as bare JSON; None if the
+    text contains other code.
+    """
     if _TAG in text:
         first, *parts = text.split(_TAG)
         bodies = [part.partition(_TAG_END) for part in parts]

@@ -47,7 +47,7 @@ class StagedFile:
         self.file: BinaryIO = os.fdopen(descriptor, "wb")
 
     def seal(self) -> None:
-        """Sync the file to disk and close it, so that only the rename is left to `commit`."""
+        """Sync the file to disk and close it, so that `commit` only has to rename it."""
         if not self.file.closed:
             self.file.flush()
             os.fsync(self.file.fileno())
@@ -58,7 +58,9 @@ class StagedFile:
         commit_together(self)
 
     def commit_new(self) -> None:
-        """Create the target, or raise FileExistsError if it exists. Of several writers at once, one wins."""
+        """Create the target, or raise FileExistsError if it exists. Of several concurrent writers, exactly one
+        succeeds.
+        """
         self.seal()
         try:
             os.link(self._temp, self._target)
@@ -73,7 +75,7 @@ class StagedFile:
         _sync_directory(self._target.parent)
 
     def rename(self) -> None:
-        """Rename the file over its target. The caller seals the file before and syncs the folder after."""
+        """Rename the file over its target. The caller must seal the file before and sync the folder afterwards."""
         self._temp.replace(self._target)
 
     @property
@@ -82,7 +84,9 @@ class StagedFile:
         return self._target.parent
 
     def _claim(self) -> None:
-        """Do `commit_new` without hard links: the writer that creates the empty target may rename over it."""
+        """Do what `commit_new` does on file systems without hard links: only the writer that creates the empty
+        target may rename over it.
+        """
         os.close(os.open(self._target, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))
         try:
             self.rename()
@@ -100,7 +104,7 @@ class StagedFile:
 
 @contextlib.contextmanager
 def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
-    """Yield a StagedFile for `target`, and discard it at the end unless the block has committed it."""
+    """Yield a StagedFile for `target`, and discard it at the end of the block unless the block has committed it."""
     stage = StagedFile(Path(target))
     try:
         yield stage
@@ -110,11 +114,11 @@ def staged(target: str | os.PathLike[str]) -> Generator[StagedFile, None, None]:
 
 @contextlib.contextmanager
 def staged_path(target: Path) -> Generator[Path, None, None]:
-    """Yield a temporary path for the block to create a file, folder or link, and then rename it to `target`.
+    """Yield a temporary path at which the block creates a file, folder or link, and then rename it to `target`.
 
     If the block raises, whatever it created is removed and the target stays as it was. Nothing is synced to disk. An
-    existing file or link is replaced, but an existing folder has to be removed by the block. Only for one writer at a
-    time: the leftovers of a killed writer are removed first.
+    existing file or link is replaced, but the block has to remove an existing folder. Only one writer at a time may use
+    this: the leftovers of a killed writer are removed first.
     """
     temporary = target.with_name(f".{target.name}.making")
     remove(temporary)
@@ -143,12 +147,12 @@ def resolve_link(path: str | os.PathLike[str]) -> Path:
 
 
 def commit_together(*stages: StagedFile) -> None:
-    """Commit files of one folder in this order.
+    """Commit several files of one folder in the given order.
 
     All files are complete on disk before the first rename, and the folder is synced after the last one:
 
     - An error before the first rename leaves every target unchanged.
-    - An error of the folder's sync leaves every target new; a power cut may still undo the renames.
+    - An error while the folder is synced leaves every target new; a power cut may still undo the renames.
     - Only an error or crash between two renames leaves some targets new and others old.
     """
     for stage in stages:
@@ -171,12 +175,14 @@ def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
 
 
 def atomic_write_json(path: str | os.PathLike[str], value: object) -> None:
-    """Write a value atomically as indented JSON with a final newline. Keys keep their order."""
+    """Write a value atomically as indented JSON with a final newline, with keys in their original order."""
     atomic_write_bytes(path, _json_text(path, value))
 
 
 def atomic_create_json(path: str | os.PathLike[str], value: object) -> None:
-    """Write a new JSON file atomically. Raises FileExistsError if it exists; of several writers at once, one wins."""
+    """Write a new JSON file atomically. Raises FileExistsError if it exists; of several concurrent writers, exactly
+    one succeeds.
+    """
     data = _json_text(path, value)
     with staged(path) as stage:
         stage.file.write(data)
@@ -184,12 +190,12 @@ def atomic_create_json(path: str | os.PathLike[str], value: object) -> None:
 
 
 def is_temporary(path: Path) -> bool:
-    """Return whether a file's name is that of a staged file, which only a crash leaves in a folder."""
+    """Return whether a file has the name of a staged file. After a crash, such files may remain in a folder."""
     return path.name.startswith(".") and path.name.endswith(_TEMP_SUFFIX)
 
 
 def remove(path: Path) -> None:
-    """Delete a file, a folder with its content, or a symbolic link. The target of a link is never touched."""
+    """Delete a file, a folder with its contents, or a symbolic link. The target of a link is never touched."""
     if path.is_dir() and not path.is_symlink():
         shutil.rmtree(path)  # does not follow links inside the folder
     else:
@@ -200,8 +206,8 @@ def remove(path: Path) -> None:
 def directory_lock(directory: Path, *, exclusive: bool) -> Generator[None, None, None]:
     """Hold the advisory lock of a directory during the block, if the platform has such locks.
 
-    It keeps cooperating processes from mixing their files if each renames two. It is no guarantee, as some file systems
-    have no locks: readers of such a pair of files still have to check that the two belong together.
+    The lock keeps cooperating processes that each rename two files from mixing their pairs. Some file systems have no
+    locks, so readers of such a pair must still check that the two files belong together.
     """
     if sys.platform == "win32":
         yield
@@ -215,14 +221,18 @@ def directory_lock(directory: Path, *, exclusive: bool) -> Generator[None, None,
 
 
 def lock(descriptor: int, *, exclusive: bool) -> None:
-    """Take the advisory lock of an open file, and wait for it. Does nothing without such locks."""
+    """Wait for the advisory lock of an open file, and take it. Does nothing if the platform or file system has no
+    locks.
+    """
     if sys.platform != "win32":
         with contextlib.suppress(OSError):
             fcntl.flock(descriptor, fcntl.LOCK_EX if exclusive else fcntl.LOCK_SH)
 
 
 def try_lock(descriptor: int, *, exclusive: bool = True) -> bool:
-    """Take the advisory lock if it is free, and return whether it was. True without such locks."""
+    """Take the advisory lock of an open file if it is free; return whether it was. Returns True if the platform or
+    file system has no locks.
+    """
     if sys.platform == "win32":
         return True
     try:

@@ -28,7 +28,9 @@ _CALL_FORMATS = "{name, arguments or input, id?}, {id, function: {name, argument
 
 
 class WrittenCall(NamedTuple):
-    """An unvalidated entry in the calls of a message. An invalid entry may have a name that is None or not a string."""
+    """An unvalidated entry in the calls of a message. The name of an invalid entry may be None or another value that
+    is not a string.
+    """
 
     location: str  # "tool call 0"
     entry: object
@@ -38,9 +40,9 @@ class WrittenCall(NamedTuple):
 
 
 def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
-    """Return every entry in a message that is or should be a call, inside or outside the content.
+    """Return every entry in a message that is, or is meant to be, a call, inside or outside the message's content.
 
-    A record with only null values is skipped: this is how a table represents a message without a call.
+    An entry with only null values is skipped, because tables represent a message without a call that way.
     """
     calls: list[WrittenCall] = []
     for key in _CALL_KEYS:
@@ -60,7 +62,7 @@ def written_calls(message: Mapping[str, Any]) -> list[WrittenCall]:
 def message_calls(
     message: Mapping[str, Any], where: str, new_id: Callable[[int], str] = "call_{}".format
 ) -> tuple[ToolCall, ...]:
-    """Return the calls in a message. `new_id` generates ids for calls without one, from their position.
+    """Return the calls in a message. `new_id` generates ids for calls without an id, from their position.
 
     Raises InputError for an entry that is not a valid call.
     """
@@ -107,7 +109,7 @@ def required_text(content: object, where: str) -> str:
 
 
 def thinking_text(message: Mapping[str, Any], where: str) -> str:
-    """Return the thinking stored with a message under any of the usual keys."""
+    """Return the thinking stored in a message, under any of the usual keys."""
     return required_text(next((message[key] for key in THINKING_KEYS if message.get(key)), ""), where)
 
 
@@ -154,9 +156,9 @@ _LONG_INTEGER = re.compile(r"\d{19}")
 def tool_call(identity: str, name: str, arguments: object) -> ToolCall:
     """Return a call with its arguments as a dict, in their original order; for a repeated key the last value counts.
 
-    Text that is not a JSON object is stored in `raw_arguments` unchanged. The same applies to values that artifacts
-    cannot represent: NaN, infinite floats, integers beyond 64 bits, lone surrogates, and values nested deeper than
-    `MAX_DEPTH`.
+    Text that is not a JSON object is stored in `raw_arguments` unchanged. The same applies to arguments with values
+    that artefacts cannot represent: NaN, infinite floats, integers beyond 64 bits, lone surrogates, and values nested
+    deeper than `MAX_DEPTH`.
     """
     value, raw = arguments, None
     if isinstance(value, str):
@@ -182,7 +184,9 @@ def json_value(text: str) -> object:
 
 
 def _parse_object(text: str) -> tuple[object, str | None]:
-    """Return (object, None), or (None, text) if the text must stay unparsed."""
+    """Parse a call's arguments. Return (object, None), or (None, text) if the text is not a JSON object that
+    artefacts can represent.
+    """
     if not text.strip():
         return {}, None
     try:
@@ -203,7 +207,7 @@ def _reject_constant(constant: str) -> NoReturn:
 def _is_flat_enough(value: object) -> bool:
     """Return whether values are nested at most `MAX_DEPTH` levels deep.
 
-    The check proceeds level by level, since recursion would overflow on the very values that it has to reject.
+    The check proceeds level by level, because recursion would overflow on the very values that must be rejected.
     """
     level = [value]
     for _ in range(MAX_DEPTH + 1):
@@ -231,7 +235,9 @@ _NULL = frozenset(("null",))
 
 @dataclass(slots=True)
 class _CallStatistics:
-    """Statistics on the successful calls of one tool: their number, and the types and frequency of each argument."""
+    """Statistics on the successful calls of one tool: the number of calls, and the types and the frequency of each
+    argument.
+    """
 
     number: int = 0
     kinds: dict[str, frozenset[str]] = field(default_factory=dict[str, frozenset[str]])
@@ -263,7 +269,7 @@ class ToolSchemas:
                 )
 
     def add(self, schemas: ToolSchemas) -> None:
-        """Add the calls from later conversations."""
+        """Add the call statistics that another ToolSchemas collected from later conversations."""
         for tool, calls in schemas._calls.items():
             self._calls.setdefault(tool, _CallStatistics()).add(calls.number, calls.kinds, calls.present)
 
@@ -271,9 +277,9 @@ class ToolSchemas:
         return {tool: calls.number for tool, calls in sorted(self._calls.items())}
 
     def schemas(self) -> dict[_Tool, dict[str, Any]]:
-        """Return (format, tool) -> a JSON schema with every argument and its types.
+        """Return a dict that maps (format, tool) to a JSON schema with every argument and its types.
 
-        Arguments that were present in all calls are required. They are ordered by first appearance.
+        Arguments that were present in all calls are required. Arguments are ordered by first appearance.
         """
         return {
             tool: {

@@ -42,9 +42,10 @@ def require(module: str, *, extra: str) -> ModuleType:
 
 
 class importing:  # noqa: N801 - read as a statement: `with importing("verl", extra="verl"):`
-    """A context manager for import statements of an optional package, which then fail as `require` does.
+    """A context manager around import statements of an optional package: if they fail, it raises the same errors as
+    `require`.
 
-    Unlike `require`, it keeps the statements, so type checkers see the imported names.
+    Unlike a call of `require`, import statements let type checkers see the imported names.
     """
 
     def __init__(self, package: str, *, extra: str) -> None:
@@ -82,7 +83,7 @@ def is_object_name(text: str) -> bool:
 def load_object(name: str, *, what: str, fix: str, error_class: type[InputError]) -> Any:
     """Import and return the object that `package.module:name` names.
 
-    Raises `error_class` about `what` if the name has another form or cannot be imported.
+    Raises `error_class`, with `what` in the message, if the name has another form or cannot be imported.
     """
     if not is_object_name(name):
         raise error_class(explain(what, got=repr(name), expected="package.module:name"))
@@ -96,9 +97,10 @@ def load_object(name: str, *, what: str, fix: str, error_class: type[InputError]
 
 
 def load_function(module: str, name: str, *, what: str) -> Any:
-    """Import a module and return its function. Raises InputError about `what` if the module has no such function.
+    """Import a module and return one of its functions. Raises InputError, which mentions `what`, if the module has
+    no such function.
 
-    Errors of the import itself are passed on.
+    Errors raised by the import itself are passed on.
     """
     function = getattr(importlib.import_module(module), name, None)
     if function is None:
@@ -132,6 +134,6 @@ def _install_command(extra: str) -> str:
 def _is_or_contains(missing: str | None, module: str) -> bool:
     """Return whether the missing module is the required one or a package that contains it.
 
-    Otherwise the required module is installed, and it is one of its own imports that is missing.
+    If it is neither, the required module is installed, but a module that it imports is missing.
     """
     return missing is not None and f"{module}.".startswith(f"{missing}.")

@@ -59,10 +59,10 @@ class StatedRule(NamedTuple):
 
 @dataclass(slots=True)
 class Convention:
-    """A rule in the file: its text, the kinds of calls that it applies to, and where users stated it.
+    """A rule in the file: its text, the kinds of calls that it applies to, and the places where users stated it.
 
-    `mentions` are pairs of site and conversation ids; `lines` are the rule's own line and the lines below that belong
-    to it.
+    `mentions` are pairs of site and conversation ids; `lines` are the rule's own line and the lines below it that
+    belong to the rule.
     """
 
     project: str
@@ -73,7 +73,7 @@ class Convention:
     lines: list[str] = field(default_factory=list[str], repr=False)
 
     def read_line(self, line: str) -> None:
-        """Parse a line below the rule and add it to the rule."""
+        """Parse a line below the rule, and add its kinds of calls or its mention to the rule."""
         kinds, mention = _FOR.match(line), _MENTION.match(line)
         if kinds is not None:
             self.call_kinds += [kind for name in kinds[1].split(",") if (kind := _plain(name.strip()))]
@@ -116,9 +116,10 @@ class ConventionsFile:
         return [part for part in self._parts if isinstance(part, Convention)]
 
     def update(self, stated_rules: Sequence[StatedRule]) -> None:
-        """Add rules that users stated, and save the file. Without any rule, no file is created.
+        """Add rules that users stated, and save the file. If there are no rules, no file is created.
 
-        Mentions that no longer exist are removed, and so are rules without a mention, unless the user has marked them.
+        Mentions at sites that no longer exist are removed, and so are rules left without a mention, unless the user has
+        marked them.
         """
         stated_rules = [stated._replace(project=_one_line(stated.project)) for stated in stated_rules]
         self._keep_mentions({stated.site_id for stated in stated_rules}, with_kept=False)
@@ -137,7 +138,9 @@ class ConventionsFile:
             self._save()
 
     def forget(self, conversation_ids: Set[str]) -> None:
-        """Remove rules that were stated only in these conversations, marked or not. The user's own rules stay."""
+        """Remove rules that were stated only in these conversations, even rules that the user marked. Rules that the
+        user wrote stay.
+        """
         sites = {site for rule in self.rules for site, where in rule.mentions if where not in conversation_ids}
         self._keep_mentions(sites, with_kept=True)
         self._save()
@@ -149,7 +152,7 @@ class ConventionsFile:
         )
 
     def _add(self, stated: StatedRule) -> Convention:
-        """Add a rule at the end of its project's list, and the project if it is new. Return the rule."""
+        """Add a rule at the end of its project's list, with a heading for the project if it is new; return the rule."""
         rule = Convention(stated.project, _one_line(stated.words))
         positions = [at for at, part in enumerate(self._parts) if _is_in(part, rule.project)]
         if not positions:
@@ -161,7 +164,9 @@ class ConventionsFile:
         return rule
 
     def _keep_mentions(self, sites: Set[str], *, with_kept: bool) -> None:
-        """Remove mentions at other sites, and rules without mentions. Marked rules are changed only if `with_kept`."""
+        """Keep only mentions at these sites, and remove rules left without a mention. Marked rules change only if
+        `with_kept` is true.
+        """
         for rule in [
             candidate for candidate in self.rules if candidate.mentions and (with_kept or not candidate.is_kept)
         ]:
@@ -183,7 +188,7 @@ class ConventionsFile:
 
 
 def project_of(conversation: Conversation) -> str:
-    """Return the project folder of a session. A worktree belongs to its project."""
+    """Return the project folder of a session. A Git worktree counts as part of the project it belongs to."""
     folder = (conversation.cwd or "").rstrip("/")
     return _one_line(_WORKTREE.sub("", folder)) or NO_PROJECT
 
@@ -201,7 +206,7 @@ def _read_text(path: Path) -> str:
 
 
 def _is_in(part: str | Convention, project: str) -> bool:
-    """Return whether a part of the file is a rule of the project or its heading."""
+    """Return whether a part of the file is a rule of the project or the heading above the project's rules."""
     heading = _PROJECT.match(part) if isinstance(part, str) else None
     return part.project == project if isinstance(part, Convention) else bool(heading and _plain(heading[1]) == project)
 
@@ -211,7 +216,7 @@ def _key(words: str) -> str:
 
 
 def _one_line(words: str) -> str:
-    """Return the text on one line, without invisible characters, truncated to the maximum length."""
+    """Return the text as a single line, without invisible characters and truncated to the maximum length."""
     line = " ".join("".join(character if character.isprintable() else " " for character in words).split())
     return line if len(line) <= _MAX_WORDS else line[: _MAX_WORDS - 1] + "…"
 

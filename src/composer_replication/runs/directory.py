@@ -89,7 +89,7 @@ class RunDir:
     def exclusive(self, what: str, *, against: Sequence[Use] = ("replay",)) -> Generator[None, None, None]:
         """Lock the run for a command that reads and then replaces artefacts. Raises RunError if the run is locked.
 
-        `against` lists the uses of the run that also exclude this command.
+        `against` lists the uses of the run, such as a replay, during which the command may not run either.
         """
         with contextlib.ExitStack() as locks:
             locks.enter_context(self._locked(_LOCK, what, "another process that is changing it"))
@@ -99,7 +99,7 @@ class RunDir:
 
     @contextlib.contextmanager
     def used_for(self, use: Use) -> Generator[None, None, None]:
-        """Lock out commands that would change the run while the context is active."""
+        """Prevent commands from changing the run while the context is active."""
         locks = contextlib.ExitStack()
         with contextlib.suppress(OSError):  # a folder without write permission needs no lock
             locks.enter_context(
@@ -126,7 +126,9 @@ class RunDir:
             os.close(descriptor)  # releases the lock; removing the file would let two processes lock two files
 
     def remove_leftovers(self, *names: str) -> None:
-        """Delete temporary files of these artefacts that a killed process left. The caller has locked the run."""
+        """Delete the temporary files of these artefacts that a killed process left behind. The caller must have
+        locked the run.
+        """
         prefixes = tuple(f".{file_name}." for name in names for file_name in _files_of(name))
         for path in self.root.iterdir():
             if is_temporary(path) and path.name.startswith(prefixes):
@@ -137,7 +139,7 @@ class RunDir:
         return self.root / find_artefact(name).file_name
 
     def meta(self, name: str) -> ArtefactMeta:
-        """Return the sidecar of a JSONL artefact."""
+        """Return the sidecar (the metadata) of a JSONL artefact."""
         return read_meta(self.root, find_artefact(name, kind="records"))
 
     def write_jsonl(
@@ -190,13 +192,15 @@ class RunDir:
         return read_records(self.root, artefact, schema=schema, version=version, verify=verify)
 
     def source(self, name: str) -> Source:
-        """Return artefact `name` as a source with its current hash, which for records is the one in the sidecar."""
+        """Return artefact `name` as a source with its current hash, which is read from the sidecar if the artefact
+        has records.
+        """
         if find_artefact(name).kind != "records":
             return hash_source(self.root, name)
         return Source(kind="artefact", name=name, sha256=self.meta(name).sha256)
 
     def is_current(self, name: str) -> bool:
-        """Return whether artefact `name` exists and, by the sidecars, its source artefacts are unchanged."""
+        """Return whether artefact `name` exists and, according to the sidecars, its source artefacts are unchanged."""
         if not self.path(name).exists():
             return False
         sources = self.meta(name).sources if find_artefact(name).kind == "records" else ()
@@ -207,7 +211,9 @@ class RunDir:
         )
 
     def changed_sources(self, name: str) -> list[str]:
-        """Return the names of the sources of artefact `name` that have changed or are stale. Files are hashed again."""
+        """Return the names of those sources of artefact `name` that have changed or are stale. Source files are
+        hashed to find out.
+        """
         return changed_sources(self.root, name)
 
     def append_jsonl(self, name: str) -> Journal:
@@ -223,7 +229,9 @@ class RunDir:
         return read_journal(path)
 
     def lineage(self, name: str) -> Lineage:
-        """Return what artefact `name` was made from, and which of these artefacts are stale."""
+        """Return the artefacts and files from which artefact `name` was made, and which artefacts among them are
+        stale.
+        """
         return trace_lineage(self.root, name)
 
 
@@ -267,7 +275,7 @@ class OutsideCopy:
 
 
 def record_outside_copy(run: RunDir, what: CopyKind, path: Path) -> None:
-    """Record that a copy is made at `path`. Does nothing for a path inside the run."""
+    """Record that a copy of the run's sessions is made at `path`. Does nothing for a path inside the run."""
     if run.root.resolve() in path.resolve().parents:
         return
     name = portable_name(path, run.root)
@@ -277,7 +285,7 @@ def record_outside_copy(run: RunDir, what: CopyKind, path: Path) -> None:
 
 
 def outside_copies(run: RunDir) -> tuple[OutsideCopy, ...]:
-    """Return the recorded copies that still exist, in the order in which they were made."""
+    """Return the recorded copies outside the run that still exist, in the order in which they were made."""
     return tuple(entry for entry in _noted(run) if source_path(entry.path, run.root).exists())
 
 
@@ -289,7 +297,7 @@ def _noted(run: RunDir) -> list[OutsideCopy]:
 
 
 def require_empty_folder(folder: Path) -> None:
-    """Raise InputError if `folder` is neither new nor empty, since exports are never mixed with other files."""
+    """Raise InputError if `folder` exists and is not empty, because exports are never mixed with other files."""
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
         fix = "Choose another folder."
         got = "a file or a folder that contains files"

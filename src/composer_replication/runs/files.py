@@ -85,7 +85,7 @@ def read_conversations(run: RunDir, *, verify: bool = True) -> Iterator[Conversa
 
 
 def _files_of(run: RunDir, *names: str) -> list[Path]:
-    """Return the files of these artefacts, including their sidecars."""
+    """Return the paths of these artefacts and of their sidecars."""
     artefacts = [find_artefact(name) for name in names]
     return [run.root / name for artefact in artefacts for name in (artefact.file_name, artefact.sidecar_name)]
 
@@ -131,10 +131,11 @@ Tool = dict[str, Any]
 
 
 class ToolTable:
-    """The tools of each agent in a run. Agents are told apart by the format of their logs.
+    """The tools of each agent in a run. Agents are distinguished by the format of their logs.
 
-    `declared` has the schemas from the user's file, by name. They apply to every agent and override inferred ones.
-    `by_format` has the tools of each format in the form of OpenAI's API; those under None are for all other formats.
+    `declared` has the schemas from the user's file, by name. They apply to every agent and override inferred schemas.
+    `by_format` has the tools of each format in the form of OpenAI's API; the entry under None applies to all other
+    formats.
     """
 
     def __init__(self, declared: Mapping[str, Schema], inferred: Mapping[str, Mapping[str, Schema]]) -> None:
@@ -151,14 +152,15 @@ class ToolTable:
         return self.by_format.get(format_name, self.by_format[None])
 
     def schemas(self, format_name: str) -> dict[str, Schema]:
-        """Return the parameters of these tools, by name."""
+        """Return the parameter schemas of a format's tools, by name."""
         return {tool["function"]["name"]: tool["function"]["parameters"] for tool in self.of(format_name)}
 
 
 def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
     """Return the tools of a run, without those that only sessions in the test split use.
 
-    With `with_test`, return those of all sessions, for the judge of calls, who must know which tools the agents had.
+    With `with_test`, return the tools of all sessions. The judge of calls needs them, because it must know which tools
+    the agents had.
     """
 
     def read() -> ToolTable:
@@ -176,7 +178,7 @@ def read_tools(run: RunDir, *, with_test: bool = False) -> ToolTable:
 
 
 def tool_table(rows: Iterable[Mapping[str, Any]]) -> ToolTable:
-    """Return rows of `tools.jsonl` as a table."""
+    """Convert rows of `tools.jsonl` to a ToolTable."""
     declared: dict[str, Schema] = {}
     inferred: dict[str, dict[str, Schema]] = defaultdict(dict)
     for row in rows:
@@ -219,7 +221,9 @@ def read_sites(run: RunDir) -> Iterator[tuple[ErrorSite, Hint | None]]:
 
 
 def _find_site(run: RunDir, identity: str, *, what: str = "site") -> tuple[ErrorSite, Hint | None]:
-    """Return the only site whose id starts with `identity`. Raises InputError with the nearest ids."""
+    """Return the only site whose id starts with `identity`. Raises InputError, which lists the nearest ids, if there
+    is not exactly one.
+    """
     every = list(read_sites(run))
     matches = [row for row in every if row[0].id.startswith(identity)]
     if len(matches) == 1 and len(identity) >= _MIN_PREFIX:
@@ -255,7 +259,7 @@ def read_rejected_ids(run: RunDir) -> frozenset[str]:
 
 
 def as_rejected(site: ErrorSite) -> ErrorSite:
-    """Return a copy of the site that is marked as rejected by the user."""
+    """Return a copy of the site, marked as rejected by the user."""
     return replace(site, is_kept=False, reason="struck out: `crf hints RUN --keep ID` takes it back")
 
 
@@ -264,8 +268,8 @@ def mark_rejected(
 ) -> list[ErrorSite]:
     """Reject the hints of these sites, or restore them, and return the sites. Ids may be shortened.
 
-    Rejected hints are removed from `sites.jsonl` immediately; the next `crf sites` writes restored ones. `what` names
-    the option with the ids in error messages.
+    Rejected hints are removed from `sites.jsonl` immediately; restored hints return with the next `crf sites`. `what`
+    names the option with the ids in error messages.
     """
     with run.exclusive("hints", against=("training",)):
         chosen = [_find_site(run, identity, what=what)[0] for identity in identities]
@@ -335,7 +339,7 @@ class LoggedPair(NamedTuple):
 
 
 def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
-    """Yield each pair as (id of its conversation, pair)."""
+    """Yield each preference pair of a run as (id of its conversation, pair)."""
     rows = cast("Iterator[dict[str, Any]]", run.read_jsonl("pairs", schema=PAIRS_SCHEMA, version=PAIRS_VERSION))
     for row in rows:
         chosen, rejected = (_action(row.get(f"{side}_action")) for side in ("chosen", "rejected"))
@@ -345,7 +349,9 @@ def read_pairs(run: RunDir) -> Iterator[tuple[str, LoggedPair]]:
 
 
 def _action(row: dict[str, Any] | None) -> Action | None:
-    """Return the action in a row; None in rows of earlier versions, and if the text contains thinking."""
+    """Return the action in a row; None if the row is from an earlier version, or if the action's text contains
+    thinking.
+    """
     return None if row is None else Action(text=row["text"], calls=tuple(ToolCall(**call) for call in row["calls"]))
 
 
@@ -365,22 +371,28 @@ _KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled",
 
 
 def control_name(shuffle: int = 1) -> str:
-    """Return the name of a control in an evaluation: `control`, `control-2`, and so on."""
+    """Return the name that an evaluation gives to a control, a model trained on shuffled hints and pairs: `control`,
+    `control-2`, and so on.
+    """
     return _CONTROL if shuffle == 1 else f"{_CONTROL}-{shuffle}"
 
 
 def shuffle_number(name: str) -> int:
-    """Return the number of the shuffle in the name of a control."""
+    """Return the number at the end of a control's name, which identifies its shuffle; 1 if there is none."""
     return int(name.partition("-")[2] or 1)
 
 
 def controls_among(names: Iterable[str]) -> list[str]:
-    """Return those of `names` that are controls, ordered by shuffle."""
+    """Return the names that belong to controls (models trained on shuffled data), ordered by the number of the
+    shuffle.
+    """
     return sorted((name for name in names if name.partition("-")[0] == _CONTROL), key=shuffle_number)
 
 
 def read_evaluation(run: RunDir) -> dict[str, Any]:
-    """Return the evaluation of a run. Raises ArtefactCorruptError for another schema or version, or missing keys."""
+    """Return the evaluation of a run. Raises ArtefactCorruptError if it has another schema or version, or lacks
+    keys.
+    """
     path = run.path("evaluation")
     if not path.exists():
         raise find_artefact("evaluation").not_found(run.root)
@@ -402,7 +414,7 @@ def read_evaluation(run: RunDir) -> dict[str, Any]:
 
 
 def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
-    """Write the evaluation atomically, beginning with schema and version."""
+    """Write the evaluation atomically, with its schema and version first."""
     atomic_write_json(run.path("evaluation"), {"schema": EVALUATION_SCHEMA, "version": EVALUATION_VERSION, **record})
 
 
@@ -430,7 +442,9 @@ def adapter_settings(folder: Path) -> bytes:
 
 
 def read_rows(run: RunDir, name: Rows) -> Iterator[dict[str, Any]]:
-    """Return an iterator over the rows of one of the three files; it is empty if the file does not exist."""
+    """Return an iterator over the rows of an evaluation file (`evaluated`, `sampled` or `token_gaps`); it is empty
+    if the file does not exist.
+    """
     if not run.path(name).exists():
         return iter(())
     return run.read_jsonl(name, schema=name, version=ROWS_VERSION)

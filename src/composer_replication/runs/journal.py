@@ -1,7 +1,7 @@
-"""Journals: JSONL files that grow during a run, with the CRC-32 of the row in each line.
+"""Journals: JSONL files that grow during a run. Each line contains the CRC-32 of its row.
 
 A line looks like `{"crc32":"89abcdef","loss":1.5,"step":3}`, so pandas and jq can read the file directly. The checksum
-covers the bytes of the row without this first field. A crash can leave one torn line, and only at the end.
+covers the bytes of the row without this first field. A crash can leave only one torn line, and only at the end.
 """
 
 from __future__ import annotations
@@ -60,7 +60,9 @@ class Journal:
             on_error.pop_all()
 
     def append(self, row: Mapping[str, object]) -> None:
-        """Append a row as one line in a single write. A line that does not fit on the disk is removed again."""
+        """Append a row as one line in a single write. If the disk is full, the part of the line that was written is
+        removed.
+        """
         line = _to_line(row, where=f"{self._path.name}, a new row")
         lock(self._descriptor, exclusive=True)
         try:
@@ -90,7 +92,7 @@ class Journal:
         self.close()
 
     def _cut_torn_line(self) -> None:
-        """Remove an incomplete last line. The next row would be appended to it, and both would be lost."""
+        """Remove an incomplete last line. Otherwise the next row would continue that line, and both would be lost."""
         lock(self._descriptor, exclusive=True)
         try:
             size = os.fstat(self._descriptor).st_size
@@ -136,7 +138,7 @@ def _payload(line: bytes) -> bytes:
 
 
 def _is_whole(line: bytes) -> bool:
-    """Return whether a line has its checksum, in the right position."""
+    """Return whether a line is complete: it begins with a checksum that matches its row."""
     return line == _with_crc(_payload(line))
 
 
@@ -156,7 +158,9 @@ def _open_for_append(path: Path) -> int:
 
 
 def _end_of_last_line(descriptor: int, path: Path) -> int:
-    """Return the offset at which a torn line would begin. Raises RunError if the file is not a journal."""
+    """Return the offset after the last line break, where a torn line would begin. Raises RunError if the file is not
+    a journal.
+    """
     with mmap.mmap(descriptor, 0, access=mmap.ACCESS_READ) as view:
         head = view[: len(_EXAMPLE_START)].partition(b"\n")[0]
         # A crash may have cut off the first line, so the remaining part is completed before the comparison.

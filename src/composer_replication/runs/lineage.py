@@ -40,9 +40,9 @@ _GATED, _GATE = "sdpo_kl", "hints/gate"
 class Lineage:
     """The ancestors of an artefact.
 
-    `artefacts` lists them and the artefact itself, each after its sources; `inputs` are the files outside the run at
-    the start of the chain. `stale` lists artefacts whose sources changed after they were written or are stale
-    themselves. `missing` lists sources that no longer exist, so that a change cannot be detected.
+    `artefacts` lists the ancestors and the artefact itself, each after its sources; `inputs` are the files outside the
+    run from which the first artefacts were made. `stale` lists artefacts whose sources are stale or have changed since
+    the artefact was written. `missing` lists sources that no longer exist, so that changes to them cannot be detected.
     """
 
     artefacts: tuple[str, ...]
@@ -52,7 +52,7 @@ class Lineage:
 
 
 def trace_lineage(directory: Path, name: str) -> Lineage:
-    """Return the ancestors of artefact `name`, down to the files outside the run."""
+    """Return the ancestors of artefact `name`, back to the files outside the run."""
     walk = _LineageWalk(directory)
     walk.visit(name)
     return Lineage(
@@ -64,7 +64,7 @@ def trace_lineage(directory: Path, name: str) -> Lineage:
 
 
 def changed_sources(directory: Path, name: str) -> list[str]:
-    """Return the names of the sources of artefact `name` that have changed or are stale."""
+    """Return the names of those sources of artefact `name` that have changed or are stale."""
     meta, _ = _load(directory, name)
     return [source.name for source in (meta.sources if meta else ()) if _LineageWalk(directory).has_changed(source)]
 
@@ -116,7 +116,7 @@ class _LineageWalk:
 
 
 def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
-    """Return the sidecar of an artefact (None unless it has records) and the hash of its file on disk."""
+    """Return the sidecar of an artefact (None unless the artefact has records) and the hash of its file."""
     artefact = find_artefact(name)
     if artefact.kind == "records":
         meta = verified_meta(directory, artefact)
@@ -133,7 +133,9 @@ def _load(directory: Path, name: str) -> tuple[ArtefactMeta | None, str]:
 
 
 def read_training(folder: Path) -> dict[str, Any]:
-    """Return the `training.json` of a folder with weights; an empty dict if another tool wrote them."""
+    """Return the contents of `training.json` in a folder with weights; an empty dict if another tool wrote the
+    weights.
+    """
     return read_json_object(folder / RECORD) if (folder / RECORD).is_file() else {}
 
 
@@ -146,7 +148,9 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def describe_unfinished(root: Path) -> str:
-    """Describe how far an unfinished training in this folder has come; an empty string if none has begun."""
+    """Describe how many steps an unfinished training in this folder has completed; return an empty string if there
+    is none.
+    """
     paths = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
     if not paths["checkpoints"].is_dir() or paths["adapter"].is_dir() or paths["model"].is_dir():
         return ""
@@ -163,9 +167,10 @@ def describe_unfinished(root: Path) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelResult:
-    """The result of one channel in a training: the number of steps that taught it, and its first and last loss.
+    """The result of one loss channel in a training: the number of steps that trained it, and its first and last
+    loss.
 
-    `reason` says why a channel was measured but not taught.
+    `reason` says why a channel's loss was measured without being trained on.
     """
 
     name: str
@@ -188,9 +193,10 @@ class ChannelResult:
 
 
 def channel_results(names: Sequence[str], history: History, weights: Mapping[str, float]) -> tuple[ChannelResult, ...]:
-    """Return the result of each channel. A line of metrics covers the steps since the previous line.
+    """Return the result of each loss channel from the lines of metrics, each of which covers the steps since the
+    previous line.
 
-    `ran/NAME` is the fraction of these steps that taught the channel; without it, all of them did.
+    `ran/NAME` in a line is the fraction of these steps that trained channel NAME; if it is missing, all of them did.
     """
     results: list[ChannelResult] = []
     for name in names:
@@ -223,7 +229,9 @@ def _channel_state(channel: Mapping[str, Any]) -> ChannelState:
 
 
 def describe_channel(channel: Mapping[str, Any], total_steps: int | None) -> str:
-    """Describe a channel as all reports do: `11 of 12`, `measured, not taught: gate closed`, and so on."""
+    """Describe the result of a loss channel in the words that all reports use, such as `11 of 12` or `measured, not
+    taught: gate closed`.
+    """
     state = _channel_state(channel)
     if state == "taught":
         return f"{channel['steps']:,}" + ("" if total_steps is None else f" of {total_steps:,}")
@@ -260,9 +268,10 @@ _HOME = "~/"
 
 
 def portable_name(path: Path, run: Path) -> str:
-    """Return `path` relative to the run if both are below the home directory or the path is inside the run.
+    """Return a name for `path` that stays valid if the run or the home directory moves.
 
-    Other paths below the home directory begin with `~`; any other path is absolute.
+    The name is relative to the run if both are below the home directory or the path is inside the run. Names of other
+    paths below the home directory begin with `~`; any other name is an absolute path.
     """
     path, run = path.absolute(), run.resolve()
     if ".." in path.parts:  # the parent of a link's target may be another folder than in the text
@@ -275,7 +284,7 @@ def portable_name(path: Path, run: Path) -> str:
 
 
 def source_path(name: str, run: Path) -> Path:
-    """Return the path of a file from its portable name."""
+    """Return the path that a portable name stands for."""
     homes = _homes()
     if homes and name.startswith(_HOME):
         return homes[0] / name.removeprefix(_HOME)
@@ -283,7 +292,7 @@ def source_path(name: str, run: Path) -> Path:
 
 
 def _homes() -> list[Path]:
-    """Return the home directory, as given and with links resolved; empty if it is unknown or `/`."""
+    """Return the home directory, as given and with links resolved; an empty sequence if it is unknown or `/`."""
     try:
         home = Path.home()
     except RuntimeError:

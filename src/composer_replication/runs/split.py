@@ -37,9 +37,11 @@ class Split(NamedTuple):
 
 
 class SplitRow(NamedTuple):
-    """A row of `split.jsonl`: a conversation with its split, its session, and the time and project in which that began.
+    """A row of `split.jsonl`: a conversation with its split, its session, and the time and project in which the session
+    began.
 
-    `near_duplicates` are turns of a test session whose context is nearly the same as one in a training session.
+    `near_duplicates` are turns of a test session whose context is nearly the same as that of a turn in a training
+    session.
     """
 
     conversation_id: str
@@ -52,7 +54,7 @@ class SplitRow(NamedTuple):
 
 @dataclass(slots=True)
 class _SplitSession:
-    """The conversations of a session, with the time and project in which the first of them began."""
+    """The conversations of a session, with the time and project in which the earliest of them began."""
 
     conversations: list[str]
     names: set[str]
@@ -65,12 +67,12 @@ class _SplitSession:
 
     @property
     def draw(self) -> bytes:
-        """A stable pseudorandom order for sessions that began at the same time."""
+        """A hash that puts sessions that began at the same time into a random but reproducible order."""
         return sha256(min(self.conversations).encode()).digest()
 
 
 def read_split(run: RunDir) -> Split | None:
-    """Return the ids in each split; None if the run has no split."""
+    """Return the ids of the conversations in each split; None if the run has no split."""
     rows = read_split_rows(run)
     return None if rows is None else _split_of(rows)
 
@@ -113,14 +115,16 @@ def _split_of(rows: Iterable[SplitRow]) -> Split:
 def split_conversations(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> Split:
-    """Split sessions by fractions. A fraction above 0 gets at least one session (or project), and so does training."""
+    """Split sessions by fractions. Each split with a fraction above 0 gets at least one session (or project), and so
+    does training.
+    """
     return _split_of(split_into_rows(conversations, validation=validation, test=test, by=by))
 
 
 def split_into_rows(
     conversations: Iterable[Conversation], *, validation: float = 0.0, test: float = 0.0, by: By = "time"
 ) -> list[SplitRow]:
-    """Split sessions as `split_conversations` does, and return the rows of `split.jsonl`, session by session."""
+    """Split sessions as `split_conversations` does, and return the rows of `split.jsonl`, grouped by session."""
     units = _units(_sessions(conversations), by)
     num_sessions = sum(len(unit) for unit in units)
     sides: dict[Side, list[_SplitSession]] = {"test": [], "validation": []}
@@ -151,7 +155,7 @@ def split_into_rows(
 
 
 def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
-    """Return groups of sessions that must stay together. The last group is held out first."""
+    """Return groups of sessions that must stay in one split. The last group is the first to be held out."""
     if by == "time":
         return [[session] for session in sorted(sessions, key=lambda session: (session.began, session.draw))]
     projects: dict[str, list[_SplitSession]] = {}
@@ -161,7 +165,9 @@ def _units(sessions: list[_SplitSession], by: By) -> list[list[_SplitSession]]:
 
 
 def _sessions(conversations: Iterable[Conversation]) -> list[_SplitSession]:
-    """Group conversations into sessions by links, also to the same missing conversation, and by session ids."""
+    """Group conversations into sessions. Conversations with the same parent, even a missing one, or the same session
+    id belong together.
+    """
     home: dict[str, str] = {}
 
     def find(name: str) -> str:

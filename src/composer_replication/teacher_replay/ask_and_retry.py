@@ -40,7 +40,8 @@ class RetryPolicy(NamedTuple):
     """How often to retry a request: exponential backoff with jitter, and limits on waiting.
 
     `longest_claim_s` is the maximum wait for another process that is sending the same request or has reserved the rest
-    of the cap. All requests of a replay share the latter wait, which restarts whenever that process makes progress.
+    of the cap. The wait for the cap is shared by all requests of a replay, and restarts whenever the other process
+    makes progress.
     """
 
     max_attempts: int = 6
@@ -53,7 +54,9 @@ class RetryPolicy(NamedTuple):
             raise InputError(explain("max_attempts", got=repr(self.max_attempts), expected="1 or more"))
 
     def wait_s(self, attempt: int, asked_for: float | None, rng: random.Random) -> float | None:
-        """Return the seconds before the next attempt; None if the endpoint demands a longer wait than allowed."""
+        """Return the seconds to wait before the next attempt; None if the endpoint demands a longer wait than
+        allowed.
+        """
         if asked_for is not None:
             return None if asked_for > self.longest_wait_s else asked_for + rng.uniform(0, self.first_wait_s)
         return rng.uniform(0, min(self.longest_wait_s, self.first_wait_s * 2**attempt))
@@ -82,17 +85,17 @@ class _ReservedReply(NamedTuple):
 
 
 class _ForeignClaim(NamedTuple):
-    """Another process has claimed the request after `attempts` attempts by this one."""
+    """Another process's claim to a request, found after this process had made `attempts` attempts to send it."""
 
     by: ClaimedElsewhere
     attempts: int
 
 
 class BudgetedClient:
-    """Sends requests within one spending cap, from the store where possible. `counts` counts requests by outcome.
+    """Sends requests within one spending cap; answers those whose replies are in the store without sending them.
 
-    A request that does not fit into the cap waits until requests in flight are settled, and is refused only if it would
-    not fit even then.
+    `counts` counts requests by outcome. A request that does not fit into the cap waits until requests in flight are
+    settled, and is refused only if it would not fit even then.
     """
 
     def __init__(
@@ -120,7 +123,7 @@ class BudgetedClient:
 
     @property
     def given_up(self) -> str | None:
-        """The reason why an endpoint was given up and nothing more is sent; None if there is none."""
+        """The reason why an endpoint was given up, after which nothing more is sent; None if no endpoint was."""
         return self._endpoints.given_up
 
     async def ask(self, request: Request) -> TeacherAnswer:
@@ -148,7 +151,9 @@ class BudgetedClient:
                 waited_s += await self._wait_for(claim, waits, waited_s)
 
     async def _wait_for(self, claim: ClaimedElsewhere, waits: int, waited_s: float) -> float:
-        """Wait before checking the store again; return the seconds waited. Logs once which process we wait for."""
+        """Wait for another process before the store is checked again; return the seconds waited. Logs once which
+        process that is.
+        """
         begin = time.monotonic()
         if waited_s >= _WARN_AFTER_S and claim.lock_file not in self._warned_about:
             self._warned_about.add(claim.lock_file)
@@ -166,7 +171,9 @@ class BudgetedClient:
             done.set_result(None)
 
     async def _ask(self, request: Request, attempts_made: int) -> TeacherAnswer | _ForeignClaim:
-        """Check the request for secrets, then make the attempts that remain after `attempts_made`."""
+        """Answer with a refusal if the request contains a secret; otherwise make the attempts that remain after
+        `attempts_made`.
+        """
         if finds := self._gate.in_request(request.body, request.label):
             self.counts[HELD_BACK] += 1
             await asyncio.sleep(0)
@@ -192,7 +199,9 @@ class BudgetedClient:
     async def _attempt(
         self, request: Request, *, is_first: bool, is_last: bool
     ) -> _ReservedReply | FailedRequest | RequestRefused | ClaimedElsewhere:
-        """Send a request when its endpoint has a free slot. Failures are settled here, replies when they are stored."""
+        """Send a request when its endpoint has a free slot. A failed request is settled here, a successful one when
+        its reply is stored.
+        """
         async with self._endpoints.sending_slot(request.teacher):
             if self._endpoints.given_up is not None:
                 self.counts[AFTER_STOP] += 1
@@ -238,7 +247,7 @@ class BudgetedClient:
         return RequestRefused(f"stopped: {self._endpoints.given_up}", refusal="stop")
 
     async def _wait_for_room(self) -> float:
-        """Wait until one of our requests is settled, but at most `_MAX_POLL_S`; return the seconds waited."""
+        """Wait until a request of this process is settled, but at most `_MAX_POLL_S`; return the seconds waited."""
         begin = time.monotonic()
         self._reservation_settled.clear()
         with contextlib.suppress(TimeoutError):
@@ -252,7 +261,7 @@ class BudgetedClient:
         reply: tuple[bytes, str, dict[str, Any]] | None = None,
         session: str = "",
     ) -> None:
-        """Settle a reservation, and wake requests that wait for room in the cap."""
+        """Settle a reservation, and wake the requests that wait for room in the cap."""
         self._store.settle(intent, cost_nano, reply=reply, session=session)
         self._num_reserved -= 1
         self._reservation_settled.set()
@@ -282,7 +291,7 @@ def answer_from_record(data: dict[str, Any], *, is_cached: bool) -> TeacherAnswe
 
 
 def call_result(state_id: str, state_flags: list[str], slug: str, answer: TeacherAnswer) -> TeacherCallResult:
-    """Convert an answer to the result of a call about a state."""
+    """Return a teacher's answer about a state as a TeacherCallResult."""
     reply = answer.reply or {}
     message = reply.get("message")
     return TeacherCallResult(
@@ -303,7 +312,7 @@ def call_result(state_id: str, state_flags: list[str], slug: str, answer: Teache
 
 
 def _reply_text(message: Mapping[str, Any]) -> str:
-    """Write a teacher's message like a student's action: the text, followed by a line for each call."""
+    """Return a teacher's message in the form of a student's action: the text, followed by one line per call."""
     return text_of(Action(text=content_text(message.get("content")), calls=message_calls(message, "a reply")))
 
 
@@ -312,7 +321,7 @@ def _describe_claim(claim: ClaimedElsewhere) -> str:
 
 
 def _known_cost(failure: FailedRequest) -> int | None:
-    """Return the cost of a failed request: as billed, 0 if it was refused, or None if unknown."""
+    """Return the cost of a failed request: the billed amount, 0 if the request was refused, or None if unknown."""
     if failure.cost_nano is not None:
         return failure.cost_nano
     return 0 if failure.billing == "none" else None
@@ -334,7 +343,9 @@ _STARTING_S = 2.0
 
 @dataclass(slots=True)
 class _Endpoint:
-    """The state of one address with one key. Refusals and failed connections are counted since the last answer."""
+    """The state of one address used with one key. Its counts of refusals and failed connections start at its last
+    answer.
+    """
 
     has_answered: bool = False
     num_in_flight: int = 0
@@ -370,7 +381,9 @@ class _Endpoint:
 
 
 class _EndpointHealth:
-    """The endpoints of a replay. Once one of them has to be given up, `given_up` tells the user why."""
+    """The endpoints of a replay. Once an endpoint has to be given up, `given_up` holds the reason to show to the
+    user.
+    """
 
     def __init__(self) -> None:
         self._known: dict[tuple[str, str | None], _Endpoint] = {}
@@ -379,7 +392,7 @@ class _EndpointHealth:
 
     @asynccontextmanager
     async def sending_slot(self, teacher: Teacher) -> AsyncIterator[None]:
-        """Wait until a request may be sent, which takes time only for endpoints that have not answered yet."""
+        """Wait until a request may be sent; only endpoints that have not answered yet cause a wait."""
         endpoint = self._endpoint_of(teacher)
         while not endpoint.has_room and self.given_up is None:
             endpoint.changed.clear()
@@ -453,7 +466,7 @@ def session_of(state: TraceState) -> str:
 
 
 async def run_jobs(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, num_workers: int) -> None:
-    """Run `work` on all jobs, `num_workers` at a time, taking jobs as workers become free. Raises the first error."""
+    """Run `work` on all jobs with `num_workers` concurrent workers. Raises the first error."""
     waiting = iter(jobs)
 
     async def worker() -> None:
@@ -464,7 +477,8 @@ async def run_jobs(jobs: Iterable[T], work: Callable[[T], Awaitable[None]], *, n
 
 
 async def run_lanes(lanes: Iterable[Sequence[T]], work: Callable[[T], Awaitable[None]], *, num_workers: int) -> None:
-    """Run lanes of jobs like `run_jobs`: the first job of a lane alone, then its other jobs concurrently.
+    """Run lists of jobs (lanes) with `num_workers` concurrent workers: the first job of a lane alone, then its other
+    jobs concurrently.
 
     A lane is opened only if no open lane has a job that can start, so few lanes are in memory at a time.
     """

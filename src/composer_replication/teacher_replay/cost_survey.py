@@ -21,7 +21,9 @@ _BYTES_PER_TOKEN, _USUAL_ANSWER_TOKENS = 4, 120
 
 
 class PlannedState(NamedTuple):
-    """A state to ask about. `keys` has the request key of each teacher, empty if no request can be built."""
+    """A state to ask about. `keys` holds the request key for each teacher; a key is empty if the request cannot be
+    built.
+    """
 
     state_id: str
     session: str
@@ -31,10 +33,11 @@ class PlannedState(NamedTuple):
 
 @dataclass(kw_only=True)
 class PriceRange:
-    """The number of calls to send and of cached calls, and the range of their total price.
+    """The number of calls to send, the number of cached calls, and the range of the total price of the calls to send.
 
-    `spent_usd` is the cost of earlier replays, and `left_nano` the rest of the cap, which suffices for about
-    `num_fitting` calls. `cheapest_nano` is the maximum cost of the cheapest call; None if there is no call to send.
+    `spent_usd` is the cost of earlier replays. `left_nano` is the rest of the cap in nano-dollars, which suffices for
+    about `num_fitting` calls. `cheapest_nano` is the maximum cost of the cheapest call; None if there is no call to
+    send.
     """
 
     num_calls: int = 0
@@ -48,7 +51,8 @@ class PriceRange:
 
 
 class Survey:
-    """Builds the requests for all states, scans them for secrets, and sums the cost of those that are not in the store.
+    """Builds the requests for all states, scans them for secrets, and adds up the costs of those without a reply in the
+    store.
 
     `finds` are texts that look like secrets, each listed once, at the first state that contains it.
     """
@@ -82,7 +86,7 @@ class Survey:
         return PlannedState(state["state_id"], session_of(state), flags(state["messages"]), tuple(keys))
 
     def price(self, spent: int, remaining: int) -> PriceRange:
-        """Return the estimated and the maximum price of all calls that are not cached."""
+        """Return the estimated and the maximum price of all calls whose replies are not in the store."""
         return PriceRange(
             num_calls=len(self._max_costs),
             num_cached=self._num_cached,
@@ -95,7 +99,9 @@ class Survey:
         )
 
     def _count_fitting(self, remaining: int) -> int:
-        """Estimate how many calls fit into `remaining`: each reserves its maximum cost and is billed a usual one."""
+        """Estimate how many calls fit into `remaining` if each reserves its maximum cost and is billed its usual
+        cost.
+        """
         num_fitting = 0
         for max_cost, usual_cost in zip(self._max_costs, self._usual_costs, strict=True):
             if max_cost <= remaining:

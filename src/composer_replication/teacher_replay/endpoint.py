@@ -29,7 +29,7 @@ _CONNECT_S = 10.0  # detects an unreachable address long before an answer would 
 
 
 class TeacherClient:
-    """Sends requests, at most `max_concurrency` at a time. An async context manager."""
+    """An async context manager that sends requests to endpoints, at most `max_concurrency` at a time."""
 
     def __init__(self, *, max_concurrency: int = 64, timeout_s: float = 120.0) -> None:
         self._httpx: Any = require("httpx", extra="replay")
@@ -60,7 +60,7 @@ class TeacherClient:
         self._pools.clear()
 
     async def send(self, request: Request) -> Reply | FailedRequest:
-        """Make one attempt. Failures are returned as FailedRequest; only cancellation raises."""
+        """Make one attempt to send a request. Failures are returned as FailedRequest; only cancellation raises."""
         pool = await self._free.get()
         try:
             outcome = await self._post(pool, request)
@@ -69,7 +69,7 @@ class TeacherClient:
         return _without_key(outcome, request.teacher.api_key)
 
     async def get_json(self, url: str, api_key: str | None) -> tuple[int, bytes]:
-        """Send a GET request, for lists of models; return status and body."""
+        """Send a GET request, which lists the endpoint's models; return the status and the body."""
         pool = await self._free.get()
         what = f"GET {url.partition('?')[0]}"
         try:
@@ -137,9 +137,10 @@ _GZIP_MAGIC = b"\x1f\x8b"
 
 
 async def _limited_body(response: Any) -> bytes | FailedRequest:
-    """Return the decompressed body of a streamed answer, or a failure if it is too long or has an unknown encoding.
+    """Return the decompressed body of a streamed answer, or a failure if the body is too long or has an unknown
+    encoding.
 
-    At most `MAX_BODY` bytes are in memory: the rest is neither decompressed nor read.
+    At most `MAX_BODY` bytes are in memory; any bytes beyond that are neither decompressed nor read.
     """
     encoding = str(response.headers.get("content-encoding", "")).strip().lower()
     decoders = {"": _Uncompressed, "identity": _Uncompressed, "gzip": _Gzip, "x-gzip": _Gzip, "deflate": _Deflate}
@@ -254,9 +255,9 @@ _WIDE = re.compile("[\u1100-\u11ff\u2e80-\ua4cf\ua960-\ua97f\uac00-\ud7ff\uf900-
 
 
 class Reply(NamedTuple):
-    """An assistant message. `error` is set if the message is unusable because it was cut off or filtered.
+    """A teacher's assistant message. `error` is set if the message is unusable because it was cut off or filtered.
 
-    `cost_nano` is the amount that it counts under the cap; None means the reserved maximum.
+    `cost_nano` is the amount, in nano-dollars, that the reply counts toward the cap; None means the reserved maximum.
     """
 
     message: dict[str, Any]
@@ -268,7 +269,7 @@ class Reply(NamedTuple):
 
 
 class FailedRequest(NamedTuple):
-    """A failed attempt. `cost_nano` is set if more was billed than reserved; otherwise see `billing`.
+    """A failed attempt. `cost_nano` is set if more was billed than reserved; otherwise `billing` says what was billed.
 
     `scope` is what the failure affects: only this call, every call with this key (wrong key, no credit), or the
     connection.
@@ -283,7 +284,9 @@ class FailedRequest(NamedTuple):
 
 
 def _parse_response(status: int, headers: Mapping[str, str], body: bytes, request: Request) -> Reply | FailedRequest:
-    """Return the outcome of a request that got a response. A response that cannot be parsed is a failure."""
+    """Return the reply or the failure of a request that got a response. A response that cannot be parsed is a
+    failure.
+    """
     try:
         return _parse(status, headers, body, request)
     except (TypeError, ValueError, ArithmeticError, LookupError, AttributeError, RecursionError) as error:
@@ -315,12 +318,14 @@ def _parse_answer(data: dict[str, Any], cost: int | None) -> Reply | FailedReque
 
 
 def _connection_failure(error: str, *, was_sent: bool) -> FailedRequest:
-    """Return the failure of a request without a response. If it was sent, it may have been billed."""
+    """Return the failure of a request that got no response. A request that was sent may have been billed."""
     return FailedRequest(error, True, "unknown") if was_sent else FailedRequest(error, True, "none", scope="connection")
 
 
 def _with_status(status: int, headers: Mapping[str, str], unread: FailedRequest) -> FailedRequest:
-    """Return the failure for a response without a readable body; a refusal is still recognized by its status."""
+    """Return the failure for a response whose body could not be read; the HTTP status still shows whether it was a
+    refusal.
+    """
     return unread if 200 <= status < 300 else _refusal(status, headers, None, unread.error.encode())
 
 
@@ -401,9 +406,9 @@ def _retry_after_s(headers: Mapping[str, str]) -> float | None:
 
 
 def _charged_cost(data: dict[str, Any], request: Request) -> int | None:
-    """Return the amount that an answer counts under the cap, in nano-dollars; None means the reserved maximum.
+    """Return the amount that an answer counts toward the cap, in nano-dollars; None means the reserved maximum.
 
-    The tokenizer is unknown here, so a claimed count that is too low but not below `_min_tokens` goes unnoticed.
+    The tokenizer is unknown here, so a claimed count that is too low goes unnoticed unless it is below `_min_tokens`.
     """
     sent, price = _parse_object(request.body) or {}, request.teacher.price
     usage, max_tokens = _usage(data), sent.get("max_tokens") or 0
@@ -424,7 +429,7 @@ def _charged_cost(data: dict[str, Any], request: Request) -> int | None:
 
 
 def _min_tokens(texts: Sequence[str]) -> float:
-    """Return the minimum number of tokens of texts with a common tokenizer; a smaller claimed count is implausible."""
+    """Return the smallest plausible number of tokens for these texts with any common tokenizer."""
     num_chars = num_words = num_digits = num_wide = 0
     for text in texts:
         shorter = _REPETITION.sub(r"\1", " ".join(text.split()))  # includes spaces, which are often part of a token
@@ -467,7 +472,7 @@ def _count(value: object) -> int | None:
 
 
 def _choice_messages(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
-    """Yield the message of every choice."""
+    """Yield the message of every choice in a response."""
     choices = data.get("choices")
     for choice in cast("list[Any]", choices) if isinstance(choices, list) else ():
         if isinstance(choice, dict) and isinstance(message := cast("dict[str, Any]", choice).get("message"), dict):
@@ -475,7 +480,9 @@ def _choice_messages(data: Mapping[str, Any]) -> Iterator[Mapping[str, Any]]:
 
 
 def _message_texts(message: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the texts of a message that were certainly tokenized: content, visible thinking, arguments."""
+    """Yield the texts of a message that must have been counted as tokens: its content, visible thinking, refusal,
+    and call arguments.
+    """
     yield content_text(message.get("content"), separator="")
     thinking = [text for name in ("reasoning", "reasoning_content") if isinstance(text := message.get(name), str)]
     yield max(thinking, key=len, default="")

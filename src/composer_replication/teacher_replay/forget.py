@@ -39,7 +39,9 @@ _UNLINK_BILLS = "UPDATE bills SET key = NULL, digest = NULL WHERE key NOT IN (SE
 
 @dataclass(frozen=True, slots=True)
 class AnswerCounts:
-    """The numbers of answers that stay with remaining sessions, are removed with forgotten ones, or have no owner."""
+    """The numbers of stored answers that stay because a remaining session uses them, that are removed with forgotten
+    sessions, and that belong to no session.
+    """
 
     num_kept: int
     num_removed: int
@@ -47,9 +49,9 @@ class AnswerCounts:
 
 
 def count_answers(run: RunDir, remaining: Set[str], forgotten_ids: Set[str]) -> AnswerCounts | None:
-    """Count the answers that would stay and be removed, without changing anything; None if the run has no store.
+    """Count the answers that would stay or be removed, without changing anything; return None if the run has no store.
 
-    A link does not count as a store: other runs may share its target, whose answers must not be deleted.
+    A symbolic link does not count as a store: other runs may share its target, whose answers must not be deleted.
     """
     path = run.path(STORE)
     if path.is_symlink() or not path.exists():
@@ -116,7 +118,7 @@ Tool = dict[str, Any]
 
 
 class AskedTools:
-    """The tools with which each session of a run was asked about."""
+    """A record of the tools that were sent to teachers with each session of a run."""
 
     def __init__(self, run: RunDir) -> None:
         self._run = run
@@ -129,9 +131,7 @@ class AskedTools:
             self._digests[str(row["conversation_id"])] = digest
 
     def tools_for(self, conversation: Conversation, current: list[Tool]) -> list[Tool]:
-        """Return the tools for asking about a session: the recorded ones if they suffice, otherwise
-        the current ones.
-        """
+        """Return the tools to send with a session: the recorded tools if they suffice, otherwise the current ones."""
         first_tools = self._tools_by_digest.get(self._digests.get(conversation.id, ""))
         if first_tools is None:
             return current
@@ -139,7 +139,7 @@ class AskedTools:
         return first_tools if called & _names(current) <= _names(first_tools) else current
 
     def record(self, conversation_id: str, tools: list[Tool]) -> None:
-        """Record the tools of a session, before it is asked about."""
+        """Record the tools of a session before teachers are asked about it."""
         text = encode_as_written(tools, where="tools").decode()
         digest = sha256(text.encode()).hexdigest()
         if self._digests.get(conversation_id) == digest:
@@ -151,7 +151,7 @@ class AskedTools:
 
 
 def _forget_asked(run: RunDir, forgotten_ids: Iterable[str]) -> None:
-    """Remove sessions from the recorded tools, and tools that no other session uses."""
+    """Remove forgotten sessions from the recorded tools, and the tools that no remaining session uses."""
     forgotten_ids, rows = set(forgotten_ids), _rows(run)
     texts = {row["digest"]: row["tools"] for row in rows if row["tools"] is not None}
     last = {row["conversation_id"]: row["digest"] for row in rows if row["conversation_id"] not in forgotten_ids}

@@ -35,7 +35,9 @@ from composer_replication.teacher_replay.teachers import to_dollars
 
 
 class TeacherStore:
-    """The store, in a file or in memory. Close it, or use it as a context manager."""
+    """The store of replies and money spent, in a file or in memory. Close it after use, or use it as a context
+    manager.
+    """
 
     def __init__(self, path: str | Path | None = None) -> None:
         # Links are resolved, as SQLite does: the lock files must be beside the actual file, which all processes share.
@@ -70,8 +72,8 @@ class TeacherStore:
             self._owner = None
 
     def hold(self, what: str) -> None:
-        """Acquire exclusive use of the store for `what` until it is closed. Raises RunError if
-        another process has it.
+        """Acquire exclusive use of the store for `what` until the store is closed. Raises RunError if another
+        process holds it.
         """
         if self._path is None or self._owner is None:
             return
@@ -83,7 +85,7 @@ class TeacherStore:
             self._execute("INSERT OR REPLACE INTO holds VALUES (?, ?, ?, ?, ?)", mine)
 
     def reply(self, key: bytes) -> dict[str, Any] | None:
-        """Return a stored reply, or None."""
+        """Return the stored reply for a request key, or None if the store has none."""
         row = self._execute("SELECT reply FROM replies WHERE key = ?", (key,)).fetchone()
         try:
             return None if row is None else orjson.loads(row[0])
@@ -91,7 +93,7 @@ class TeacherStore:
             raise self._corrupt(f"a reply that cannot be read ({error})") from error
 
     def add_reply_session(self, key: bytes, session: str) -> None:
-        """Record that a reply belongs to this session too; a reply is stored as long as one of its sessions is."""
+        """Record that this session, too, uses a reply. A reply is kept as long as one of its sessions is."""
         if session:
             with self._translate_errors():
                 tables.add_reply_session(self._connection, key, session)
@@ -104,7 +106,7 @@ class TeacherStore:
         return Meter(*row)
 
     def open_reservations(self) -> tuple[int, float]:
-        """Return the number of unsettled reservations of all processes, and the time of the latest."""
+        """Return the number of all processes' unsettled reservations, and the time of the latest."""
         return self._execute("SELECT COUNT(*), COALESCE(MAX(started), 0) FROM intents").fetchone()
 
     def reserve(
@@ -138,7 +140,9 @@ class TeacherStore:
             return cursor.lastrowid
 
     def _find_claim(self, key: bytes) -> ClaimedElsewhere | None:
-        """Return another process's claim to this reply, if there is one; recover the claims of dead processes."""
+        """Return the claim of another process that is requesting or has stored this reply, or None. Settles the
+        claims of dead processes.
+        """
         if self._execute("SELECT 1 FROM replies WHERE key = ?", (key,)).fetchone():
             return ClaimedElsewhere(None)
         claims = self._execute(
@@ -175,13 +179,13 @@ class TeacherStore:
                 self._execute("UPDATE meter SET halted = COALESCE(halted, ?)", (reason,))
 
     def resume_after_overrun(self) -> None:
-        """Allow requests again after a teacher billed more than its maximum cost. Call this only
-        after a person agreed.
+        """Allow requests again after a teacher billed more than its maximum cost. Call this only after a person has
+        agreed.
         """
         self._execute("UPDATE meter SET halted = NULL")
 
     def _store_reply(self, reply: tuple[bytes, str, dict[str, Any]], session: str) -> tuple[bytes, bytes] | None:
-        """Store a reply; return its key and digest, or None if it is stored already."""
+        """Store a reply and return its key and digest; return None if the reply is already stored."""
         key, slug, data = reply
         text = orjson.dumps(data)
         cursor = self._execute("INSERT OR IGNORE INTO replies VALUES (?, ?, ?)", (key, slug, text))
@@ -246,7 +250,7 @@ class TeacherStore:
 
     @contextmanager
     def _read_transaction(self) -> Iterator[None]:
-        """Read all tables in one consistent snapshot while other processes write."""
+        """Open a transaction that reads all tables in one consistent snapshot, even while other processes write."""
         self._connection.execute("BEGIN")
         try:
             yield
@@ -310,7 +314,7 @@ _ATTEMPTS = 20
 
 
 class _Holder(NamedTuple):
-    """The process that holds a store, described for a person who looks for it."""
+    """The process that holds a store; its text form tells a person where to find that process."""
 
     pid: int
     host: str
@@ -322,8 +326,8 @@ class _Holder(NamedTuple):
 
 
 class _ProcessLock:
-    """The lock file of this process beside a store. `close` removes it; the lock ends with the
-    process at the latest.
+    """The lock file that this process keeps next to a store. `close` releases the lock and removes the file;
+    otherwise the lock ends with the process.
     """
 
     def __init__(self, store: Path) -> None:
@@ -342,7 +346,9 @@ class _ProcessLock:
         os.close(self._descriptor)
 
     def _acquire(self) -> bool:
-        """Lock and write the file; return whether it still exists, as another process may have removed it as stale."""
+        """Lock and write the lock file; return whether it still exists, because another process may have removed it
+        as stale.
+        """
         if not try_lock(self._descriptor):
             return False
         record = self.holder._asdict() | {
@@ -370,7 +376,7 @@ class _ProcessLock:
 
 
 def _is_owner_alive(store: Path, name: str) -> bool:
-    """Whether the process with this lock file is alive. Removes the lock file of a dead process if permitted."""
+    """Whether the process that owns this lock file is alive. Removes a dead process's lock file if permitted."""
     path = _lock_path(store, name)
     try:
         descriptor = os.open(path, os.O_RDONLY)  # readable even if another user owns it
@@ -409,7 +415,7 @@ def _read_holder(store: Path, name: str) -> _Holder | None:
 
 
 def _holder_message(path: Path, what: str, owner: str, holder: _Holder) -> str:
-    """Return the error message for a second process that wants exclusive use."""
+    """Return the error message to show when a second process requests exclusive use of a store."""
     is_here = holder.host == socket.gethostname()
     where = "" if is_here else f" on {holder.host}"
     fix = (
@@ -422,7 +428,9 @@ def _holder_message(path: Path, what: str, owner: str, holder: _Holder) -> str:
 
 
 def _is_alive_without_lock(descriptor: int) -> bool:
-    """Whether the process may be alive although its lock was free, because the file system may not support locks."""
+    """Whether a process may be alive although its lock file is not locked, because some file systems do not support
+    locks.
+    """
     record = _parse_record(os.pread(descriptor, 4096, 0) if sys.platform != "win32" else os.read(descriptor, 4096))
     if not record:
         return time.time() - os.fstat(descriptor).st_mtime < _STARTING_S
@@ -435,7 +443,9 @@ def _is_alive_without_lock(descriptor: int) -> bool:
 
 
 def _process_start(pid: Any) -> str | None:
-    """Return a string that distinguishes a process from later ones with the same id; None if there is no process."""
+    """Return a string that distinguishes a process from later processes with the same id; None if no process has the
+    id.
+    """
     if type(pid) is not int or pid <= 0:
         return None
     try:

@@ -18,7 +18,9 @@ _MILLION = Decimal(1_000_000)
 
 
 class ListedModel(NamedTuple):
-    """A model that an endpoint offers, with its price, context length and support of tools, each None if unknown."""
+    """A model that an endpoint offers, with its price, its context length, and whether it supports tools. Unknown
+    values are None.
+    """
 
     slug: str
     spec: TeacherSpec | None
@@ -44,7 +46,9 @@ async def list_models(base_url: str, api_key: str | None, *, timeout_s: float = 
 
 
 def add_prices(teachers: Iterable[Mapping[str, Any]], listed: Iterable[ListedModel]) -> list[TeacherSpec]:
-    """Add the listed prices to teachers. Raises InputError for a teacher that is not listed or has no price."""
+    """Add the prices that endpoints list to the teachers. Raises InputError for a teacher that is not listed or has
+    no price.
+    """
     entries = {entry.slug: entry for entry in listed}
     priced_teachers: list[TeacherSpec] = []
     for teacher in teachers:

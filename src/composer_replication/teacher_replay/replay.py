@@ -58,8 +58,8 @@ class ReplayOptions:
     `cache` is the file of the store (replies and money spent), which restarts and other processes share; None keeps
     both in memory. `gate`: None asks all teachers; "exact" asks the next teacher only while its vote can change the
     pair; "agree" stops when the first teacher agrees with the student. `order`: "longest_first" asks about the longest
-    state of a session first and about the others concurrently, because the provider has cached all of their prompts by
-    then; "in_order" asks about one state after the other.
+    state of a session first and then about the others concurrently, because the provider has cached all of their
+    prompts by then; "in_order" asks about one state at a time.
     """
 
     base_url: str | None = None
@@ -91,8 +91,8 @@ class ReplayOptions:
 class ReplayReport:
     """The result of a replay: counts by name, and the amounts of the whole store in US dollars.
 
-    Two things end a replay early: a teacher that billed more than its maximum cost (`stopped`), and an endpoint that
-    refuses requests or cannot be reached (`given_up`).
+    A replay ends early if a teacher billed more than its maximum cost (`stopped`), or if an endpoint refuses requests
+    or cannot be reached (`given_up`).
     """
 
     counts: dict[str, int] = field(default_factory=dict[str, int])
@@ -164,7 +164,7 @@ def resolve_environment(options: ReplayOptions) -> Mapping[str, str]:
 
 
 def teachers_of(specs: Sequence[Mapping[str, Any]], api_key: str | None, options: ReplayOptions) -> list[Teacher]:
-    """Resolve descriptions of teachers to teachers with keys and prices."""
+    """Convert descriptions of teachers to teachers with keys and prices."""
     return read_teachers(
         specs,
         environment=resolve_environment(options),
@@ -185,10 +185,11 @@ async def replay(
     store: TeacherStore | None = None,
     reports_calls_over_cap: bool = True,
 ) -> ReplayReport:
-    """Do the same as `replay_trace`, but pass each result to a callback, so that memory does not grow with the states.
+    """Ask all teachers about all states like `replay_trace`, but pass each result to a callback, so that memory does
+    not grow with the states.
 
     `store` is an open store to use instead of `options.cache`; it is not closed. Calls that do not fit into the cap
-    have a result too, unless `reports_calls_over_cap` is false.
+    have a result, too, unless `reports_calls_over_cap` is false.
     """
     cap_nano = check_cap(max_total_usd)
     report = ReplayReport()
@@ -235,7 +236,9 @@ class _Replay:
             self.gate = _AskingGate(options.gate, options.agreement_threshold, len(teachers), _StateVotes())
 
     async def ask_all(self, states: Iterable[TraceState], order: OrderName, *, num_workers: int) -> None:
-        """Ask about all states of each session: one after the other, or the longest first and then the others."""
+        """Ask about all states of each session, either one at a time or the longest first and then the others
+        concurrently.
+        """
         if self.gate is None:
             lanes = (
                 [(numbered, index) for numbered in group]
@@ -258,8 +261,8 @@ class _Replay:
             await run_lanes((lane[::-1] for lane in lanes), work, num_workers=num_workers)
 
     def _gated(self, states: Iterable[TraceState]) -> Iterator[list[_NumberedState]]:
-        """Yield sessions after the gate has read their states in order, because they are asked
-        about in another order.
+        """Yield each session after the gate has read its states in order, because teachers are asked about the
+        states in another order.
         """
         assert self.gate is not None
         for group in _group_by_session(states):
@@ -270,7 +273,7 @@ class _Replay:
         await self._ask(*job)
 
     async def _ask_all_teachers(self, numbered: _NumberedState) -> None:
-        """Ask one teacher after the other, until the gate says that no further answer matters."""
+        """Ask one teacher at a time about a state, until the gate says that no further answer matters."""
         assert self.gate is not None
         answers: list[TeacherCallResult] = []
         for teacher in range(len(self._slugs)):
@@ -301,7 +304,7 @@ def request_of(builder: RequestBuilder, state: TraceState) -> Request:
 
 
 def check_threshold(num_teachers: int, threshold: int) -> None:
-    """Raise InputError if there are fewer teachers than must agree, so that no pair could result."""
+    """Raise InputError if the agreement threshold exceeds the number of teachers, so that no pair could result."""
     if num_teachers < threshold:
         some = f"{num_teachers} teacher{'s' * (num_teachers != 1)}"
         fix = f"Add {threshold - num_teachers} more, or lower the threshold (replay.threshold, agreement_threshold)."
@@ -322,7 +325,7 @@ def check_cap_fits_a_call(left_nano: int, cheapest_nano: int, max_total_usd: flo
 def _check_affordable(
     states: Sequence[TraceState], teachers: Sequence[Teacher], max_total_usd: float, options: ReplayOptions
 ) -> None:
-    """Raise InputError if no call fits into the cap and none is in the store."""
+    """Raise InputError if no call fits into the rest of the cap and no call has a stored reply."""
     cap_nano, cheapest = check_cap(max_total_usd), None
     builders = [RequestBuilder(teacher, options.settings) for teacher in teachers]
     is_new = options.cache is None or not Path(options.cache).exists()
@@ -343,7 +346,7 @@ def _check_affordable(
 
 
 def _check_states(states: Sequence[TraceState]) -> None:
-    """Check, before anything is paid for, that all states are valid and have different ids."""
+    """Raise InputError, before anything is paid for, unless all states are valid and have different ids."""
     seen_ids: set[str] = set()
     for number, state in enumerate(states):
         _check_state(state, number)
@@ -388,9 +391,9 @@ def _sessions_by_teacher(
 
 
 class _StateVotes:
-    """Evaluates the answers to a state so far in the same way as `extract_pairs`.
+    """Evaluates a state's answers received so far in the same way as `extract_pairs`.
 
-    States must come in the order of their session, or be read ahead in that order, so that each message is read once.
+    The states of a session must come in order or be read ahead in order, so that each message is read only once.
     """
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
@@ -416,8 +419,8 @@ class _StateVotes:
     def can_change(
         self, state: TraceState, answers: Sequence[TeacherCallResult], *, threshold: int, num_teachers: int
     ) -> bool:
-        """Whether the remaining teachers can change the pair; `answers` come from the teachers
-        asked so far, in order.
+        """Whether the remaining teachers can change the preference pair; `answers` are those of the teachers asked
+        so far, in order.
         """
         actions = [read_vote(answer).action for answer in answers]
         if not any(actions):  # nobody has voted yet, so the context does not matter
@@ -441,7 +444,8 @@ class _StateVotes:
 
 
 class _AskingGate:
-    """Decides whether to ask the next teacher, and counts saved calls and, for a heuristic, pairs that may be lost.
+    """Decides whether to ask the next teacher. Counts the calls saved and, with the gate "agree", the pairs that may be
+    lost.
 
     A call counts as saved if the answers so far decide the pair, but not if an earlier teacher could not be asked.
     """
@@ -451,7 +455,7 @@ class _AskingGate:
         self.counts: Counter[str] = Counter()
 
     def read_ahead(self, states: Sequence[TraceState]) -> None:
-        """Read the states of a session in order; afterwards they may be asked about in any order."""
+        """Read the states of a session in order, so that teachers may afterwards be asked about them in any order."""
         self._votes.read_ahead(states)
 
     def release(self, state: TraceState) -> None:

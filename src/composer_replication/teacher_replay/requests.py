@@ -20,7 +20,7 @@ _MAX_CACHED_PREFIXES = 4096
 
 
 class Request(NamedTuple):
-    """The body of a request and its teacher, its maximum cost in nano-dollars, its session, and a
+    """A request to a teacher: its body, its key in the store, its maximum cost in nano-dollars, its session, and a
     label for messages.
     """
 
@@ -46,7 +46,9 @@ class RequestSettings(NamedTuple):
 
 
 class RequestBuilder:
-    """Builds the requests to one teacher. Keys are rolling hashes, so only the new messages of a state are hashed."""
+    """Builds the requests to one teacher. Request keys are rolling hashes, so that only the new messages of a state
+    have to be hashed.
+    """
 
     def __init__(self, teacher: Teacher, settings: RequestSettings) -> None:
         settings.check()
@@ -132,8 +134,8 @@ _RESULTS = ("tool", "function")
 def _fence_results(messages: Sequence[Message], session: str = "") -> list[Message]:
     """Enclose tool results in marks, which are the same for all states of a session.
 
-    Because the marks and the rule about them stay the same, a longer state begins with exactly the bytes of a shorter
-    one, as prompt caches require.
+    Because the marks and the rule that explains them stay the same, the request for a longer state begins with exactly
+    the bytes of the request for a shorter one, as prompt caches require.
     """
     mark = _hash(session) if session else _session_mark(messages)
     fenced: list[Message] = []
@@ -202,7 +204,7 @@ def _enclose(text: str, mark: str) -> str:
 
 
 def _is_output(message: Message) -> bool:
-    """Whether the whole message is the output of a tool; some agents send it as a user message."""
+    """Whether the whole message is the output of a tool, which some agents send as a user message."""
     return message.get("role") in _RESULTS or (message.get("role") == "user" and message.get(ORIGIN) == "tool")
 
 
@@ -220,5 +222,5 @@ def _fence_block(block: Any, mark: str) -> Any:
 
 
 def _text(content: object) -> str:
-    """Return the text of a message's content, including tool results, which may have parts themselves."""
+    """Return the text of a message's content, including the text of tool results."""
     return content_text(content, fallback=lambda part: _text(part.get("content")) if _is_result(part) else None)

@@ -63,7 +63,9 @@ _CARRIED_OVER = "carried over from a store of an earlier version"
 
 
 class Meter(NamedTuple):
-    """Nano-dollars: billed, reserved by requests in flight, and of requests that may or may not have been billed."""
+    """The money totals of a store, in nano-dollars: `spent` was billed, `reserved` belongs to requests in flight,
+    and `unknown` to requests that may or may not have been billed.
+    """
 
     spent: int
     reserved: int
@@ -73,7 +75,7 @@ class Meter(NamedTuple):
 
     @property
     def committed(self) -> int:
-        """The amount that counts against a cap."""
+        """The amount that counts toward a cap."""
         return self.spent + self.reserved + self.unknown
 
 
@@ -85,7 +87,9 @@ class RequestRefused(NamedTuple):
 
 
 class NoRoom(NamedTuple):
-    """The reason to wait: the request fits into the cap only if requests in flight cost less than they reserve."""
+    """The reason why a request has to wait: it fits into the cap only if requests in flight cost less than they have
+    reserved.
+    """
 
     reason: str
 
@@ -101,7 +105,9 @@ class ClaimedElsewhere(NamedTuple):
 
 
 def create_store_if_missing(path: Path) -> None:
-    """Create a store atomically unless it exists, so that an empty file is never a store under construction."""
+    """Create a store atomically if none exists, so that no process sees an unfinished store. Raises
+    ArtefactCorruptError if the file is empty.
+    """
     if path.exists():
         if path.stat().st_size == 0:
             fix = "Restore an earlier copy, or remove the file if it never contained paid answers."
@@ -171,7 +177,9 @@ def is_newer_version(fault: str) -> bool:
 
 
 def find_content_fault(connection: sqlite3.Connection) -> str | None:
-    """Read a whole store of the current version, and return what is wrong with it; None if nothing is."""
+    """Read a whole store of the current version, and return a description of what is wrong with it; None if nothing
+    is.
+    """
     fault = _find_money_fault(connection) or _find_reply_fault(connection)
     finding = (
         fault or connection.execute("PRAGMA quick_check(1)").fetchone()[0]
@@ -254,7 +262,7 @@ def _statements(script: str) -> list[str]:
 
 
 def add_reply_session(connection: sqlite3.Connection, key: bytes, session: str) -> None:
-    """Record that a reply belongs to this session too, within any open transaction."""
+    """Record, within the open transaction if there is one, that this session, too, uses a reply."""
     row = (key, session)
     existing_row = connection.execute("SELECT 1 FROM reply_owners WHERE key = ? AND session = ?", row).fetchone()
     if existing_row is None:  # checked first, because reading needs no write lock

@@ -49,7 +49,7 @@ _SPEC_KEYS = {"slug", "input_per_mtok", "output_per_mtok", "per_request_usd", "b
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Teacher:
-    """A teacher whose description was checked. Its repr does not show the key."""
+    """A teacher whose description has been checked. Its repr does not show the key."""
 
     slug: str
     base_url: str
@@ -99,7 +99,9 @@ def read_teachers(
     base_url: str | None = None,
     prices: Mapping[str, Price] | None = None,
 ) -> list[Teacher]:
-    """Check descriptions of teachers, and add endpoint, price and key. Raises InputError if anything is missing."""
+    """Check descriptions of teachers, and complete them with endpoint, price and key. Raises InputError if anything
+    is missing.
+    """
     if not specs:
         raise InputError(explain("teachers", got="none", expected="at least one"))
     slugs = [str(spec.get("slug") or "") for spec in specs]
@@ -148,7 +150,9 @@ def _read(
 
 
 def _extra(spec: Mapping[str, Any], slug: str) -> dict[str, Any]:
-    """Return additional fields of the request. Raises InputError for fields that determine its cost or content."""
+    """Return the additional request fields in a description. Raises InputError for fields that determine a request's
+    cost or content.
+    """
     extra: Any = spec.get("extra") or {}
     if not isinstance(extra, Mapping):
         raise InputError(explain(f"extra of {slug}", got=type(extra).__name__, expected="fields of a request"))
@@ -198,7 +202,7 @@ def to_dollars(nano: int) -> float:
 
 
 class Price(NamedTuple):
-    """A price in US dollars per million tokens, and per request for providers that charge this too."""
+    """A price in US dollars per million tokens, and per request for providers that also charge for requests."""
 
     input_per_mtok: Decimal
     output_per_mtok: Decimal
@@ -227,7 +231,9 @@ def check_cap(max_total_usd: float) -> int:
 
 
 def read_amount(value: object) -> Decimal | None:
-    """Return an amount of dollars; None if the value is not one: other text, negative, not finite, a boolean."""
+    """Return an amount of dollars; None if the value is not a finite number of at least 0 (booleans are not
+    numbers).
+    """
     try:
         amount = Decimal(str(value))
     except InvalidOperation:  # of None, a boolean or a list as well

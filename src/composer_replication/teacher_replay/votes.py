@@ -25,7 +25,7 @@ from composer_replication.types import Action, TeacherCallResult, ToolCall, Trac
 
 
 class _TeacherVote(NamedTuple):
-    """The action that a teacher voted for; if it is None, `reason` is "error", "unreadable" or "empty"."""
+    """The action that a teacher voted for. If it is None, `reason` says why: "error", "unreadable" or "empty"."""
 
     action: Action | None
     reason: str = ""
@@ -61,7 +61,7 @@ Reason = Literal["consensus", "tie", "below_threshold", "no_votes"]
 
 @dataclass(frozen=True, slots=True)
 class _VoteClass:
-    """Teachers that took equal actions, in the order of asking."""
+    """The teachers that took equal actions, in the order in which they were asked."""
 
     key: str
     teachers: tuple[str, ...]
@@ -69,8 +69,8 @@ class _VoteClass:
 
 @dataclass(frozen=True, slots=True)
 class Vote:
-    """The result of a vote. `classes` are ordered by votes, then by the order of asking; `winner` is one of them or
-    None.
+    """The result of a vote. `classes` are ordered by number of votes, then by the order of asking; `winner` is a
+    class, or None if there is no consensus.
     """
 
     winner: _VoteClass | None
@@ -88,7 +88,7 @@ class Vote:
 
 
 def count_votes(keys_by_teacher: Mapping[str, str | None], threshold: int = 2) -> Vote:
-    """Count votes by the key of each teacher's action; a teacher that failed has None."""
+    """Count votes by the key of each teacher's action; the key is None for a teacher that failed."""
     _check_threshold(threshold)
     teachers: dict[str, list[str]] = {}
     for teacher, key in keys_by_teacher.items():
@@ -114,11 +114,11 @@ def can_outcome_change(
     *,
     count_matters: bool = False,
 ) -> bool:
-    """Whether the pair could still change, depending on the answers or failures of the remaining teachers.
+    """Whether the remaining teachers' answers or failures could still change the preference pair.
 
     `votes` are the action keys of the teachers asked so far (None: failed), and `student` is the key of the student's
     action. Two pairs are equal if neither exists or both choose the same class; with `count_matters`, the number of
-    agreeing teachers must be equal too.
+    agreeing teachers must be equal, too.
     """
     _check_threshold(threshold)
     counts = Counter(key for key in votes if key is not None)
@@ -154,7 +154,7 @@ _MAX_SESSIONS = 64  # the number of sessions that are asked about concurrently
 
 
 class _SessionContext:
-    """The context of successive states of one session; each message is read only once."""
+    """The context of the successive states of one session; each message is read only once."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd = normal_path(cwd, None) if cwd else None
@@ -176,7 +176,7 @@ class _SessionContext:
 
 
 class StateContexts:
-    """The contexts of states of many sessions; messages of earlier states are not read again."""
+    """The contexts of the states of many sessions; messages that an earlier state contained are not read again."""
 
     def __init__(self, *, cwd: str | None = None, tools: Tools | None = None) -> None:
         self._cwd, self._tools = cwd, tools
