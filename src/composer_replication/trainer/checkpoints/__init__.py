@@ -1,9 +1,9 @@
 """Checkpoints without pickle that are either complete or ignored, and that resume a run bit for bit.
 
-run_checkpoints  saving and loading in place of a Trainer's own methods; choosing and checking the one to resume from
-manifest         the list of a checkpoint's files that makes it complete, and deletion of old checkpoints
-weights          weights and optimizer state, whole or sharded
-data_cursor      the position in the data, and a process's random number generators
+run_checkpoints  saves and loads checkpoints in place of a Trainer's own methods, and chooses one to resume from
+manifest         lists a checkpoint's files, which makes the checkpoint complete, and deletes old checkpoints
+weights          saves and loads weights and optimizer state, whole or sharded
+data_cursor      saves the position in the data, and a process's random number generators
 """
 
 from composer_replication.tensor_file import load_tree, save_tree

@@ -1,9 +1,10 @@
-"""Save a run's position in its data: the generators that determine the order, at the start of the epoch and now.
+"""Save a run's position in its data: the states of the generators that determine the order of the data.
 
-On resume, the training loop skips batches by drawing their indices again. This gives the same order only if every
-generator involved has the state that it had at the start of the epoch: the samplers' generators, and the global
-generator, which samplers without their own generator and the loader's worker seeds depend on. Random numbers drawn by
-a data set or a collator are not covered, since skipped batches are not collated again.
+On resume, the training loop skips batches by drawing their indices a second time. This gives the same order only if
+every generator involved has the state that it had at the start of the epoch: the samplers' generators, and the global
+generator, which determines the workers' seeds and the order of samplers without their own generator. The states at the
+start of the epoch are therefore saved as well as the current ones. Random numbers drawn by a data set or a collator are
+not covered, since skipped batches are not collated a second time.
 """
 
 from __future__ import annotations
@@ -53,7 +54,7 @@ _PART_ATTRIBUTES = ("base_dataloader", "dataloader", "batch_sampler", "sampler",
 
 
 class DataCursor:
-    """Stores the generator and sampler states at the start of the current epoch."""
+    """A record of the generator and sampler states at the start of the current epoch."""
 
     def __init__(self) -> None:
         self._loader: Any = None
@@ -68,11 +69,11 @@ class DataCursor:
 
     @staticmethod
     def restore(loader: Any, tree: dict[str, Any], *, epoch: int, mid_epoch: bool) -> None:
-        """Restore a new loader's samplers: in the middle of an epoch to their states at its start, else to those saved
-        last.
+        """Restore the states of a new loader's samplers.
 
-        In the middle of an epoch, the training loop will skip batches. The global generators are then restored to the
-        start of the epoch as well, and the training loop later sets them to the states saved last.
+        In the middle of an epoch the samplers get their states from the start of that epoch, because the training loop
+        will skip batches; the global generators are restored to the start of the epoch as well, and the training loop
+        later sets them to the states saved last. Between epochs the samplers get the states saved last.
         """
         states = tree["epoch_begin"]["samplers"] if mid_epoch else tree["samplers"]
         for path, part in _nested_parts(loader):
@@ -105,7 +106,7 @@ def _sampler_states(loader: Any) -> dict[str, dict[str, Any]]:
 
 
 def _nested_parts(loader: Any) -> Iterator[tuple[str, Any]]:
-    """Yield the loader and each object inside it once, with the object's path."""
+    """Yield the loader and each object nested in it once, as (attribute path, object)."""
     queue, visited_ids = [("", loader)], set[int]()
     while queue:
         path, part = queue.pop(0)

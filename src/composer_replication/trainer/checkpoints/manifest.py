@@ -1,4 +1,4 @@
-"""Make checkpoints complete with a manifest of their files and hashes, which is written after all other files.
+"""Mark checkpoints as complete with a manifest of their files and hashes, which is written after all other files.
 
 Only regular files that are inside the folder and listed in the manifest are ever read from a checkpoint. The manifest
 is validated before it is used, so a checkpoint with a malformed manifest is ignored like a damaged one. Old checkpoints
@@ -82,7 +82,7 @@ def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
 
 
 def newest_complete(output_dir: Path) -> Path | None:
-    """Return the checkpoint with the most steps whose files all match its manifest; damaged newer ones are logged."""
+    """Return the latest checkpoint whose files all match its manifest. Later, damaged checkpoints are logged."""
     for _, folder in sorted(checkpoints_in(output_dir), reverse=True):
         try:
             check_manifest(folder)
@@ -94,7 +94,7 @@ def newest_complete(output_dir: Path) -> Path | None:
 
 
 def checkpoints_in(output_dir: Path) -> Iterator[tuple[tuple[int, bool], Path]]:
-    """Yield folders with a checkpoint's name, each after its step and whether its name lacks the suffix `.replaced`."""
+    """Yield ((step, whether the name lacks the suffix `.replaced`), folder) for each folder named like a checkpoint."""
     if not Path(output_dir).is_dir():
         return
     for folder in Path(output_dir).iterdir():
@@ -138,10 +138,10 @@ def _manifest_entry(path: Path, *, sync: bool = False) -> dict[str, Any]:
 
 
 def clear_path(folder: Path) -> None:
-    """Free the path of a new checkpoint.
+    """Make the path of a new checkpoint available.
 
-    An incomplete checkpoint at that path is deleted. A complete one is renamed, and resume can still find it under the
-    new name. Call `delete_replaced` once the new checkpoint is complete.
+    An incomplete checkpoint at that path is deleted. A complete one is renamed, and a run can still resume from it
+    under the new name. Call `delete_replaced` once the new checkpoint is complete.
     """
     if (folder / MANIFEST).exists():
         delete_replaced(folder)
@@ -220,7 +220,7 @@ _TRL_ENTROPY_STATE = "entropy_ctrl_state.json"
 
 
 def _check_fields(fields: Mapping[str, Any], where: str) -> None:
-    """Raise ArtefactCorruptError if a manifest has fields of wrong types, or lacks required files."""
+    """Raise ArtefactCorruptError if fields of a manifest have wrong types, or if required files are missing from it."""
     problem = next(_malformed_fields(fields), None) or next(_missing_files(fields), None)
     if problem is not None:
         raise ArtefactCorruptError(explain(where, got=problem, expected="the manifest of a complete checkpoint"))
@@ -253,7 +253,10 @@ def regular_file(folder: Path, name: str) -> Path:
 
 
 def weight_files(folder: Path, listed: Mapping[str, Any]) -> list[str]:
-    """Return the files with a full model's weights, from the index if there is one. The manifest must list all."""
+    """Return the files with a full model's weights, from the index if there is one.
+
+    Raises ArtefactCorruptError if the index names a file that the manifest does not list.
+    """
     if _INDEX not in listed:
         if WEIGHTS not in listed:
             raise ArtefactNotFoundError(explain(f"checkpoint {folder}", got="no weights", expected=WEIGHTS))
@@ -313,7 +316,10 @@ def _fields_of_wrong_type(fields: Mapping[str, Any], types: Mapping[str, Any], w
 
 
 def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
-    """Yield the files that resuming needs but the manifest lacks; of the per-process files, only the writer's count."""
+    """Yield a message for each file that resuming needs but the manifest lacks.
+
+    Of the files that every process has, only those of the process that wrote the manifest are needed.
+    """
     files, about = fields["files"], fields["about"]
     adapters: Mapping[str, Any] = about["model"]["adapters"]
     needed = [adapter_file(adapter) for adapter in adapters] or [_INDEX if _INDEX in files else WEIGHTS]
@@ -324,7 +330,7 @@ def _missing_files(fields: Mapping[str, Any]) -> Iterator[str]:
 
 
 def _is_safe_name(name: str) -> bool:
-    """Return whether a name is as `write_manifest` writes it: relative, with single slashes, and inside the folder."""
+    """Return whether a name is as `write_manifest` writes it: relative, with single slashes, and in the folder."""
     # A third party may have written the manifest, so no name may lead out of the folder on any operating system.
     plain = "\\" not in name and "\0" not in name and not PureWindowsPath(name).drive
     return plain and not {"", ".", ".."} & set(name.split("/"))

@@ -59,11 +59,11 @@ _log = logging.getLogger(__name__)
 
 
 class RunCheckpoints:
-    """Saves, finds and loads one run's checkpoints.
+    """The checkpoints of one run: saves, finds and loads them.
 
-    A checkpoint folder contains the weights as `save_pretrained` writes them, `trainer_state.json`, the trees
-    `optimizer`, `scheduler` and `scaler` (fp16), and the trees `rng-N`, `cursor-N` and `extra-N` per process. It is
-    complete once `manifest.json` exists. Nothing is pickled or unpickled.
+    A checkpoint folder contains the weights as `save_pretrained` writes them, `trainer_state.json`, nested state
+    ("trees") named `optimizer`, `scheduler` and `scaler` (fp16), and one `rng-N`, `cursor-N` and `extra-N` for each
+    process N. It is complete once `manifest.json` exists. Nothing is pickled or unpickled.
     """
 
     def __init__(self, trainer: Any) -> None:
@@ -77,7 +77,7 @@ class RunCheckpoints:
     # ---- training
 
     def train(self, original: OriginalMethod, resume_from_checkpoint: Any = None, *args: Any, **kwargs: Any) -> Any:
-        """Replace `Trainer.train`: resume from the newest complete checkpoint for True, or from the given path."""
+        """Replace `Trainer.train`: resume from the given checkpoint, or for True from the newest complete one."""
         trainer = self._trainer
         _check_no_pickles(trainer)
         self._identity = model_identity(trainer.model)
@@ -110,7 +110,7 @@ class RunCheckpoints:
         _log.warning("%s: stopped after step %d; resume from %s", signal_name, step, checkpoint)
 
     def _load_finished(self, folder: Path) -> Any:
-        """Load the weights and state of a finished run, for which transformers would train one more step."""
+        """Load the weights and state of a finished run, because transformers would train it for one more step."""
         from transformers.trainer_callback import TrainerState
         from transformers.trainer_utils import TrainOutput
 
@@ -150,7 +150,8 @@ class RunCheckpoints:
     def save_checkpoint(self, original: OriginalMethod, model: Any, trial: Any) -> None:
         """Replace `Trainer._save_checkpoint`: write all files, then the manifest, then delete old checkpoints.
 
-        All processes finish a part before any process begins the next part, and all raise if any process fails.
+        No process begins the next of these parts before all processes have finished the current one. If any process
+        fails, all of them raise an error.
         """
         trainer = self._trainer
         folder = Path(trainer._get_output_dir(trial=trial)) / f"checkpoint-{trainer.state.global_step}"
@@ -223,7 +224,7 @@ class RunCheckpoints:
                 save_tree(Path(output_dir), "scaler", scaler.state_dict())
 
     def save_rng_state(self, output_dir: str) -> None:
-        """Replace `Trainer._save_rng_state`: write this process's generators, position in the data and extra state."""
+        """Replace `Trainer._save_rng_state`: save the generators, the position in the data and extra state."""
         trainer = self._trainer
         folder, number = Path(output_dir), trainer.args.process_index
         with self._noting_failure():
@@ -281,7 +282,7 @@ class RunCheckpoints:
     # ---- parts of the above
 
     def restore_loss_sum(self, saved: dict[str, Any]) -> None:
-        """Restore the loss sums since the last log line and before it.
+        """Restore the sum of losses since the last log line, and the sum up to that line.
 
         The next log line and the final mean are then the same as in an uninterrupted run.
         """
@@ -294,7 +295,7 @@ class RunCheckpoints:
         trainer._globalstep_last_logged = saved["last_logged_step"]
 
     def average_loss_over_all_steps(self) -> None:
-        """Make `train_loss` the mean over the whole run; transformers divides by the steps since the resume only."""
+        """Make `train_loss` the mean over the whole run; transformers divides only by the resumed steps."""
         trainer = self._trainer
         first, last = getattr(trainer, "_initial_global_step", 0), trainer.state.global_step
         # transformers computes total / max(last - first, 0.001), so invert that.
@@ -305,7 +306,9 @@ class RunCheckpoints:
 
     @contextlib.contextmanager
     def _keeping_all_checkpoints(self) -> Generator[None]:
-        """Disable transformers' rotation, which counts folders instead of complete checkpoints."""
+        """Disable transformers' deletion of old checkpoints inside the block, since it also counts incomplete
+        checkpoints.
+        """
         args = self._trainer.args
         limit, args.save_total_limit = args.save_total_limit, None
         try:
@@ -318,14 +321,16 @@ class RunCheckpoints:
 
 
 class _StopRequest:
-    """A request to stop, made by a signal to this process."""
+    """A request to stop the run, made by sending a signal to this process."""
 
     def __init__(self) -> None:
         self.signal_name = ""
 
     @contextlib.contextmanager
     def handling(self, signals: Sequence[signal.Signals]) -> Generator[None]:
-        """Handle these signals, and restore the earlier handlers afterwards. A no-op outside the main thread."""
+        """Handle these signals inside the block, then restore the earlier handlers. Does nothing outside the main
+        thread.
+        """
         if threading.current_thread() is not threading.main_thread():
             yield
             return
@@ -345,8 +350,9 @@ class _StopRequest:
 
 
 class _CheckpointTiming(TrainerCallback):
-    """Saves a checkpoint at the end of a step in which a signal arrived, and after an epoch's
-    evaluation, not before.
+    """A callback that saves a checkpoint and stops after a step in which a signal arrived.
+
+    It also delays the checkpoint at the end of an epoch until after the epoch's evaluation.
     """
 
     def __init__(self, request: _StopRequest) -> None:
@@ -392,7 +398,10 @@ def _check_no_pickles(trainer: Any) -> None:
 
 
 def _checkpoint_to_resume(trainer: Any, requested: bool | str | Path | None) -> Path | None:
-    """Return the checkpoint to resume from, after checking it: the newest complete one for True, or the given path."""
+    """Return the checkpoint to resume from, after checking it; None to start from the initial weights.
+
+    `requested` is the checkpoint's path, or True for the newest complete one.
+    """
     output = Path(trainer.args.output_dir)
     if not requested:
         names = sorted(folder.name for _, folder in checkpoints_in(output))
@@ -435,7 +444,7 @@ def _check_fits(trainer: Any, folder: Path, identity: dict[str, Any], geometry: 
 
 
 def _data_geometry(trainer: Any) -> dict[str, Any]:
-    """Return the settings that the position in the data, buffered rollouts and the trainer's own state depend on."""
+    """Return the settings on which the position in the data, buffered rollouts and the trainer's own state depend."""
     args, dataset = trainer.args, trainer.train_dataset
     geometry = {
         **trainer.resume_geometry(),
@@ -451,7 +460,7 @@ def _data_geometry(trainer: Any) -> dict[str, Any]:
 
 
 def _newest_on_all_processes(trainer: Any, output: Path) -> Path:
-    """Return the newest complete checkpoint, the same on every process. Only processes that save read the files."""
+    """Return the newest complete checkpoint, the same on every process. Files are read only on processes that save."""
     newest_folder = newest_complete(output) if trainer.args.should_save else None
     positions = {folder: position for position, folder in checkpoints_in(output)}
     step, has_own_name = positions[newest_folder] if newest_folder is not None else (-1, True)
@@ -497,7 +506,7 @@ _MAX_LISTED = 6
 def model_identity(model: nn.Module) -> dict[str, Any]:
     """Return the properties that identify a model, as a JSON object.
 
-    Base weights below an adapter are identified by a digest, since a checkpoint does not contain them.
+    If the model has an adapter, its base weights are identified by a digest, since a checkpoint does not contain them.
     """
     bare: Any = unwrapped(model)
     adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
@@ -518,7 +527,7 @@ def model_identity(model: nn.Module) -> dict[str, Any]:
 
 
 def _class_name(name: str) -> str:
-    """Return a class name without the prefix that `fully_shard` adds, as in FSDPQwen2ForCausalLM."""
+    """Return a class name without the prefix that `fully_shard` adds, such as FSDP in FSDPQwen2ForCausalLM."""
     return name.removeprefix("FSDP")
 
 
@@ -575,7 +584,8 @@ def max_over_processes(value: int, device: torch.device | str) -> int:
 
 
 class _SaveAttempt:
-    """One attempt at saving a checkpoint. It collects this process's first failure, and all processes raise together.
+    """One attempt to save a checkpoint, which records this process's first failure so that all processes raise
+    together.
 
     A process that raised immediately would leave the others waiting in the middle of a save.
     """
@@ -587,7 +597,7 @@ class _SaveAttempt:
 
     @contextlib.contextmanager
     def writing(self) -> Generator[None]:
-        """Run a part of the save. A write failure ends this part, and `agree` raises the error later."""
+        """Run the block as part of the save. If writing fails, the error is recorded, and `agree` raises it later."""
         # The safetensors writer raises this if the disk is full.
         from safetensors import SafetensorError
 

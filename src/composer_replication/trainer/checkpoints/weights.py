@@ -41,9 +41,10 @@ def gather_state(model: nn.Module) -> dict[str, Tensor] | None:
 
 
 def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None, *, own_names: bool) -> None:
-    """Save weights as `save_pretrained` does; with `own_names`, keep the parameter names of the model in memory.
+    """Save weights as `save_pretrained` does.
 
-    Otherwise transformers may rename parameters as in the original checkpoint.
+    If `own_names` is set, the files contain the parameter names of the model in memory; otherwise transformers may
+    change them to the names in the original checkpoint.
     """
     bare = unwrapped(model)
     if _adapter_names(bare):
@@ -60,7 +61,7 @@ def save_weights(model: nn.Module, folder: Path, state: dict[str, Tensor] | None
 def _sort_adapter_settings(adapted: Any, folder: Path) -> None:
     """Sort the sets of module names in PEFT's adapter configs.
 
-    PEFT writes them in an order that differs between processes, but files with the same weights should have the same
+    PEFT writes a set in an order that differs between processes, but configs of the same adapter should have the same
     hash.
     """
     for adapter, settings in adapted.peft_config.items():
@@ -140,7 +141,7 @@ def _adapter_parts(
 
 
 def _model_names_by_file_name(model: Any, adapter: str) -> dict[str, str]:
-    """Return the name in the model for each name in an adapter's file."""
+    """Map each weight name in an adapter's file to the weight's name in the model."""
     peft = require("peft", extra="train")
     # PEFT renames the keys of a state dict. With names instead of tensors, the result maps new names to old names.
     placeholders: Any = {name: name for name in model.state_dict()}
@@ -151,7 +152,7 @@ def _model_names_by_file_name(model: Any, adapter: str) -> dict[str, str]:
 
 
 def _missing_weights(model: Any, weights: dict[str, Tensor], seen_names: set[str]) -> set[str]:
-    """Return the names of weights that were not loaded, not even under the name of a weight that they are tied to."""
+    """Return the names of weights that were not loaded, neither directly nor through a weight that they are tied to."""
     storages = {(weights[name].data_ptr(), weights[name].shape) for name in seen_names if weights[name].numel()}
     # Tied weights share their storage and are saved under one name only.
     not_saved = set(getattr(model, "_keys_to_ignore_on_save", None) or ())
@@ -177,7 +178,7 @@ def optimiser_tree(model: nn.Module, optimiser: Any) -> dict[str, Any]:
 
 
 def load_optimiser_tree(model: nn.Module, optimiser: Any, tree: dict[str, Any]) -> None:
-    """Restore the state that `optimiser_tree` returned; every process passes the same tree."""
+    """Restore the state that `optimiser_tree` returned. Every process must pass the same tree."""
     if not is_sharded(model):
         optimiser.load_state_dict(tree)
         return

@@ -44,7 +44,7 @@ _logger = logging.getLogger(__name__)
 
 
 def _default_watches(config: AlarmConfig | None = None) -> tuple[_Watch, ...]:
-    """Return watches for seven metrics, with the limits in [train.alarm]."""
+    """Return the default watches, for seven metrics, with the limits configured in [train.alarm]."""
     limits = AlarmConfig() if config is None else config
     # Rollouts are logged far more often than evaluations, so evaluations have a separate window and patience.
     often: dict[str, Any] = {"window": limits.window, "patience": limits.patience}
@@ -78,12 +78,13 @@ def _default_watches(config: AlarmConfig | None = None) -> tuple[_Watch, ...]:
 
 
 class CollapseAlarm(TrainerCallback):
-    """Watches the metrics that a trainer logs.
+    """A callback that watches the metrics that a trainer logs, and raises an alarm if the run collapses.
 
     Every process sees the same metrics and so makes the same decisions; only the main process writes files.
 
-    The best checkpoint has the highest held-out reward. Without held-out rewards it has the highest mean reward on
-    rollouts, and without any rewards the lowest mean error rate, over the steps since the previous checkpoint.
+    The best checkpoint is the one with the highest held-out reward. Without held-out rewards it is the one with the
+    highest mean reward on rollouts, and without any rewards the one with the lowest mean error rate, over the steps
+    since the previous checkpoint.
     """
 
     def __init__(
@@ -109,8 +110,8 @@ class CollapseAlarm(TrainerCallback):
     def on_train_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Load the best checkpoint's record in a resumed run; in a new run, the folder may contain another run's
-        record.
+        """Load the record of the best checkpoint if the run is resumed. In a new run, such a record would be another
+        run's.
         """
         # A new run ignores the record.
         self.best = _read_best(Path(args.output_dir or ".")) if state.global_step else None
@@ -132,7 +133,9 @@ class CollapseAlarm(TrainerCallback):
     def on_step_begin(
         self, args: TrainingArguments, state: TrainerState, control: TrainerControl, **kwargs: Any
     ) -> None:
-        """Rank a checkpoint that was not ranked in `on_save`, because the run was killed just after saving it."""
+        """Rank a checkpoint that `on_save` did not rank, because the run was killed just after saving the
+        checkpoint.
+        """
         if self._is_resumed:
             self._is_resumed = False
             self._rank_checkpoint(Path(args.output_dir or "."), state)
@@ -160,7 +163,7 @@ class CollapseAlarm(TrainerCallback):
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore a saved state. Metrics that an earlier version did not watch start without a history."""
+        """Restore a saved state. Metrics missing from the state of an earlier version start without a history."""
         names = {metric.watch.name for metric in self._metrics}
         if not names.issuperset(state["watches"]):
             got = f"watches {sorted(state['watches'])}"
@@ -173,7 +176,7 @@ class CollapseAlarm(TrainerCallback):
         self._is_resumed = True
 
     def _rank_checkpoint(self, output: Path, state: TrainerState) -> None:
-        """Keep this step's checkpoint if it is better than the best one so far, or the first with a score."""
+        """Keep this step's checkpoint if it is the first with a score, or better than the best one so far."""
         score, step = self._score(), state.global_step
         self._since_save = {}
         if score is None or not (output / f"checkpoint-{step}").is_dir():
@@ -202,7 +205,9 @@ class CollapseAlarm(TrainerCallback):
         return None
 
     def _beats(self, metric: str, value: float) -> bool:
-        """Return whether a score beats the best one, or belongs to a metric that takes precedence."""
+        """Return whether a score beats the best one so far, or is of a metric that takes precedence over the best
+        one's metric.
+        """
         assert self.best is not None
         order = list(_RANKING_METRICS)
         counts_for_more = self.best.metric in order and order.index(metric) < order.index(self.best.metric)
@@ -235,7 +240,9 @@ class _Best:
         return f"best-{self.step}"
 
     def is_beaten_by(self, metric: str, value: float) -> bool:
-        """Return whether a value is better; always false for another metric, whose values cannot be compared."""
+        """Return whether the given value is better; always False for a different metric, since the values are not
+        comparable.
+        """
         if metric != self.metric:
             return False
         return value > self.value if self.higher_is_better else value < self.value
@@ -278,7 +285,9 @@ def _read_best(output: Path) -> _Best | None:
 
 
 def _replace_link(output: Path, folder: str) -> None:
-    """Atomically point the link `best` to the folder. Without links, only best.json names the folder."""
+    """Atomically point the symbolic link `best` to the folder. Where links are impossible, only best.json names the
+    folder.
+    """
     try:
         # A rename replaces the old link atomically; `symlink_to` alone would fail on an existing name.
         with staged_path(output / LINK) as link:
@@ -326,8 +335,8 @@ class _Watch:
             )
 
     def limit_passed(self, baseline: float, latest: float) -> Literal["fell", "rose"] | None:
-        """Return the direction in which the latest mean is past a limit, ignoring noise; None if it
-        is within limits.
+        """Return the direction in which the latest mean is past a limit, ignoring noise, or None if it is within the
+        limits.
         """
         change = latest - baseline
         # Rewards may be negative, so a fall is measured relative to the absolute value of the baseline.
@@ -342,7 +351,7 @@ class _Watch:
 
 
 class _Alarm(NamedTuple):
-    """An alarm about a metric that was past its limit for `patience` values in a row."""
+    """An alarm raised because a metric was past its limit for `patience` values in a row."""
 
     step: int
     name: str
@@ -354,7 +363,7 @@ class _Alarm(NamedTuple):
     values: int
 
     def describe(self) -> str:
-        """Describe which metric moved, with its values before and now."""
+        """Return a text that says which metric moved, with its earlier and its current value."""
         return (
             f"{self.name} ({self.key}) {self.moved} from {self.baseline:.4g} (mean of {self.values} values up to step "
             f"{self.baseline_step}) to {self.latest:.4g} (mean of the last {self.values}, step {self.step})"

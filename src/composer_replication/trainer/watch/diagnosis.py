@@ -59,7 +59,7 @@ def diagnose(
 ) -> list[str]:
     """Return messages about what keeps this run from learning, worst first; an empty list if no rule applies.
 
-    `items` gives the number of `sites` and `pairs` in the logged sessions, some of which a short run may not reach.
+    `items` has the numbers of `sites` and `pairs` in the logged sessions; a short run may not reach all of them.
     """
     causes = _findings(history, max_completion_length=max_completion_length, items=items)
     return [finding.text for finding in causes]
@@ -68,7 +68,7 @@ def diagnose(
 def _findings(
     history: History, *, max_completion_length: int | None = None, items: Mapping[str, int] | None = None
 ) -> list[_DiagnosisFinding]:
-    """Return the same findings as `diagnose`, with the names of their rules."""
+    """Return the findings from which `diagnose` takes its messages, with the names of their rules."""
     causes = [_DiagnosisFinding(name, text) for name, rule in _RULES.items() if (text := rule(history))]
     causes = [
         finding._replace(text=_channel_not_reached(finding.rule, history, items or {}) or finding.text)
@@ -209,7 +209,9 @@ def _no_pairs(history: History) -> str:
 
 
 def _channel_not_reached(rule: str, history: History, items: Mapping[str, int]) -> str:
-    """Return the message for a channel that never ran although it has data; "" if this does not apply."""
+    """Return a message for a rule about a channel that has data but never ran because no step reached it, otherwise
+    "".
+    """
     is_of_rollouts = rule == "no_taught_sites" and bool(_values_of(history, ERROR_RATE))
     if rule not in _ITEMS or is_of_rollouts:
         return ""
@@ -262,7 +264,9 @@ def _hints_without_effect(history: History) -> str:
 
 
 def _hints_not_compared(history: History) -> str:
-    """Report that there were too few comparisons, which is also why channel 2 never ran if the gate is closed."""
+    """Return a message if the effect of hints is still undecided, or is too small for the gate to open, otherwise
+    "".
+    """
     effect = _latest_hint_effect(history)
     if effect is None or not _values_of(history, SDPO_LOSSES[0]) or _hints_without_effect(history):
         return ""
@@ -283,7 +287,7 @@ def _hints_not_compared(history: History) -> str:
 
 
 def _errors_rise(history: History) -> str:
-    """Report that errors of channel 2's kinds became more frequent while it ran, as observed with a real model."""
+    """Return a message if erring turns became more frequent while channel 2 ran, otherwise ""."""
     # Only lines in which channel 2 ran, since other rises have other causes.
     ran = [line for line in history if _values_of([line], SDPO_LOSSES[0]) and _last_of([line], _RAN) != 0]
     rates = _values_of(ran, ERROR_RATE)
@@ -330,10 +334,11 @@ _logger = logging.getLogger(__name__)
 
 
 class RunDiagnosis(TrainerCallback):
-    """Runs the diagnosis during training and at its end.
+    """A callback that runs the diagnosis during training and at its end.
 
-    Every `every` steps it logs new findings about the latest lines of metrics, each rule once. At the end it logs the
-    findings about the whole run (unless `says_summary` is False), and stores them in `final_messages`.
+    At intervals of `every` steps it logs new findings about the latest lines of metrics; a rule's finding is logged
+    only once. At the end it logs the findings about the whole run (unless `says_summary` is False), and stores them in
+    `final_messages`.
     """
 
     def __init__(
@@ -403,7 +408,7 @@ def _latest_hint_effect(history: History) -> HintEffect | None:
 
 
 def _is_large_enough(history: History, effect: HintEffect) -> bool | None:
-    """Return whether the effect is large enough to learn from.
+    """Return whether the effect of hints is large enough to learn from.
 
     A contrast subtracts the unrelated hint's effect, so with a contrast any significant effect is large enough.
     """

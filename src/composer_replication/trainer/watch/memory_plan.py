@@ -29,7 +29,9 @@ _MIN_BUDGET = 256
 
 @dataclass(frozen=True, kw_only=True)
 class MemoryPlan:
-    """The bytes of each part at the peak, the available bytes, and advice in the order in which to follow it."""
+    """A memory estimate: the bytes of each part at the peak, the available bytes, and advice in the order to follow
+    it.
+    """
 
     parts: Mapping[str, int]
     available: int
@@ -86,7 +88,9 @@ def _fits(peak: int, available: int) -> bool:
 
 
 def _advice(shape: _Shape, step: _StepSettings, available: int) -> Iterator[str]:
-    """Yield cumulative changes until the step fits, or, if it never does, the largest budget that would fit."""
+    """Yield cumulative changes until the step fits into memory; if it never does, also yield the largest token
+    budget that fits.
+    """
     fits = False
     for sentence, changed in _possible_changes(step):
         peak = sum(_estimate_parts(shape, changed).values())
@@ -104,7 +108,7 @@ def _advice(shape: _Shape, step: _StepSettings, available: int) -> Iterator[str]
 
 
 def _possible_changes(step: _StepSettings) -> Iterator[tuple[str, _StepSettings]]:
-    """Yield pieces of advice with the changed settings, the cheapest change first."""
+    """Yield (advice, changed settings) pairs, the cheapest change first. Each change includes the previous ones."""
     if not step.checkpointing:
         step = replace(step, checkpointing=True)
         advice = "gradient_checkpointing=True (train.optimiser.checkpointing) stores one row per layer and token"
@@ -134,7 +138,7 @@ def _teacher_under_adapter(step: _StepSettings) -> str:
 
 
 def _largest_budget(shape: _Shape, step: _StepSettings, available: int) -> int | None:
-    """Return the largest budget in tokens that fits, by bisection in steps of `_MIN_BUDGET`; None if none fits."""
+    """Return the largest token budget with which a step fits into memory, found by bisection, or None if none fits."""
     low, high = 0, step.longest_tree // _MIN_BUDGET
     while low < high:
         middle = (low + high + 1) // 2
@@ -157,7 +161,7 @@ def _free_ram() -> int:
 
 
 def _free_in_container() -> int:
-    """Return the free bytes within the control group's limit, or a huge number without a limit."""
+    """Return the free bytes within the limit of the container's control group, or a huge number if it has no limit."""
     # cgroup v2; in a container without a limit, memory.max contains the word "max".
     limit, used = (Path("/sys/fs/cgroup") / name for name in ("memory.max", "memory.current"))
     if not (limit.exists() and used.exists()):
@@ -283,7 +287,10 @@ def _fixed_parts(shape: _Shape, settings: _StepSettings) -> dict[str, float]:
 
 
 def _candidate_peaks(shape: _Shape, settings: _StepSettings, gradients: float) -> list[dict[str, float]]:
-    """Return the memory at moments that may be the peak: head, last and first layer's backward, teacher's pass."""
+    """Return the memory by part at each moment that may be the peak.
+
+    These moments are the head's pass, the backward passes of the last and the first layer, and the teacher's pass.
+    """
     tokens = settings.longest_tree
     stream = tokens * shape.hidden * (settings.compute_bytes + max(settings.compute_bytes, settings.weight_bytes)) / 2
     mlp, key_values = tokens * shape.mlp * settings.compute_bytes, tokens * shape.key_values * settings.compute_bytes

@@ -310,9 +310,7 @@ class _TokenLoop:
         return ids
 
     def _advance(self, tokens: Tensor, at: int) -> Tensor:
-        """Read one token per running row, and return the next token of each: its new token number `at`, counted from
-        1.
-        """
+        """Read one token per running row, and return each row's next token, which is its new token number `at`."""
         is_whole = len(self._rows) == len(self._ids)
         column = self._width + at - 1
         stretch = _STRETCH.get(self._kind, 1)

@@ -77,8 +77,8 @@ class KeyValueRows:
 
     @property
     def dtype(self) -> torch.dtype | None:
-        """The dtype of the cached keys and values, or None before the first read. Under autocast it differs from the
-        weights' dtype.
+        """The dtype of the cached keys and values, or None before the first read. Autocast can make it differ from
+        the weights'.
         """
         return next((pair[0].dtype for pair in self._layers.values()), None)
 
@@ -314,8 +314,8 @@ class _Recording(NamedTuple):
 
 
 class NextTokens:
-    """A forward pass that reads one more token for every row in a cache, and returns the logits for the token after
-    it.
+    """A forward pass that reads one more token for every row in a cache, and returns the logits for the following
+    token.
     """
 
     def __init__(self, model: Any, cache: KeyValueRows, *, record: bool) -> None:

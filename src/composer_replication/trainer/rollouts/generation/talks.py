@@ -192,7 +192,7 @@ class Talking:
 
 
 def _sample(logits_BV: Tensor, generators: Sequence[random.Random], *, temperature: float) -> list[int]:
-    """Sample one token per row with the row's own random generator, or return the most likely tokens at temperature
+    """Sample one token per row with the row's own random generator, or return the likeliest tokens if temperature is
     0.
     """
     if not temperature:
