@@ -51,13 +51,15 @@ _NO_TARGETS = HintTargets()
 
 
 def with_metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return counts, or drops (`channel: reason`), with channels renamed as in metrics."""
+    """Return the numbers with the channel in each key (`channel` or `channel: reason`) replaced by its name in
+    metrics.
+    """
     parts = ((name.partition(":"), number) for name, number in numbers.items())
     return {METRIC_NAMES.get(channel, channel) + colon + reason: number for (channel, colon, reason), number in parts}
 
 
 class ChannelOptions(NamedTuple):
-    """The settings of all channels, already checked."""
+    """The settings of all channels, after validation."""
 
     divergence: Divergence
     preference: _Preference
@@ -72,7 +74,7 @@ class ChannelOptions(NamedTuple):
 
     @property
     def contrasts(self) -> bool:
-        """Whether channel 2 needs unrelated hints."""
+        """Whether channel 2 (hint distillation) needs unrelated hints."""
         return self.weighting is not None and self.weighting.contrast is not None
 
 
@@ -85,7 +87,10 @@ class Channel(NamedTuple):
 
 
 class Denominators:
-    """The denominator of each channel's sum: its own item count, or a count for the whole batch given by the caller."""
+    """The denominator of each channel's loss: the number of its items, or a number given by the caller.
+
+    The caller may, for example, give the number of items in all micro-batches of a step.
+    """
 
     def __init__(self, by_channel: Mapping[str, float] | None) -> None:
         self._by_channel = dict(by_channel or {})
@@ -103,7 +108,7 @@ class Denominators:
         return denominator or 1.0
 
     def check(self, counts: Mapping[str, int]) -> None:
-        """Raise InputError if a channel with items would be divided by 0."""
+        """Raise InputError if the denominator of a channel that has items is 0."""
         for channel, count in counts.items():
             self.of(channel, count)
 
@@ -150,7 +155,10 @@ def hint_channel(
 
 
 def _group_loss(head: LinearHead, group: _RowGroup, options: ChannelOptions, weights_N: Tensor) -> Tensor:
-    """Return the weighted sum of a group's losses; TAID mixes the student's own logits into the teacher's."""
+    """Return the weighted sum of the divergences of a group's rows.
+
+    With TAID, the student's own logits are mixed into the teacher's.
+    """
     terms = group.terms
     # The logits of TAID's target are t * teacher + (1 - t) * student.
     if options.taid_t is not None:
@@ -197,9 +205,10 @@ def _select_rows(teachers: Sequence[TeacherRows], numbers: Tensor) -> list[Teach
 
 
 class _RowGroup(NamedTuple):
-    """Rows with the same teacher terms; `numbers` are their indices in the channel, or None for all of its rows.
+    """Rows of channel 2 whose teacher logits are the same sum of terms.
 
-    `terms` is the teacher before TAID, with coefficients that add up to 1.
+    `numbers` are the indices of the rows in the channel, or None if the group contains all rows. `terms` is the teacher
+    before TAID, with coefficients that add up to 1.
     """
 
     numbers: Tensor | None
@@ -207,14 +216,14 @@ class _RowGroup(NamedTuple):
     terms: list[TeacherTerm]
 
     def of_channel(self, values_N: Tensor) -> Tensor:
-        """Select the values of these rows from the values of all rows of the channel."""
+        """Select the values of this group's rows from the values of all rows of the channel."""
         return values_N if self.numbers is None else values_N[self.numbers]
 
 
 def _hint_row_weights(
     head: LinearHead, groups: Sequence[_RowGroup], weighting: RowWeighting, targets: HintTargets, like_N: Tensor
 ) -> Tensor:
-    """Return the product (N,) of all weights that are on, in the dtype of `like_N`."""
+    """Return the weight of each row (N,): the product of all weightings that are on, in the dtype of `like_N`."""
     targets.check(weighting, like_N.numel())
     weights_N = torch.ones_like(like_N)
     if weighting.position_decay is not None and targets.position_N is not None:
@@ -238,19 +247,22 @@ def _row_factors(weighting: RowWeighting, stats: RowStats, vocab: int) -> Tensor
 
 
 def _sigmoid_gate(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor, tau: float) -> Tensor:
-    """Return 2 sigmoid((log p_S(y) - log p_T(y)) / tau): 1 where both agree, up to 2 where the teacher disagrees."""
+    """Return the weight 2 sigmoid((log p_S(y) - log p_T(y)) / tau).
+
+    It is 1 where student and teacher agree on the token, and up to 2 where the teacher finds it less likely.
+    """
     check_positive(tau, "tau")
     return 2.0 * torch.sigmoid((student_logprobs_N - teacher_logprobs_N).detach() / tau)
 
 
 def _teacher_certainty(entropy_N: Tensor, vocab: int) -> Tensor:
-    """Return 1 - H_T / log V in [0, 1] from the entropies in nats."""
+    """Return the weight 1 - H_T / log V in [0, 1], where H_T is the teacher's entropy in nats."""
     # A vocabulary of size 1 has log V = 0, and its only distribution is certain.
     return (1.0 - entropy_N.detach() / (math.log(vocab) or 1.0)).clamp(0.0, 1.0)
 
 
 def _position_decay(position_N: Tensor, decay: float, dtype: torch.dtype) -> Tensor:
-    """Return decay^j, where j is the index of a target token within its site."""
+    """Return the weight decay^j, where j is the index of a target token within its site."""
     check_positive(decay, "decay")
     check_unit_interval(decay, "decay")
     return torch.pow(torch.full_like(position_N, decay, dtype=dtype), position_N)
@@ -340,7 +352,9 @@ class LossKnobs:
         check_choice(self.sdpo_wrapper, SDPO_WRAPPERS, "sdpo_wrapper")
 
     def divergence(self, taid_t: float | None) -> Divergence:
-        """Return the divergence for channel 2; `taid_t` is the weight of the teacher in TAID's target."""
+        """Return the divergence for channel 2. `taid_t` is the teacher's share in TAID's target, or None without
+        TAID.
+        """
         if taid_t is not None:
             check_unit_interval(taid_t, "taid_t")
         if self.sdpo_wrapper == "taid":
@@ -387,7 +401,7 @@ class ChannelSettings(LossKnobs):
         check_anneal(self.anneal, self.anneal_end)
 
     def alpha_at(self, step: int, total_steps: int) -> float:
-        """Return channel 2's weight in the next optimizer step, when `step` steps are finished."""
+        """Return channel 2's weight for the next optimizer step after `step` completed steps."""
         return annealed_weight(self.alpha_sdpo, self.anneal, step=step, total_steps=total_steps, end=self.anneal_end)
 
     def loss_options(self) -> dict[str, Any]:
@@ -396,7 +410,7 @@ class ChannelSettings(LossKnobs):
         return {name: value for name, value in vars(self).items() if name in names}
 
     def taid_schedule(self, total_steps: int) -> TAIDScheduler:
-        """Return the schedule of TAID's t for a run with `total_steps` steps."""
+        """Return the schedule of TAID's mixing weight t for a run with `total_steps` steps."""
         return TAIDScheduler(
             max(total_steps, 1),
             t_start=self.taid_start,
@@ -422,7 +436,7 @@ def channel_options(
     sdpo_teachers: Sequence[WeightedTeacher] | None = None,
     sdpo_weighting: RowWeighting | None = None,
 ) -> ChannelOptions:
-    """Check the arguments of `compose_loss` and return them as options, for callers that have hidden states already."""
+    """Check the arguments of `compose_loss` and return them as options, for callers that already have hidden states."""
     if sdpo_weighting is not None and not isinstance(sdpo_weighting, RowWeighting):  # pyright: ignore[reportUnnecessaryIsInstance]
         got = type(sdpo_weighting).__name__
         raise InputError(explain("sdpo_weighting", got=got, expected="a RowWeighting or None"))
@@ -441,9 +455,9 @@ def channel_options(
 
 
 def _check_teachers(teachers: Sequence[WeightedTeacher] | None, student: nn.Module) -> tuple[WeightedTeacher, ...]:
-    """Return the teachers after checking them; None means the live teacher alone.
+    """Check the teachers and return them; None means that the student itself is the only teacher.
 
-    Coefficients must add up to 1; otherwise the summed logits would be sharper or flatter than those of the models.
+    Coefficients must add up to 1. Otherwise the summed logits would be sharper or flatter than those of the models.
     """
     if teachers is None:
         return (LIVE,)

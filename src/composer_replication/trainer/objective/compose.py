@@ -123,7 +123,9 @@ def _sum_channels(
 def _compute_channels(
     model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Check the batch, and return its channels and how the student ran."""
+    """Check the batch. Return its three channels, and a description of how the student ran (see
+    `LossComponents.ran_as`).
+    """
     # All checks precede the first pass: a process that fails during a pass would leave the other processes waiting.
     causal_lm, needs_reference = get_causal_lm(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
@@ -144,7 +146,7 @@ def _compute_channels(
 def batch_channels(
     model: nn.Module, batch: TreeBatch | FlatBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Return channels 1, 2 and 3 of a batch, in that order, and how the student ran."""
+    """Return channels 1, 2 and 3 of a batch, and a description of how the student ran (see `LossComponents.ran_as`)."""
     passes = batch.passes
     head = get_linear_head(model, passes.student.input_ids.reshape(1, -1))
     # Padded sequences require a causal model; for a tree, `token_hidden_states` checks that itself.
@@ -185,10 +187,11 @@ def batch_channels(
 def _teacher_rows(
     model: nn.Module, batch: TreeBatch | FlatBatch, hidden_LH: Tensor, options: ChannelOptions, with_contrast: bool
 ) -> tuple[list[TeacherRows], Contrast | None]:
-    """Return the teachers' rows with the right hint, and the contrast: rows with an unrelated hint and without a hint.
+    """Return the teachers' rows with the site's own hint, and the contrast: their rows with an unrelated hint and
+    without one.
 
-    A live teacher reuses the rows of the student's pass, detached, unless dropout made them noisy. If all teachers are
-    live, no rows without a hint are returned, because the loss uses the student's.
+    A live teacher (the student itself) reuses the detached rows of the student's pass, unless dropout made them noisy.
+    If all teachers are live, no rows without a hint are returned, because the loss uses the student's.
     """
     passes, noisy = batch.passes, _is_noisy(model)
     only_live = not noisy and all(is_live(teacher, model) for teacher in options.teachers)
@@ -222,9 +225,9 @@ _SAMPLING_ROUTERS = ("PhimoeTopKRouter", "PhimoeSparseMoeBlock")
 def _is_noisy(model: nn.Module) -> bool:
     """Return whether two passes of the model may differ through dropout, noise on the embeddings, or router jitter.
 
-    The decision is based on the modules' settings rather than on a comparison of two passes. With a fresh adapter,
-    whose B is 0, LoRA's dropout changes nothing yet, so a run that is resumed later would use another teacher. A wrong
-    True costs one more pass of the live teacher, and changes no result.
+    The decision is based on the modules' settings rather than on a comparison of two passes. With a new adapter, whose
+    matrix B is 0, LoRA's dropout has no effect yet, so a comparison would give another result after a run is resumed. A
+    wrong True costs one more pass of the live teacher, and changes no result.
     """
     body = get_causal_lm(model)
     return any(module.training and _adds_noise(module) for module in body.modules())
@@ -242,7 +245,7 @@ def _adds_noise(module: nn.Module) -> bool:
 
 
 def _noise_rates(settings: Mapping[str, Any]) -> Iterator[Any]:
-    """Yield the values of settings that add noise; adapter layers have one value per adapter."""
+    """Yield the rates of dropout and other noise in a module's settings; adapter layers have one rate per adapter."""
     for name, value in settings.items():
         if not any(part in name for part in _NOISE) or any(part in name for part in _OTHER_HEADS):
             continue
@@ -253,7 +256,9 @@ def _noise_rates(settings: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _config_settings(module: nn.Module) -> Mapping[str, Any]:
-    """Return the settings in a module's config, where some layers look up a rate at every call (Falcon, GPT-J)."""
+    """Return the settings in a module's own config, from which some layers (Falcon, GPT-J) read a rate at every
+    call.
+    """
     config = vars(module).get("config")
     return {} if config is None or not hasattr(config, "__dict__") else vars(config)
 
@@ -284,5 +289,5 @@ class LossComponents:
     ran_as: str = field(default="", kw_only=True)
 
     def detached(self) -> dict[str, float]:
-        """Return the losses of the three channels and the total as plain floats."""
+        """Return the losses of the three channels and the total as Python floats."""
         return {name: float(getattr(self, name).detach()) for name in (*CHANNELS, "total")}

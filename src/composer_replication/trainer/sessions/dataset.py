@@ -502,7 +502,7 @@ def _shuffle_session(session: RenderedSession, hints: list[str | None], swapped:
 def _pairs_to_swap(pairs: list[KeptPair], seed: int) -> set[int]:
     """Return the `id()` of every pair to swap.
 
-    Pairs are grouped by twos, within their kind as far as possible, and one pair of each two is chosen at random.
+    Pairs are grouped in twos, within their kind as far as possible, and one pair of each two is chosen at random.
     """
     draw = random.Random(seed)  # noqa: S311 (a choice, not a secret)
     order = sorted(pairs, key=lambda pair: (pair.kind, draw.random()))

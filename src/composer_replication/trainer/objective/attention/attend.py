@@ -94,7 +94,7 @@ def tree_mask(tree: TokenTree, kind: Kind) -> _TreeMask:
 
 
 def use_tree_attention(body: Any) -> None:
-    """Make a Hugging Face model accept `SelfAttendingMask` masks too; with any other mask it behaves as before."""
+    """Make a Hugging Face model accept `SelfAttendingMask` masks; with all other masks it behaves as before."""
     before = body.config._attn_implementation
     # Already wrapped: the rest of the name is the wrapped attention.
     if before.startswith(_PREFIX):
@@ -106,7 +106,9 @@ def use_tree_attention(body: Any) -> None:
 
 @contextmanager
 def accept_self_attending_masks(body: Any) -> Iterator[None]:
-    """Make a Hugging Face model accept `SelfAttendingMask` masks inside the block."""
+    """Make a Hugging Face model accept `SelfAttendingMask` masks inside the block, and restore its attention
+    afterwards.
+    """
     before = body.config._attn_implementation
     use_tree_attention(body)
     try:
@@ -117,7 +119,7 @@ def accept_self_attending_masks(body: Any) -> Iterator[None]:
 
 
 def usual_attention(body: Any) -> str:
-    """Return the name of the attention that a model uses with any other mask."""
+    """Return the name of the attention that a model uses for all masks other than a `SelfAttendingMask`."""
     return body.config._attn_implementation.removeprefix(_PREFIX)
 
 
@@ -156,7 +158,9 @@ def _attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, 
 
 
 def cast_for_attention(*states: Tensor) -> tuple[Tensor, ...]:
-    """Cast the tensors to autocast's dtype if it is on: it casts the inputs of torch's attention, but not of ours."""
+    """Cast the tensors to autocast's dtype if autocast is on, since autocast casts only the inputs of torch's own
+    functions.
+    """
     device = states[0].device.type
     if not torch.is_autocast_enabled(device):
         return states
@@ -184,7 +188,10 @@ def _flex_attention(
 
 @cache
 def _compiled_flex() -> Any:
-    """Return FlexAttention, compiled for each length: one dynamic kernel for all lengths is a quarter slower."""
+    """Return FlexAttention, compiled separately for each length.
+
+    A single kernel that supports all lengths would be a quarter slower.
+    """
     return torch.compile(flex_attention, dynamic=False)
 
 
@@ -201,9 +208,10 @@ def _softcap_function(cap: float | None) -> Any:
 
 
 def _block_mask(tree: TokenTree) -> BlockMask:
-    """Return which blocks are visible in full or in part, from the bounds of `enter` and `leave` in each block.
+    """Return a block mask that says which blocks of the attention matrix are visible in full, in part, or not at all.
 
-    This needs no (L, L) tensor. Row q sees row kv if kv comes before q and q lies in kv's subtree [enter, leave).
+    This is decided from the minimum and maximum of `enter` and `leave` in each block, without an (L, L) tensor. Row q
+    sees row kv if kv comes before q (or is q) and q lies in kv's subtree [enter, leave).
     """
     enter, leave = tree.enter.to(torch.int32), tree.leave.to(torch.int32)
 
@@ -223,7 +231,7 @@ def _block_mask(tree: TokenTree) -> BlockMask:
 
 
 def _marked_blocks_first(blocks: Tensor) -> tuple[Tensor, Tensor]:
-    """Return how many blocks are marked in each row, and the numbers of all blocks with the marked ones first."""
+    """Return the number of marked blocks in each row, and the indices of all blocks, with the marked blocks first."""
     numbers = blocks.to(torch.int8).argsort(dim=1, descending=True, stable=True)
     return blocks.sum(1).to(torch.int32)[None, None], numbers.to(torch.int32)[None, None].contiguous()
 
@@ -238,14 +246,16 @@ class _Lengths(NamedTuple):
 
 
 class _PackedBranches(NamedTuple):
-    """All branch queries in order, cut into sequences, and the packed rows of the keys for each sequence."""
+    """The lengths of the sequences into which all branch queries are cut, and the rows of each sequence's keys,
+    packed.
+    """
 
     key_rows: Tensor
     lengths: _Lengths
 
 
 class _Branches(NamedTuple):
-    """The branches of all trees, and the two parts that their attention is computed in."""
+    """The branches of all trees, and the two parts of their attention: to the trunk, and to the branches' own rows."""
 
     runs: tuple[Run, ...]
     """Indices of all branch rows in the tree, in order: the queries of both parts."""
@@ -255,7 +265,7 @@ class _Branches(NamedTuple):
 
 @dataclass(frozen=True, eq=False)
 class _BranchPlan:
-    """The rows that each kernel reads: those of the trunks, and those of the branches."""
+    """The rows that belong to trunks and to branches, which are computed by different kernels."""
 
     trunks: tuple[Run, ...]
     branches: _Branches | None
@@ -349,7 +359,7 @@ class _BranchAttention(torch.autograd.Function):
 
 
 def _attention_parts(plan: _Branches) -> tuple[tuple[_PackedBranches, bool], tuple[_PackedBranches, bool]]:
-    """Return the two parts of the plan, each with whether its attention is causal."""
+    """Return (part, is_causal) for both parts of the attention: to the branches' own rows, and to the trunk."""
     return (plan.own_part, True), (plan.trunk_part, False)
 
 
@@ -391,7 +401,7 @@ def _merge_softmaxes(out: Tensor, lse: Tensor, other_out: Tensor, other_lse: Ten
 
 
 def _trunks_with_branches(stretches: tuple[Stretch, ...]) -> list[tuple[Run, list[Stretch]]]:
-    """Return each trunk with its branches; a stretch without a context is the trunk of a new tree."""
+    """Return each trunk with its branches. A stretch that has no context starts a new tree, and is its trunk."""
     trees: list[tuple[Run, list[Stretch]]] = []
     for stretch in stretches:
         if stretch.context:
@@ -402,7 +412,7 @@ def _trunks_with_branches(stretches: tuple[Stretch, ...]) -> list[tuple[Run, lis
 
 
 def _branch_point(branch: Stretch, trunk: Run) -> int:
-    """Return how many of the trunk's tokens a branch sees. Branches are sorted by this number in a tree."""
+    """Return how many of the trunk's tokens a branch sees. The branches of a tree are sorted by this number."""
     # The first run of a branch's context lies in the trunk.
     first, last = branch.context[0]
     return min(last, trunk[1]) - first
@@ -428,13 +438,16 @@ def _pack_branches(num_queries: list[int], key_runs: list[list[Run]], device: to
 
 
 def _row_ranges_after_prefix(branch: Stretch, prefix: Run) -> list[Run]:
-    """Return a branch's rows and those on its path after `prefix`, the part of the trunk that its group shares."""
+    """Return the row ranges on a branch's path, its own included, that come after `prefix`.
+
+    `prefix` is the part of the trunk that all branches of its group see.
+    """
     runs = [(prefix[1], branch.context[0][1]), *branch.context[1:], (branch.start, branch.end)]
     return [run for run in runs if run[0] < run[1]]
 
 
 def _merge_adjacent(runs: Iterable[Run]) -> list[Run]:
-    """Merge adjacent runs."""
+    """Merge each row range with the previous one if it begins where the previous one ends."""
     joined: list[Run] = []
     for start, end in runs:
         if joined and joined[-1][1] == start:
@@ -477,5 +490,5 @@ def _stretch_attention(
 
 
 def _padding_attention(value: Tensor, num_heads: int) -> Tensor:
-    """Return the attention of padding tokens: each sees only itself, so the output is its own value."""
+    """Return the attention of padding tokens. Each of them sees only itself, so its output is its own value."""
     return value.repeat_interleave(num_heads // value.shape[1], dim=1)

@@ -57,7 +57,10 @@ _MIN_PATH_TO_FAIL = 16
 
 
 class _HiddenStates(NamedTuple):
-    """Last hidden states (L, H), one row per token, and the kind of tree attention or the reason for running flat."""
+    """The last hidden states (L, H), one row per token, and how they were computed.
+
+    `kind` is the kind of tree attention. `flat_because` is the reason why a tree ran as flat sequences.
+    """
 
     hidden: Tensor
     kind: Kind | None = None
@@ -65,14 +68,14 @@ class _HiddenStates(NamedTuple):
 
     @property
     def ran_as(self) -> str:
-        """How the hidden states were computed, for logs and `LossComponents.ran_as`."""
+        """A description of how the hidden states were computed, for logs and `LossComponents.ran_as`."""
         if self.kind is not None:
             return f"tree ({self.kind})"
         return "flat sequences" if self.flat_because is None else f"flat: {self.flat_because}"
 
 
 class _Trial(NamedTuple):
-    """The result of an experiment, with the sizes of the largest tree and the longest path that it has covered."""
+    """The result of an experiment, with the largest tree size and the longest path for which it is valid."""
 
     choice: _AttentionChoice
     length: int
@@ -85,7 +88,7 @@ _trials: WeakKeyDictionary[nn.Module, dict[str, _Trial]] = WeakKeyDictionary()
 
 
 def token_hidden_states(model: nn.Module, tokens: Tokens) -> _HiddenStates:
-    """Return the hidden states of a tree's tokens, or of padded sequences, one sequence after the other."""
+    """Return the hidden states of a tree's tokens, or of all tokens of padded sequences, concatenated."""
     if isinstance(tokens, TokenTree):
         return tree_hidden_states(model, tokens)
     return _HiddenStates(hidden_states(model, tokens.input_ids, tokens.attention_mask).flatten(0, 1))
@@ -109,7 +112,9 @@ def _why_flat(model: nn.Module, tree: TokenTree) -> str | None:
 
 
 def _run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """Return the hidden states (L, H) from one padded batch, taking shared rows from the longest sequence."""
+    """Return the hidden states (L, H) from one padded batch; rows that sequences share are taken from the longest
+    one.
+    """
     if max_over_shards([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
     is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
@@ -130,7 +135,7 @@ def _run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
 def _run_tree(
     body: Any, masked_tree: _MaskedTree, *, input_ids: Tensor | None = None, position_ids: Tensor | None = None
 ) -> Tensor:
-    """Return the hidden states (L, H) from one pass. Experiments override the tokens or positions of the tree."""
+    """Return the hidden states (L, H) from one pass. Experiments replace the tree's tokens or positions."""
     ids = masked_tree.tree.input_ids if input_ids is None else input_ids
     positions = masked_tree.tree.position_ids if position_ids is None else position_ids
     output = get_body(body)(
@@ -193,9 +198,10 @@ def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
 
 
 def _check_positions(config: Any, longest: int) -> None:
-    """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the call's length.
+    """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the input's
+    length.
 
-    A tree contains several lengths, so no single set of frequencies would be right for it.
+    The paths of a tree have several lengths, so no single set of frequencies would be right for all of them.
     """
     limit, why = max_invariant_length(config)
     if limit is not None and longest > limit:
@@ -215,7 +221,10 @@ def _why_too_long(tree: TokenTree, path: int, window: int | None) -> str | None:
 
 
 def _choice_from_trial(model: nn.Module, body: Any, tree: TokenTree, length: int, path: int) -> _AttentionChoice:
-    """Return the choice for trees of this size, from the cache or by a new trial; a failed model is not tried again."""
+    """Return the kind of attention for trees of this size, from an earlier experiment or by running a new one.
+
+    A model that has failed the experiment is not tried again.
+    """
     trials = _trials.setdefault(body, {})
     device = tree.input_ids.device
     setting = f"{device} {compute_dtype(body)} {usual_attention(body)}"
@@ -238,7 +247,9 @@ def _choice_from_trial(model: nn.Module, body: Any, tree: TokenTree, length: int
 
 
 def _can_check_slots(model: nn.Module, tree: TokenTree) -> bool:
-    """Return whether any process has enough branch rows in its lone sequences to tell slots from rounding."""
+    """Return whether a process has enough branch rows for the "slots" check to tell an effect of slots from
+    rounding.
+    """
     return max_over_shards([model], [_num_branch_rows(tree)])[0] >= ENOUGH_ROWS
 
 
@@ -248,7 +259,10 @@ def has_attention_dropout(body: nn.Module) -> bool:
 
 
 def _candidate_kinds(body: Any, device: torch.device) -> tuple[Kind, ...]:
-    """Return the kinds of attention to try, best first; only known attention functions can be replaced by ours."""
+    """Return the kinds of attention to try, best first.
+
+    If the model's own attention function is not one that can be replaced, only a dense mask is tried.
+    """
     if not any(name in usual_attention(body) for name in _REPLACEABLE):
         return ("dense",)
     if device.type != "cuda":
@@ -269,7 +283,9 @@ ENOUGH_ROWS = 16
 
 
 class _AttentionChoice(NamedTuple):
-    """The kind of attention for a tree, or why none works; and the shortest window that a layer asked for."""
+    """The kind of attention for a tree, or the reason why none works, and the shortest window that a layer asked
+    for.
+    """
 
     kind: Kind | None
     flat_because: str | None
@@ -277,14 +293,16 @@ class _AttentionChoice(NamedTuple):
 
 
 class _StandaloneSequence(NamedTuple):
-    """A sequence's rows in the tree, and the hidden states of the sequence when it runs alone."""
+    """The tree rows of one sequence, and the hidden states that the sequence has when it runs alone."""
 
     sequence: Tensor
     rows: Tensor
 
 
 class _Pass(NamedTuple):
-    """A pass over the tree, the trace of its layers, and the sequences to compare it with."""
+    """The results of a pass over the tree: hidden states, a trace of the layers, and the sequences to compare them
+    with.
+    """
 
     kind: Kind
     masked_tree: _MaskedTree
@@ -297,8 +315,8 @@ def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest:
     """Return the first kind of attention with which this tree's hidden states depend only on their paths.
 
     The experiment runs in eval mode and in the model's dtype. A layer may ask for a window that the config does not
-    mention. If that window is shorter than the longest path on any process, the choice has the window but neither a
-    kind nor a reason, because shorter trees may still fit.
+    mention. If that window is shorter than the longest path on any process, the returned choice has the window but
+    neither a kind nor a reason, because shorter trees may still fit into the window.
     """
     body = get_causal_lm(model)
     usual, reasons = body.config._attn_implementation, list[str]()
@@ -335,7 +353,10 @@ def _try_tree(model: nn.Module, tree: TokenTree, kinds: Sequence[Kind], longest:
 
 
 def _first_failed_check(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """Return the reason from the first failing check, or None; processes that share weights stop at the same check."""
+    """Return the reason given by the first check that fails, or None if all checks pass.
+
+    Processes that share weights stop at the same check.
+    """
     checks: tuple[Callable[[], str | None], ...] = (
         lambda: _find_changed_masks(body, ran.trace),
         lambda: _find_leak(model, body, ran.masked_tree, ran.rows),
@@ -351,7 +372,7 @@ def _first_failed_check(model: nn.Module, body: Any, ran: _Pass) -> str | None:
 
 
 def _find_changed_masks(body: Any, record: _LayerTrace) -> str | None:
-    """Run the "masks" check."""
+    """Run the "masks" check: return a reason if a layer changes the mask or does not use it, else None."""
     layers = getattr(text_config(body.config), "num_hidden_layers", 1)
     if record.changed_masks:
         return f"{', '.join(sorted(record.changed_masks))} changes the mask that it receives"
@@ -363,7 +384,9 @@ def _find_changed_masks(body: Any, record: _LayerTrace) -> str | None:
 
 
 def _find_leak(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
-    """Run the "branches" check: change the tokens outside every second branch's path, and compare the path's rows."""
+    """Run the "branches" check: keep the tokens on every second branch's path, change all others, and compare the
+    kept rows.
+    """
     is_kept = _every_second_path(masked_tree.tree)
     ids = torch.where(is_kept, masked_tree.tree.input_ids, replace_tokens(masked_tree.tree.input_ids, body))
     with equal_inputs_for_experts(body, is_kept) as has_experts:
@@ -382,7 +405,7 @@ def _find_leak(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tens
 
 
 def _find_ignored_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
-    """Run the "positions" check by counting positions backwards, which keeps them in the model's range."""
+    """Run the "positions" check. Positions are reversed for it, which keeps them in the model's range."""
     tree = masked_tree.tree
     changed = _run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
     if not torch.equal(rows, changed):
@@ -393,7 +416,9 @@ def _find_ignored_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -
 
 
 def _find_slot_dependence(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """Run the "slots" check."""
+    """Run the "slots" check: return a reason if branches differ from lone sequences by more than rounding, else
+    None.
+    """
     (trunk, *branches), rows = ran.alone, ran.rows
     noise = _median_gap(trunk, rows, 0)
     gaps = [_median_gap(branch, rows, _num_shared_rows(trunk.sequence, branch.sequence)) for branch in branches]
@@ -418,13 +443,16 @@ def _find_slot_dependence(model: nn.Module, body: Any, ran: _Pass) -> str | None
 
 
 def _num_branch_rows(tree: TokenTree) -> int:
-    """Return the number of rows, over the branches that run alone, that are not shared with the trunk."""
+    """Return how many rows the branches chosen for comparison have beyond those that they share with the trunk."""
     trunk, *branches = _trunk_and_branches(tree)
     return sum(branch.numel() - _num_shared_rows(trunk, branch) for branch in branches)
 
 
 def _branch_rounding_noise(body: Any, ran: _Pass, trunk: _StandaloneSequence) -> float:
-    """Return the gap for the end of the trunk, run as a branch in its own slots: the rounding of the kernels."""
+    """Return the median gap that rounding alone causes in a branch.
+
+    The end of the trunk is run as a branch whose slots equal its positions, so slots cannot cause a gap.
+    """
     length = trunk.sequence.numel()
     cut = length - max(1, length // 8)
     index = torch.arange(length, device=trunk.sequence.device)
@@ -437,7 +465,10 @@ def _branch_rounding_noise(body: Any, ran: _Pass, trunk: _StandaloneSequence) ->
 
 
 def _median_gap(alone: _StandaloneSequence, rows: Tensor, skip: int) -> float:
-    """Return the median relative difference between tree and lone sequence, over all rows after the first `skip`."""
+    """Return the median relative difference between a sequence's rows in the tree and when it runs alone.
+
+    The first `skip` rows are left out.
+    """
     got = rows[alone.sequence].float()
     gaps = (got - alone.rows).norm(dim=-1) / alone.rows.norm(dim=-1).clamp_min(1e-12)
     return float(gaps[skip:].median()) if skip < gaps.numel() else 0.0
@@ -450,7 +481,11 @@ def _num_shared_rows(trunk: Tensor, sequence: Tensor) -> int:
 
 
 def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
-    """Return the trunk, whose slots are its positions, and the `_BRANCHES` sequences where these differ most."""
+    """Return the trunk, whose slots equal its positions, followed by `_BRANCHES` sequences to compare with it.
+
+    These are the last branch in the tree's layout, where slots differ most from positions, and a branch from the
+    middle. The trunk fills the places of missing branches.
+    """
     first = tree.stretches[0]
     trunk = next(
         sequence for sequence in tree.rows if sequence.numel() == first.end and int(sequence[-1]) == first.end - 1
@@ -464,7 +499,9 @@ def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
 
 
 def _every_second_path(tree: TokenTree) -> Tensor:
-    """Return a mask of the rows on paths to every second stretch, starting with the stretch after the trunk."""
+    """Return a boolean mask of the rows on the paths to every second stretch, beginning with the first after the
+    trunk.
+    """
     is_kept = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     starts = torch.tensor([tree_stretch.start for tree_stretch in tree.stretches])
     for rows in tree.rows:
@@ -510,7 +547,7 @@ class _LayerTrace:
 
 @contextmanager
 def _watched_attention(body: nn.Module, mask: Any) -> Iterator[_LayerTrace]:
-    """Yield a trace of every attention call that a layer of this model makes inside the block."""
+    """Yield a trace that records every attention call made by a layer of this model inside the block."""
     record = _LayerTrace(mask)
     inside = {id(module) for module in body.modules()}
 

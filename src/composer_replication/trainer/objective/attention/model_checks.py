@@ -81,10 +81,10 @@ def _count_changed_rows(model: nn.Module, ids_T: Tensor, half: int) -> int:
 
 @contextmanager
 def equal_inputs_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]:
-    """Replace rows that are not kept by the first kept row in mixture-of-experts blocks; yield whether there are any.
+    """Inside the block, make mixture-of-experts blocks replace each row outside `is_kept` with the first row inside it.
 
-    When some tokens differ between two passes, they are routed to other experts, and matrix products of another size
-    may add up in another order. With equal rows in these places, the passes can be compared bitwise.
+    Yields whether the model has any such blocks. Tokens that differ between two passes are routed to other experts, and
+    matrix products of another size may sum in another order. With these rows equal, the passes can be compared bitwise.
     """
     row = int(is_kept.int().argmax())
 
@@ -113,7 +113,9 @@ def equal_inputs_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]
 
 
 def replace_tokens(ids: Tensor, body: Any) -> Tensor:
-    """Replace each token by a different one, chosen from the same ids so that the model can embed all of them."""
+    """Replace each token by a different one that, if possible, also occurs in the input, so that the model can embed
+    it.
+    """
     unique_ids, inverse = ids.unique(return_inverse=True)
     if unique_ids.numel() == 1:
         return (ids + 1) % body.get_input_embeddings().weight.shape[0]
@@ -161,7 +163,10 @@ def shortest_window(config: Any) -> int | None:
 
 
 def max_invariant_length(config: Any) -> tuple[int | None, str]:
-    """Return the maximum length with results independent of the call's length (None: any), and the reason for it."""
+    """Return the maximum input length at which results do not depend on that length, and the reason for this limit.
+
+    The length is None if there is no limit.
+    """
     text = text_config(config)
     limit, why = _rotary_limit(text)
     keep = getattr(text, "keep_window_size", None)
@@ -172,7 +177,10 @@ def max_invariant_length(config: Any) -> tuple[int | None, str]:
 
 
 def _rotary_limit(text: Any) -> tuple[int | None, str]:
-    """Return the maximum length with constant rotary frequencies (None: any length), and why they change beyond it."""
+    """Return the maximum input length at which rotary frequencies are constant, and why they change beyond it.
+
+    The length is None if they never change.
+    """
     # Older configs use the keys `rope_scaling` and `type`; settings may be nested by layer type.
     rope: Any = getattr(text, "rope_parameters", None) or getattr(text, "rope_scaling", None) or {}
     settings = [rope, *(setting for setting in rope.values() if isinstance(setting, dict))]
