@@ -208,7 +208,7 @@ def missing_path_facts(path: str, error_text: str, state: SessionState) -> HintC
 
 
 def _is_spelled_alike(name: str, other_name: str) -> bool:
-    """Whether two names differ only by extension or by a typo. An extra or missing word means another file."""
+    """Return whether two names differ only by extension or by a typo. An extra or missing word means another file."""
     (stem, ending), (other_stem, other_ending) = posixpath.splitext(name), posixpath.splitext(other_name)
     if stem == other_stem:
         return True
@@ -232,7 +232,7 @@ def _find_namesake(requested_path: str, files: set[str]) -> str | None:
 
 
 def _are_related(folders_a: Sequence[str], folders_b: Sequence[str]) -> bool:
-    """Whether the shorter folder list is a subsequence of the longer one."""
+    """Return whether the shorter folder list is a subsequence of the longer one."""
     short, long = sorted((folders_a, folders_b), key=len)
     rest = iter(long)  # `in` consumes the iterator, so the order matters
     return all(part in rest for part in short)
@@ -310,7 +310,7 @@ class FailingCall(NamedTuple):
 
 
 def _has_failed(result: ToolResult) -> bool:
-    """Whether a call failed. Rollouts have no error flag, but the harness marks the calls that it refused."""
+    """Return whether a call failed. Rollouts have no error flag, but the harness marks the calls that it refused."""
     return CleanedText.of(result.text).is_tagged if result.is_error is None else result.is_error
 
 

@@ -333,7 +333,7 @@ def _compare_with_file(path: str, old_text: str, state: SessionState, edits: Seq
 
 
 def _is_escaped(old_text: str, text: str) -> bool:
-    """Whether the text contains escape sequences where the file has real line breaks or tabs."""
+    """Return whether the text contains escape sequences where the file has real line breaks or tabs."""
     parts = [part.strip() for part in re.split(r"\\[nt]", old_text) if len(part.strip()) >= _MIN_ANCHOR]
     if not text:
         return "\n" not in old_text and re.search(r"\\n[ \w]", old_text) is not None
@@ -407,7 +407,7 @@ def _describe_difference(wrong: str, right: str) -> str:
 
 
 def _is_same_place(number: int, offset: int, old_lines: Sequence[str], lines: Sequence[str]) -> bool:
-    """Whether a differing line is the intended one: its neighbors are identical, or its content is similar."""
+    """Return whether a differing line is the intended one: its neighbors are identical, or its content is similar."""
     line, shown_line = old_lines[number], lines[offset + number]
     neighbors = [
         (old_lines[near].strip(), lines[offset + near].strip() if 0 <= offset + near < len(lines) else None)
@@ -426,7 +426,7 @@ def _nearest_nonblank_line(number: int, old_lines: Sequence[str], step: int) -> 
 
 
 def _is_about_the_same(line: str, right: str, *, is_anchored: bool = False) -> bool:
-    """Whether two lines have similar content: they declare the same name, if any, and share most of their names.
+    """Return whether two lines have similar content: they declare the same name, if any, and share most of their names.
 
     Next to a line that is unique in the file (`is_anchored`), one shared name is enough, except in comments, whose
     words are not names.
@@ -474,7 +474,7 @@ def _find_other_file(old_lines: Sequence[str], lines: Sequence[str], state: Sess
 
 
 def _was_changed_by_edit(old_lines: Sequence[str], lines: Sequence[str], edits: Sequence[tuple[str, str]]) -> bool:
-    """Whether an edit in this session removed a line of the text from the file."""
+    """Return whether an edit in this session removed a line of the text from the file."""
     current_lines = {line.strip() for line in lines}
     missing = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_ANCHOR} - current_lines
     removed_lines = {line.strip() for old, new in edits for line in old.split("\n") if line.strip() not in new}

@@ -219,7 +219,7 @@ def _iterate_strings(value: Any) -> Iterator[str]:
 
 
 def _contains_words(part: str, text: str) -> bool:
-    """Whether the part occurs in the text as whole words: `main` does not occur in `domain`."""
+    """Return whether the part occurs in the text as whole words: `main` does not occur in `domain`."""
     position = text.find(part)
     while position >= 0:
         before, after = text[position - 1 : position], text[position + len(part) : position + len(part) + 1]

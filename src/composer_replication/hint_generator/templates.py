@@ -408,7 +408,7 @@ def _first_words(line: str) -> str:
 
 
 def _is_file_for_folder(ctx: HintContext | None) -> bool:
-    """Whether the guessed folder of a search merely has the same name as a file, so the file was not meant."""
+    """Return whether the guessed folder of a search merely has the same name as a file, so the file was not meant."""
     guessed, meant = (str(_get_fact(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
     return "." not in guessed and "." in meant
 

@@ -138,7 +138,7 @@ class _ToolResult:
         return _no_failure("nothing in it says that it failed")
 
     def _starts_with_error(self) -> bool:
-        """Whether the text of a tool without an error flag begins with a label such as "Error: "."""
+        """Return whether the text of a tool without an error flag begins with a label such as "Error: "."""
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
     def _classify_harness_message(self) -> Verdict | None:
@@ -309,7 +309,9 @@ class _ToolResult:
         return self.is_error is True or self._nonzero_exit_span is not None
 
     def _is_entire_output(self, span: tuple[int, int]) -> bool:
-        """Whether the log has no error flag and the message is the whole result, so it was not merely displayed."""
+        """Return whether the log has no error flag and the message is the whole result, so it was not merely
+        displayed.
+        """
         return self.is_error is None and _is_entire_output(span, self.view)
 
     def _unexplained_failure(self) -> Verdict:
@@ -402,17 +404,19 @@ def _check_slip_excuses(verdict: Verdict, view: CleanedText, command: Command) -
 
 
 def _follows_failure(before: str, command: Command) -> bool:
-    """Whether an earlier command in the same line had failed, and this one ran regardless."""
+    """Return whether an earlier command in the same line had failed, and this one ran regardless."""
     return _INDEPENDENT_COMMANDS.search(command.text) is not None and _EARLIER_FAILURE.search(before) is not None
 
 
 def _starts_with_file_position(line: str) -> bool:
-    """Whether a line begins with a file position, so that it is a compiler message, not a message about arguments."""
+    """Return whether a line begins with a file position, so that it is a compiler message, not a message about
+    arguments.
+    """
     return _FILE_POSITION.match(line) is not None
 
 
 def _is_entire_output(span: tuple[int, int], view: CleanedText) -> bool:
-    """Whether the result consists of this message and at most a shell prompt."""
+    """Return whether the result consists of this message and at most a shell prompt."""
     rest = view.text[: span[0]] + view.text[span[1] :]
     return not _PROMPT.sub("", rest).strip()
 
@@ -483,7 +487,7 @@ _TOOL_MESSAGE = re.compile(
 
 
 def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedText, *, runs_commands: bool) -> bool:
-    """Whether this failure can be how the command ended."""
+    """Return whether this failure can be how the command ended."""
     cause, kind, blame = _FAILING_COMMANDS.get(failure_rule.kind), failure_rule.kind, failure_rule.whose
     # Program output often contains words from failed tests and exceptions, so only rules of higher confidence apply.
     min_confidence = 0.85 if kind in ("test_failure", "python_exception") and blame == "task" else 0.7
@@ -584,13 +588,13 @@ def _find_excuses(
 
 
 def _mentions_exact_path(message: str, path: str) -> bool:
-    """Whether the message concerns this path, rather than a path below it."""
+    """Return whether the message concerns this path, rather than a path below it."""
     # For the path src: "cat: src: No such file"; not "cat: src/a.py: No such file"
     return re.search(rf"{re.escape(path)}(?![\w/-])", message) is not None
 
 
 def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str, before: SessionState) -> bool:
-    """Whether the typed relative path exists, but not in the shell's current folder."""
+    """Return whether the typed relative path exists, but not in the shell's current folder."""
     command = Command.of(command_text(tool, arguments))
     missing_path = _PATH_IN_MESSAGE.search(message)
     words = (word.strip("'\"").removeprefix("./").rstrip("/.") for word in command.text.split())
@@ -611,7 +615,7 @@ def _is_in_another_folder(tool: str, arguments: Mapping[str, Any], message: str,
 def _has_empty_variable(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> bool:
-    """Whether a variable in the command was empty, although this command or an earlier one had set it.
+    """Return whether a variable in the command was empty, although this command or an earlier one had set it.
 
     A message about a path shows what remained of the word: `cat $DIR/a.py` fails on `/a.py`. Messages about options and
     names do not show it, so for these any variable counts.
@@ -638,7 +642,7 @@ def _assigns_variable(name: str, command: str) -> bool:
 
 
 def _folder_end_overlaps_path_start(folder: str, path: str) -> bool:
-    """Whether a folder ends with the leading folders of a path: after `cd src`, `cat src/a.py` fails."""
+    """Return whether a folder ends with the leading folders of a path: after `cd src`, `cat src/a.py` fails."""
     names = path.split("/")
     return any(folder.endswith("/" + "/".join(names[:number])) for number in range(1, len(names) + 1))
 
@@ -658,7 +662,7 @@ def _typed_task_names(message: str, command: Command) -> list[str]:
 
 
 def _was_shown_text(before: SessionState, path: str, old_text: Any) -> bool:
-    """Whether the text to replace is in the file as last read, ignoring the view's line numbers."""
+    """Return whether the text to replace is in the file as last read, ignoring the view's line numbers."""
     return (
         isinstance(old_text, str)
         and bool(old_text.strip())

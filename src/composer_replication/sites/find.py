@@ -253,11 +253,11 @@ def _call_command(call: ToolCall) -> str:
 
 
 def _is_observation(conversation: Conversation, turn: Turn) -> bool:
-    """Whether a user message is a command's output, as mini-swe-agent logs it."""
+    """Return whether a user message is a command's output, as mini-swe-agent logs it."""
     return conversation.format == "mini_sweagent" and turn.text.lstrip().startswith("<returncode>")
 
 
 def _looks_like_failure(text: str) -> bool:
-    """Whether a successful result looks like a failure. Such results are listed as false alarms."""
+    """Return whether a successful result looks like a failure. Such results are listed as false alarms."""
     excerpt = (text if len(text) <= 2 * _MAX_SEARCHED else text[:_MAX_SEARCHED] + text[-_MAX_SEARCHED:]).lower()
     return any(word in excerpt for word in _FAILURE_WORDS)

@@ -220,7 +220,7 @@ def corrects_typed_command(command: str, later_command: str) -> bool:
 
 
 def _is_broader_check(first: _TypedCommand, second: _TypedCommand) -> bool:
-    """Whether the second command is another check with the same program and includes all tags of the first."""
+    """Return whether the second command is another check with the same program and includes all tags of the first."""
     verbs = _CHECKS.get(first.words[0], frozenset())
     tags = {option for option in first.options if _CHOOSES_BUILD_FILES.match(option)}
     is_pair = first.operands[:1] != second.operands[:1] and {first.operands[0], second.operands[0]} <= verbs
@@ -228,7 +228,7 @@ def _is_broader_check(first: _TypedCommand, second: _TypedCommand) -> bool:
 
 
 def _is_path_suffix(path_a: str, path_b: str) -> bool:
-    """Whether one of two paths ends in the other, so they may be the same file relative to different folders."""
+    """Return whether one of two paths ends in the other, so they may be the same file relative to different folders."""
     shorter, longer = sorted((path_a, path_b), key=len)
     return bool(shorter) and longer.endswith(f"/{shorter}") and ("/" in shorter or "." in shorter)
 

@@ -132,7 +132,7 @@ class VerdictReviser:
             yield _reassign(verdict, "unknown", "the project may be this program's")
 
     def _is_existence_check(self, call: ToolCall, result: ToolResult, verdict: Verdict, name: str) -> bool:
-        """Whether the missing file had been announced as a new file, or is written later."""
+        """Return whether the missing file had been announced as a new file, or is written later."""
         if is_edit(call.name) and call.arguments.get("command") != "view":
             return False
         # Few conversations reach this point, so the files are collected lazily.
@@ -152,7 +152,7 @@ class VerdictReviser:
         )
 
     def _has_changed_file(self, name: str) -> bool:
-        """Whether a command from the model has changed the file since it was last read or written."""
+        """Return whether a command from the model has changed the file since it was last read or written."""
         commands = map(_parse_command, self._calls.succeeded_since(self._last_used[name]))
         file_name = name.rpartition("/")[2]
         return any(
@@ -163,7 +163,9 @@ class VerdictReviser:
         )
 
     def _pushes_rewritten_commits(self, result: ToolResult, command: Command) -> bool:
-        """Whether an unforced push was rejected because the session had rewritten commits that were already pushed."""
+        """Return whether an unforced push was rejected because the session had rewritten commits that were already
+        pushed.
+        """
         if _PUSH_REFUSED.search(result.text) is None or _FORCED.search(command.text) is not None:
             return False
         commands = (_parse_command(call).text for call in self._calls.succeeded_since(0))
@@ -172,7 +174,7 @@ class VerdictReviser:
         return any(_REWRITES_HISTORY.search(text) is not None for text in since_push)
 
     def _is_project_program(self, command: Command) -> bool:
-        """Whether the command runs the program that this project develops, judging by its folder's name."""
+        """Return whether the command runs the program that this project develops, judging by its folder's name."""
         folders = frozenset((self._cwd or "").lower().split("/"))
         return any(name in folders for name, _ in command.programs)
 
@@ -294,7 +296,7 @@ class _FailureHistory:
         return site
 
     def _is_repetition(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Whether this exact call had failed visibly, and the model has only looked at things since.
+        """Return whether this exact call had failed visibly, and the model has only looked at things since.
 
         Whoever was to blame for the first failure, the model is to blame for the second, because nothing had changed.
         Exceptions are refusals by the user or the harness, failures worth a retry (network, timeouts, tests), and
@@ -319,7 +321,7 @@ class _FailureHistory:
         return _POLLS_OR_RUNS_CODE.search(command_text(call.name, call.arguments)) is None
 
     def _repeats_missing_path_error(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Whether the same missing program or path had been reported before, and nothing was done about it."""
+        """Return whether the same missing program or path had been reported before, and nothing was done about it."""
         number, visible_from = self._messages.get(
             (verdict.kind, _failure_message(result, verdict)), (0, self._calls.turn)
         )
@@ -333,7 +335,7 @@ class _FailureHistory:
         return is_missing_path and self._calls.has_only_read_since(number)
 
     def _is_missing_file(self, call: ToolCall, verdict: Verdict, path: str) -> bool:
-        """Whether this path had been reported as missing, and no message has arrived since."""
+        """Return whether this path had been reported as missing, and no message has arrived since."""
         visible_from = self._reported_missing.get(path)
         is_excused = verdict.kind == "file_not_found" and verdict.blame == "unknown"
         return (
@@ -343,7 +345,7 @@ class _FailureHistory:
         )
 
     def _is_tool_broken(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Whether the last two calls hit the same fault in the same tool, so the arguments are not the cause."""
+        """Return whether the last two calls hit the same fault in the same tool, so the arguments are not the cause."""
         fault, last = _tool_fault(call, result, verdict), self._tool_faults[-2:]
         is_same = [earlier_fault == fault and number >= self._calls.number - 2 for earlier_fault, number, _ in last]
         return fault is not None and is_same == [True, True] and last[-1][2] < self._calls.turn_of_call(call)
@@ -361,7 +363,7 @@ def _tool_fault(call: ToolCall, result: ToolResult, verdict: Verdict) -> tuple[s
 
 
 def _has_escaped_exclamation_mark(call: ToolCall, result: ToolResult) -> bool:
-    """Whether the tool escaped an exclamation mark in the command."""
+    """Return whether the tool escaped an exclamation mark in the command."""
     command = command_text(call.name, call.arguments)
     return _ESCAPED_EXCLAMATION in result.text[:2000] and _ESCAPED_EXCLAMATION not in command
 
@@ -486,7 +488,7 @@ def _blame_repeated_refusal(verdict: Verdict, reason: str = _REFUSED_BEFORE) -> 
 
 
 def _bypasses_checks(verdict: Verdict, command: Command) -> bool:
-    """Whether the refused command bypasses checks, such as `git commit --no-verify`."""
+    """Return whether the refused command bypasses checks, such as `git commit --no-verify`."""
     return verdict.kind in ("hook_blocked", "permission_denied") and _BYPASSES_CHECKS.search(command.text) is not None
 
 

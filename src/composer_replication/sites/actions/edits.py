@@ -35,7 +35,7 @@ FileChanges = dict[str, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Replace:
-    """Replaces a text, which must occur exactly once unless `everywhere` is set."""
+    """An edit that replaces a text, which must occur exactly once unless `everywhere` is set."""
 
     path: str
     old: str
@@ -55,7 +55,7 @@ class Replace:
 
 @dataclass(frozen=True, slots=True)
 class Put:
-    """Writes a whole file. If `is_new`, the file must not exist yet."""
+    """An edit that writes a whole file. If `is_new` is set, the file must not exist yet."""
 
     path: str
     text: str
@@ -69,7 +69,7 @@ class Put:
 # The class names are part of action keys (see `equality`), so they must not change.
 @dataclass(frozen=True, slots=True)
 class Insert:
-    """Inserts lines after line number `line`; 0 inserts at the beginning of the file."""
+    """An edit that inserts lines after line number `line`, where 0 means the beginning of the file."""
 
     path: str
     line: int
@@ -122,7 +122,10 @@ class FilePatch:
     hunks: list[_Hunk] = field(default_factory=list[_Hunk])
 
     def apply(self, files: Mapping[str, str]) -> dict[str, str | None] | None:
-        """Return the files after the patch (None: removed), or None if the patch does not apply to the known files."""
+        """Return the changed files by path, with None for a removed file.
+
+        Return None instead of a dictionary if the patch does not apply to the known files.
+        """
         if self.kind == "add":
             if self.path in files:
                 return None
@@ -382,7 +385,9 @@ def _unified_file(old: str, new: str) -> FilePatch | None:
 
 
 def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: FilePatch) -> int | None:
-    """Read a hunk with the line counts in its header. Return the position after it, or None if they are wrong."""
+    """Read a hunk whose header states how many lines it has. Return the position after it, or None if the counts are
+    wrong.
+    """
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
     hunk = _Hunk(at=int(head[1]))
     while len(hunk.old) < num_old or len(hunk.new) < num_new:
@@ -438,7 +443,10 @@ def _hunk_start(hunk: _Hunk, lines: list[str], cursor: int) -> int | None:
 
 
 def _match_starts(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
-    """Return where the lines occur from `cursor` on, stopping at two matches, which already make the hunk ambiguous."""
+    """Return the indices, from `cursor` on, at which `old_lines` occur in `lines`.
+
+    The search stops after two matches, which already make the hunk ambiguous, and is skipped for very long texts.
+    """
     starts: list[int] = []
     if len(old_lines) * len(lines) > _MAX_COMPARED_LINES:
         return starts

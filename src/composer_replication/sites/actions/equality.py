@@ -110,7 +110,7 @@ def _action_steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[s
 
 
 def _changes_by_edit(call: ToolCall, context: ActionContext, files: dict[str, str]) -> FileChanges | None:
-    """Return the files that an edit changes, or None for other calls and if the files are unknown."""
+    """Return the files that an edit changes, or None if the call is not an edit or the files are unknown."""
     operations = None if _is_unknown_tool(call.name, context) else edit_operations(call, context.cwd)
     return compute_changes(operations, files) if operations is not None else None
 
@@ -401,14 +401,19 @@ def _turn_texts(turn: Turn) -> Iterator[str]:
 
 
 def _text_sketch(texts: Iterable[str]) -> Sketch:
-    """Return the sketch of several texts in order. Only the first `_MAX_TEXT` characters of each text are used."""
+    """Return a sketch of several texts in order: the smallest hashes of their pairs of neighboring words.
+
+    Only the first `_MAX_TEXT` characters of each text are used.
+    """
     words = [_mask_names(word) for text in texts for word in text[:_MAX_TEXT].split()]
     pairs = Counter(zip(["", *words], [*words, ""], strict=True)) if words else Counter[tuple[str, str]]()
     return _smallest_hashes({_hash(*pair, repetition) for pair, count in pairs.items() for repetition in range(count)})
 
 
 def _sketch_similarity(a: Sketch, b: Sketch) -> float:
-    """Return the estimated Jaccard similarity: among the smallest hashes of the union, the fraction that is in both."""
+    """Return the estimated Jaccard similarity: the fraction of the smallest hashes in the union that occur in both
+    sketches.
+    """
     hashes_a, hashes_b = set(a), set(b)
     smallest = sorted(hashes_a | hashes_b)[:_SKETCH_SIZE]
     return sum(digest in hashes_a and digest in hashes_b for digest in smallest) / len(smallest) if smallest else 1.0
@@ -468,7 +473,9 @@ class _SketchIndex:
         return len(self._sketches) - 1
 
     def similar(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
-        """Yield the numbers of the accepted sketches that are near-duplicates of a nonempty sketch."""
+        """Yield the numbers of the indexed sketches that are near-duplicates of a nonempty sketch and that `accepts`
+        admits.
+        """
         for number in dict.fromkeys(self._candidates(query)):
             if accepts(number) and _sketch_similarity(query, self._sketches[number]) >= MIN_SIMILARITY_OF_STATES:
                 yield number

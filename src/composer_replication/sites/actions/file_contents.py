@@ -87,7 +87,10 @@ class FileTexts:
         self._commands = _CommandChanges(shell)
 
     def get(self, path: str) -> FileText | None:
-        """Return what is known about a file, with its doubt up to date, or None if nothing is known."""
+        """Return what is known about a file, or None if nothing is known.
+
+        Before that, update the record of whether the file may have changed since it was shown.
+        """
         name = normal_path(path, self.cwd)
         text = self._files.get(name)
         if text is not None:
@@ -140,7 +143,9 @@ class FileTexts:
         return normal_path(path, self.cwd) in self._read_in_full
 
     def change_by_command(self, path: str) -> ChangeCertainty:
-        """Return whether a command has changed a file, or may have, since a file tool last touched it."""
+        """Return whether a command has changed a file since a file tool last touched it: `surely`, `maybe` or "" for
+        no.
+        """
         name = normal_path(path, self.cwd)
         touched_at = self._last_used_at.get(name)
         return "" if touched_at is None else self._commands.last_change(touched_at, name)
@@ -297,7 +302,10 @@ class _CommandChanges:
             self._pending.append(_CommandRun(0, "", output, failed=True))
 
     def last_change(self, when: int, path: str) -> ChangeCertainty:
-        """Return how a file was changed since that time: `maybe` if a formatter ran, which may have skipped it."""
+        """Return whether a command has changed a file since time `when`: `surely`, `maybe` or "" for no.
+
+        The answer is `maybe` if a formatter ran, since it may have skipped the file.
+        """
         for run in self._pending:
             if not run.failed:
                 self._apply_run(run)

@@ -201,7 +201,7 @@ class KnownPaths:
         self.folders.discard(path)
 
     def _forget_mentioned_missing(self, text: str) -> None:
-        """No longer count a path as missing if the text mentions its name: it may have been created."""
+        """Stop treating a path as missing if the text mentions its name, since it may have been created."""
         for word in PATH_WORD.findall(text[:MAX_TEXT]) if self._missing_by_name else ():
             for path in self._missing_by_name.pop(word.rpartition("/")[2].rstrip("."), ()):
                 self.missing.pop(path, None)
@@ -288,7 +288,7 @@ class KnownPaths:
             self._listed[folder] = names
 
     def _forget_uncertain(self) -> None:
-        """Drop what may be outdated after a change of the whole tree, such as git checkout."""
+        """Forget the paths that may be outdated after a command such as git checkout, which changes the whole tree."""
         self.missing.clear()
         self._missing_by_name.clear()
         self._listed.clear()
@@ -303,9 +303,9 @@ def path_with_parents(path: str) -> Iterator[str]:
 
 
 def _compile_glob(pattern: str) -> re.Pattern[str] | None:
-    r"""Convert a glob to a regular expression for paths relative to the start of the search. None if unsupported.
+    r"""Convert a glob to a regular expression for paths relative to the start of the search.
 
-    `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\.py`.
+    Return None if the glob is not supported. Example: `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\.py`.
     """
     # More asterisks could make matching take exponential time.
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
@@ -348,7 +348,10 @@ class _MentionedPaths:
         return ("/".join(word.rsplit("/", 2)[-2:]) for word in self._words if "/" in word)
 
     def mention_level(self, path: str, relative: str) -> str:
-        """Return a word for how fully an absolute path was mentioned. `relative` is the path relative to the root."""
+        """Return how fully an absolute path was mentioned: `named`, `its_end_named`, `only_its_name` or `unseen`.
+
+        `relative` is the same path relative to the root.
+        """
         self._process_texts()
         if path in self._words or relative in self._words or relative in self._endings:
             return "named"
@@ -392,7 +395,7 @@ class ShellFolder:
 
     @staticmethod
     def may_change_folder(command: str, output: str) -> bool:
-        """Return whether a command may change the working folder, or its output names the folder."""
+        """Return whether a command may change the working folder, or whether its output names that folder."""
         return (
             _CHANGES_FOLDER.search(command) is not None
             or _FOLDER_RESET.search(output, max(0, len(output) - 600)) is not None

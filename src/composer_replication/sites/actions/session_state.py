@@ -291,8 +291,9 @@ def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | No
     """Return whether the text contains this path, or a path inside it, which proves that the folder exists.
 
     Args:
-        alone: Whether to reject a match at the end of a longer path.
-        cwd: Reject a match at the end of a longer path in this folder, which would be another file in the project.
+        alone: Whether to reject any match at the end of a longer path.
+        cwd: The session's folder. If it is given, a match at the end of a longer path is rejected if that path leads
+            to a different folder in the project.
     """
     position = text.find(path) if path else -1
     while position >= 0:
@@ -311,7 +312,10 @@ def _is_mentioned_in(path: str, text: str, *, alone: bool = False, cwd: str | No
 
 
 def _is_path_to_other_folder(prefix: str, cwd: str) -> bool:
-    """Return whether the text before a path leads to another folder in this project, not to a copy of it."""
+    """Return whether the text before a path leads to a different folder in the project.
+
+    For absolute paths, parent folders and the `a/` and `b/` of a diff, the answer is False.
+    """
     prefix = prefix.removeprefix(f"{cwd}/").removeprefix("./")
     if not prefix or prefix in ("a/", "b/") or f"/{cwd}/".endswith(f"/{prefix}"):
         return False  # "a/" and "b/" in a diff, or a parent folder

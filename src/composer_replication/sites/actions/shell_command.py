@@ -136,7 +136,9 @@ class Command:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
-        """(program, first argument) for each part, skipping assignments and wrappers such as `sudo`."""
+        """The (program, first argument) pair of each part of the command. Assignments and wrappers such as `sudo`
+        are skipped.
+        """
         return tuple(pair for pair, _ in self._parts)
 
     def programs_with_argument(self, text: str) -> list[tuple[str, str]]:
@@ -339,7 +341,9 @@ def leaves_sources_unchanged(text: str) -> bool:
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
-    """Return whether every command is accepted, nothing is redirected to a file, and nothing runs in the background."""
+    """Return whether `accepts` is true for every command, nothing is redirected to a file, and nothing runs in the
+    background.
+    """
     try:
         commands = list(commands_in(parse_script(text)))
     except UnsupportedShellSyntax:

@@ -91,7 +91,9 @@ def _script_text_key(text: str, location: _Location, depth: int) -> Key:
 
 @dataclass
 class _ShellWalk:
-    """Builds keys for the parts of a tree in execution order, and tracks the working folder along the way."""
+    """A walk over the parts of a syntax tree in execution order, which builds their keys and tracks the working
+    folder.
+    """
 
     location: _Location
     depth: int
@@ -186,7 +188,7 @@ class _ShellWalk:
         return key
 
     def _block(self, block: Block) -> Key:
-        """Return the key for a block."""
+        """Return the key for a compound command, such as a loop or a subshell."""
         before = self.location
         parts = [self.script(part) for part in block.parts]
         names = [word.key for word in block.names]
@@ -365,7 +367,11 @@ def _test_key(word: ShellWord, location: _Location) -> object:
 
 
 def _has_unknown_options(line: CommandLine, program: Program) -> bool:
-    """Return whether the table would misread the line: `tail +5` has a number as operand, `tar -C` is positional."""
+    """Return whether the program's table would misread the line.
+
+    That is so for `tail +5`, where an operand is really a number, and for `tar -C`, whose effect depends on its
+    position.
+    """
     if program.number == "n":
         return any((word.literal or "").startswith("+") for word in line.operands)
     changes_folder = program is PROGRAMS["tar"] and any(option.name == "C" for option in line.options)
@@ -465,7 +471,7 @@ def _program_key(words: Sequence[ShellWord], location: _Location, shell: ShellKe
 def _env_prefix(words: Sequence[ShellWord]) -> int:
     """Return the number of assignments after `env` if it only sets variables for a program, otherwise 0.
 
-    `env A=1 make` is `A=1 make`. `env` cannot run a builtin such as `cd`.
+    `env A=1 make` is equivalent to `A=1 make`, but `env` cannot run a builtin such as `cd`.
     """
     index = 1
     while index < len(words) and _ASSIGNMENT.match(words[index].raw):
@@ -530,7 +536,9 @@ def _launcher_key(
 
 
 def _echo_key(words: Sequence[ShellWord]) -> Key | None:
-    """Return the key for the output of echo: its words joined by blanks. None if the output depends on an expansion."""
+    """Return the key for what echo prints, its words joined by blanks, or None if the output depends on an
+    expansion.
+    """
     texts = [word.literal for word in words[1:]]
     num_flags = 0
     while num_flags < len(texts) and texts[num_flags] in ("-n", "-e", "-E", "-ne", "-en"):
@@ -589,7 +597,7 @@ def _is_python_flag(text: str | None) -> bool:
 
 
 def _join_job_option(words: Sequence[ShellWord]) -> list[ShellWord]:
-    """Return the words of a make command with `-j 4` joined to `-j4`."""
+    """Return the words of a make command, with the two words `-j 4` joined into `-j4`."""
     joined: list[ShellWord] = []
     for word in words:
         if joined and joined[-1].literal == "-j" and (word.literal or "").isdigit():

@@ -107,7 +107,7 @@ def tokenize_shell(text: str) -> list[Token]:
 
 @dataclass
 class _Lexer:
-    """Tokenizes text from left to right. `at` is the position of the next character."""
+    """A lexer that tokenizes text from left to right. `at` is the position of the next character."""
 
     text: str
     at: int = 0
@@ -250,7 +250,9 @@ class _Lexer:
         raise UnsupportedShellSyntax("unterminated quote")
 
     def _read_expansion(self, pieces: _WordPieces, kind: Kind) -> None:
-        """Read an expansion, as a piece of this kind, or as text if its value is constant."""
+        """Read an expansion and add it to `pieces`: as text if its value is constant, otherwise as a piece of the
+        given kind.
+        """
         if self.text[self.at] == "`":
             ticks = _BACKTICKS.match(self.text, self.at)
             if ticks is None:
@@ -277,7 +279,9 @@ class _Lexer:
 
 @dataclass
 class _WordPieces:
-    """Collects the pieces of a word. Adjacent texts are joined at the end, so that quoting makes no difference."""
+    """The pieces of a word under construction. Adjacent texts are joined at the end, so that quoting makes no
+    difference.
+    """
 
     pieces: list[Piece] = field(default_factory=list[Piece])
 
@@ -304,7 +308,10 @@ class _WordPieces:
 
 
 class _Expansion(NamedTuple):
-    """An expansion in canonical form, or its constant value (`is_text`). `end` is the position after the expansion."""
+    """An expansion that was read from a command.
+
+    `name` is its canonical form, or its constant value if `is_text` is set. `end` is the position after the expansion.
+    """
 
     name: str
     end: int
@@ -364,7 +371,10 @@ def _read_heredoc_body(text: str, at: int, end_mark: str, *, strips_tabs: bool) 
 
 
 def _read_ansi_string(text: str, at: int) -> tuple[str, int]:
-    """Return the text of the `$'…'` at `at`, and the position after it. Octal and Unicode escapes are not supported."""
+    """Return the text of the `$'…'` string that begins at `at`, and the position after it.
+
+    Raises UnsupportedShellSyntax for other escapes than those in the table, such as octal and Unicode escapes.
+    """
     match = _ANSI_STRING.match(text, at)
     if match is None or any(escape not in _ANSI_CHARACTERS for escape in _ANSI_ESCAPE.findall(match[1])):
         raise UnsupportedShellSyntax("unsupported escape in a quote")

@@ -271,7 +271,7 @@ class _ScriptParser:
 
 @dataclass
 class _SimpleBuilder:
-    """Collects the tokens of a simple command."""
+    """A simple command under construction, to which the parser adds tokens."""
 
     assignments: list[tuple[str, ShellWord]] = field(default_factory=list[tuple[str, ShellWord]])
     words: list[ShellWord] = field(default_factory=list[ShellWord])

@@ -57,7 +57,10 @@ class Program:
 
     @cached_property
     def long_options(self) -> dict[str, tuple[str, str]]:
-        """Name -> (canonical name, mark: "", ":" or "?")."""
+        """A mapping from each long option to its canonical name and its mark.
+
+        The mark is `:` if the option takes a value, `?` if it takes one only after `=`, and otherwise "".
+        """
         options: dict[str, tuple[str, str]] = {}
         for entry in self.long.split():
             name, _, letter = entry.partition("=")
@@ -68,12 +71,12 @@ class Program:
 
     @cached_property
     def groups(self) -> list[frozenset[str]]:
-        """The groups of `order_matters` as sets."""
+        """The option groups of `order_matters`, each as a set."""
         return [frozenset(group.split(",")) for group in self.order_matters.split()]
 
     @cached_property
     def aliases(self) -> dict[str, str]:
-        """Letter -> its canonical letter."""
+        """A mapping from option letters to the canonical letters with the same meaning."""
         return {pair[0]: pair[1] for pair in self.alias.split()}
 
 
@@ -443,7 +446,10 @@ def _add_option(word: ShellWord, following: ShellWord | None, program: Program, 
 
 
 def _add_long_option(text: str, following: ShellWord | None, program: Program, options: list[Option]) -> int | None:
-    """Add `--name`, `--name=value` or `--name value`. The return value is that of `_add_option`."""
+    """Add a long option: `--name`, `--name=value` or `--name value`.
+
+    Return how many of the following words are values, or None for an unknown option.
+    """
     name, equals, value = text.partition("=")
     canonical_name, mark = program.long_options.get(name, (None, ""))
     if equals:
@@ -459,7 +465,10 @@ def _add_long_option(text: str, following: ShellWord | None, program: Program, o
 
 
 def _add_expanding_option(word: ShellWord, program: Program, options: list[Option]) -> int | None:
-    """Add `--name="$X"`, which is a single word whatever the value of X."""
+    """Add an option such as `--name="$X"`, which stays a single word whatever the value of X.
+
+    Return 0, since no following word is a value, or None if the word has a different form.
+    """
     name, equals, value = word.pieces[0].text.partition("=")
     if not equals or not name.startswith("--"):
         return None

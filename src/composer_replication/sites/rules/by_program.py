@@ -187,7 +187,7 @@ psql sqlite3: api_misuse
 
 
 def _is_typed(match: re.Match[str], command: Command) -> bool:
-    """Whether the name in the message, or the end of its path, was typed: programs print absolute paths."""
+    """Return whether the name in the message, or the end of its path, was typed: programs print absolute paths."""
     name = captured_name(match)
     if not name or name in command.text or name.lstrip("-") in command.words:
         return True

@@ -198,7 +198,8 @@ def _command_name(match: re.Match[str]) -> str:
 
 
 def _is_misspelled_command(match: re.Match[str], command: Command) -> bool:
-    """Whether a missing program is the model's error: the program is a standard utility, or its name is misspelled.
+    """Return whether a missing program is the model's error: the program is a standard utility, or its name is
+    misspelled.
 
     Any other program may be one that the project or the machine should have provided.
     """
@@ -216,12 +217,14 @@ def _similar_commands(name: str) -> list[str]:
 
 
 def _comes_from_script(line: str) -> bool:
-    """Whether a script failed (`build.sh: line 12: foo: …`), not the typed command (`bash: line 1: foo: …`)."""
+    """Return whether a script failed (`build.sh: line 12: foo: …`), not the typed command (`bash: line 1: foo: …`)."""
     return _SCRIPT_LINE.match(line) is not None and _TYPED_SHELL.match(line) is None
 
 
 def _has_path_in_command(match: re.Match[str], command: Command) -> bool:
-    """Whether the message comes from the shell or a program in the command, and concerns a path in the command."""
+    """Return whether the message comes from the shell or a program in the command, and concerns a path in the
+    command.
+    """
     line = match.string
     if (
         _comes_from_script(line)
@@ -235,7 +238,9 @@ def _has_path_in_command(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_about_git_command(match: re.Match[str], command: Command) -> bool:
-    """Whether a git message is about the command itself. A script, a build or a hook may run other git commands."""
+    """Return whether a git message is about the command itself. A script, a build or a hook may run other git
+    commands.
+    """
     is_summary = _SUMMARY.search(match[0]) is not None
     if not command.runs_git_only or (match["said"] is None and not match.string[:1].isupper() and not is_summary):
         return False

@@ -139,7 +139,7 @@ HARNESS_SENTENCES: tuple[FailureRule, ...] = (
 
 
 def _is_about_arguments(match: re.Match[str], _: Command) -> bool:
-    """Whether the message is about the arguments of the call, rather than a failure on the server."""
+    """Return whether the message is about the arguments of the call, rather than a failure on the server."""
     text = match.string[:400]
     return _SERVER_SIDE.search(text) is None and _ENVIRONMENT_VARIABLE.search(text) is None
 
@@ -150,7 +150,7 @@ def _is_about_parameter(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_this_function(match: re.Match[str], command: Command) -> bool:
-    """Whether the function in the message is the tool itself, rather than a function that the tool calls."""
+    """Return whether the function in the message is the tool itself, rather than a function that the tool calls."""
     return match["thing"] is None or (match["thing"] in command.words and _is_about_arguments(match, command))
 
 

@@ -332,7 +332,7 @@ BUILDS: tuple[FailureRule, ...] = (
 
 
 def _is_foreign_package(match: re.Match[str], command: Command) -> bool:
-    """Whether a missing module is an external package: project modules appear in the paths or in the command."""
+    """Return whether a missing module is an external package: project modules appear in the paths or in the command."""
     name = next((group for group in match.groups() if group), "").strip("'\"").partition(".")[0]
     if not name:
         return True

@@ -45,12 +45,12 @@ def _is_familiar_program(program: tuple[str, str]) -> bool:
 
 
 def _runs_familiar_only(command: Command) -> bool:
-    """Whether the command runs only familiar programs, and none from the project."""
+    """Return whether the command runs only familiar programs, and none from the project."""
     return bool(command.programs) and all(map(_is_familiar_program, command.programs))
 
 
 def _is_from_familiar(match: re.Match[str], command: Command) -> bool:
-    """Whether the message comes from a familiar program: no others are run, or the line begins with its name."""
+    """Return whether the message comes from a familiar program: no others are run, or the line begins with its name."""
     return _runs_familiar_only(command) or _begins_with_familiar(match, command)
 
 
@@ -60,7 +60,7 @@ def captured_name(match: re.Match[str]) -> str:
 
 
 def _is_argument(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured name is in the command, as an argument to familiar programs only."""
+    """Return whether the captured name is in the command, as an argument to familiar programs only."""
     name = captured_name(match)
     if not name or name not in command.text:
         return False
@@ -69,14 +69,16 @@ def _is_argument(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_option_without_dashes(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured option, which the message prints without dashes, was passed to familiar programs only."""
+    """Return whether the captured option, which the message prints without dashes, was passed to familiar programs
+    only.
+    """
     option = captured_name(match).lstrip("-")
     programs = command.programs_with_argument(f"-{option}")
     return bool(option) and bool(programs) and all(map(_is_familiar_program, programs))
 
 
 def _is_option_letter(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured letter is in a group of letters after a single dash, as in `ls -lqZ`."""
+    """Return whether the captured letter is in a group of letters after a single dash, as in `ls -lqZ`."""
     letter = re.escape(next(group for group in match.groups() if group))
     # For the letter Z: "ls -lZ"; not "ls --Zero"
     is_typed = re.search(rf"\s-\w{{0,8}}{letter}", command.text) is not None
@@ -84,24 +86,26 @@ def _is_option_letter(match: re.Match[str], command: Command) -> bool:
 
 
 def _begins_with_familiar(match: re.Match[str], command: Command) -> bool:
-    """Whether the line begins with the name of a familiar program in the command."""
+    """Return whether the line begins with the name of a familiar program in the command."""
     name = match.string.partition(":")[0].strip().rpartition("/")[2]
     return name in FAMILIAR_PROGRAMS and name not in _HAS_PLUGINS and command.calls(name)
 
 
 def _is_argument_or_script(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured name was typed, as an argument to a familiar program or as a script (`npm run NAME`)."""
+    """Return whether the captured name was typed, as an argument to a familiar program or as a script (`npm run
+    NAME`).
+    """
     name = captured_name(match)
     return _is_argument(match, command) or ("script" in match[0].lower() and bool(name) and name in command.text)
 
 
 def _is_about_command_line(_: re.Match[str], command: Command) -> bool:
-    """Whether the message is about the command line, rather than a file that a program read."""
+    """Return whether the message is about the command line, rather than a file that a program read."""
     return _runs_familiar_only(command) and not any(name in _READS_PROJECT_FILES for name, _first in command.programs)
 
 
 def _is_typed_path(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured path was typed and a familiar program looked it up in the current folder."""
+    """Return whether the captured path was typed and a familiar program looked it up in the current folder."""
     path = captured_name(match).removeprefix("./").rstrip("/.")
     words = {word.strip("'\"`").removeprefix("./").rstrip("/.") for word in command.text.split()}
     is_typed = any(len(word) > 1 and (path == word or path.endswith(f"/{word}")) for word in words)
@@ -109,35 +113,39 @@ def _is_typed_path(match: re.Match[str], command: Command) -> bool:
 
 
 def _shows_its_usage(match: re.Match[str], command: Command) -> bool:
-    """Whether the usage text comes from a familiar program in the command, and the command did not ask for help."""
+    """Return whether the usage text comes from a familiar program in the command, and the command did not ask for
+    help.
+    """
     is_familiar_usage = any(_is_familiar_program(program) for program in command.programs if program[0] == match[1])
     return is_familiar_usage and _ASKS_FOR_HELP.search(command.text) is None
 
 
 def _is_typed_target(match: re.Match[str], command: Command) -> bool:
-    """Whether the captured target was typed as an argument to `make`."""
+    """Return whether the captured target was typed as an argument to `make`."""
     return match[1] in command.text.split() and (command.runs("make") or command.runs("gmake"))
 
 
 def _is_written_inline(_: re.Match[str], command: Command) -> bool:
-    """Whether the program text is in the command: after an option such as `-c`, or in a here-document."""
+    """Return whether the program text is in the command: after an option such as `-c`, or in a here-document."""
     # "python -c 'x = 1'"; "node <<EOF"; not "python app.py"
     return re.search(r"\s-(?:c|e|r|p|E|ne|pe|-eval|-command)\b|<<", command.text) is not None
 
 
 def _is_local(_: re.Match[str], command: Command) -> bool:
-    """Whether the command runs on this machine. Over ssh, another shell interprets it."""
+    """Return whether the command runs on this machine. Over ssh, another shell interprets it."""
     return not command.is_remote
 
 
 def _is_unquoted_text(match: re.Match[str], command: Command) -> bool:
-    """Whether the unmatched word was meant as text. For a plain file pattern, no match is a valid answer."""
+    """Return whether the unmatched word was meant as text. For a plain file pattern, no match is a valid answer."""
     word = match[1] or match[2]
     return word in command.text and (word.startswith("-") or any(character in word for character in "?[=^(#~"))
 
 
 def _is_text_run_as_command(match: re.Match[str], command: Command) -> bool:
-    """Whether the missing command is text in backticks, a whole command in a variable, or hidden by a lost PATH."""
+    """Return whether the missing command is text in backticks, a whole command in a variable, or hidden by a lost
+    PATH.
+    """
     missing_command, text = captured_name(match), command.text
     if missing_command.partition(" ")[0] in FAMILIAR_PROGRAMS and " " not in missing_command:
         return "not found: " in match[0] and _SETS_ZSH_PATH.search(text) is not None
@@ -147,7 +155,7 @@ def _is_text_run_as_command(match: re.Match[str], command: Command) -> bool:
 
 
 def _has_unquoted_find_pattern(_: re.Match[str], command: Command) -> bool:
-    """Whether a pattern for `find` is unquoted, so that the shell may expand it."""
+    """Return whether a pattern for `find` is unquoted, so that the shell may expand it."""
     # "find . -name *.py"; not "find . -name '*.py'"
     return re.search(r"-(?:i?name|path)\s+[^'\"\s\\]*[*?]", command.text) is not None
 
@@ -157,7 +165,7 @@ def _runs_service_client(_: re.Match[str], command: Command) -> bool:
 
 
 def _names_remote_address(_: re.Match[str], command: Command) -> bool:
-    """Whether the command contains an address outside this machine and the local network."""
+    """Return whether the command contains an address outside this machine and the local network."""
     # "curl https://example.invalid/a"; not "curl http://localhost:8000"
     return (
         _runs_familiar_only(command)
@@ -166,12 +174,14 @@ def _names_remote_address(_: re.Match[str], command: Command) -> bool:
 
 
 def _is_direct_call(_: re.Match[str], command: Command) -> bool:
-    """Whether the command called the program directly. Tests may run it without a terminal on purpose."""
+    """Return whether the command called the program directly. Tests may run it without a terminal on purpose."""
     return _RUNS_TESTS_OR_SCRIPTS.search(command.text) is None
 
 
 def _is_line_from_familiar(match: re.Match[str], command: Command) -> bool:
-    """Whether the line begins with the name of a familiar program, and the command runs only familiar programs."""
+    """Return whether the line begins with the name of a familiar program, and the command runs only familiar
+    programs.
+    """
     return _begins_with_familiar(match, command) and _runs_familiar_only(command)
 
 
