@@ -1,4 +1,5 @@
-"""Find the failed calls in a conversation, classify them, and decide who is to blame. Only the model's are trained on.
+"""Find the failed calls in a conversation, classify them, and decide who is to blame. Only failures that the model
+caused are used for training.
 
 find              the error sites in a conversation
 classify          the verdict on one result

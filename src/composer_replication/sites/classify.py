@@ -125,7 +125,11 @@ class _ToolResult:
     is_edit: bool
 
     def verdict(self) -> Verdict:
-        """Return the verdict from the first group with a matching rule, or else that the call did not fail."""
+        """Return the verdict of the first group with a matching rule.
+
+        If no rule matches, the kind is `other` for a call that is marked as failed; any other call counts as
+        successful.
+        """
         if self.is_error is False and self.channel != "shell":
             return _no_failure("the log says that it worked")
         verdict = self._first_match(self.extra_rules) or self._classify_harness_message()
@@ -142,7 +146,7 @@ class _ToolResult:
         return self.channel == "other" and self.is_error is None and self.view.is_labelled
 
     def _classify_harness_message(self) -> Verdict | None:
-        """Return a verdict if the user or the harness refused the call, or the harness could not run it."""
+        """Return a verdict if the user or the harness refused the call, or if the harness could not run it."""
         if self.is_error is False and not self.view.is_tagged:
             return None
         verdict = self._first_match(REFUSALS) or self._classify_invalid_call()
@@ -167,7 +171,7 @@ class _ToolResult:
 
     @property
     def _may_be_message(self) -> bool:
-        """Whether the text from a file tool can be a message. A file that was read may begin with any words."""
+        """Whether the text may be a file tool's own message, rather than the content of a file that it read."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
         if len(self.view.text) >= _MAX_FILE_MESSAGE:
@@ -243,7 +247,7 @@ class _ToolResult:
         return is_hidden and _HINTS_AT_WRONG_USE.search(first_line) is not None
 
     def _classify_slip(self, is_own_line: Callable[[str], bool] | None = None) -> Verdict | None:
-        """Return a verdict on a slip by the model, without the blame if the rest of the result excuses it."""
+        """Return a verdict on a slip by the model. The model is not blamed if the rest of the result excuses it."""
         verdict = self._first_match(SLIPS, is_own_line)
         return None if verdict is None else _check_slip_excuses(verdict, self.view, self.command)
 
@@ -280,7 +284,10 @@ class _ToolResult:
     def _match_outcome(
         self, rules: Iterable[FailureRule], is_own_line: Callable[[str], bool] | None = None
     ) -> Verdict | None:
-        """Return `_first_match`. Without an error flag, only failures that this command can end in are considered."""
+        """Return the verdict of the first matching rule, preferring rules that do not blame the model.
+
+        If nothing marks the call as failed, only failures with which this command can end are considered.
+        """
         return self._first_match(rules if self._has_failed else self._possible_outcomes(rules), is_own_line)
 
     def _possible_outcomes(self, rules: Iterable[FailureRule]) -> list[FailureRule]:
@@ -388,7 +395,11 @@ _EARLIER_FAILURE = re.compile(
 
 
 def _check_slip_excuses(verdict: Verdict, view: CleanedText, command: Command) -> Verdict:
-    """Return the verdict on a slip, without the blame if an earlier step failed or a path was only probed."""
+    """Return the verdict on a slip, without blame on the model if the result excuses it.
+
+    Excuses are a git message that may come from a hook, an earlier failure in the command, a command that only checks
+    whether a path exists, and a path that the same result shows.
+    """
     if verdict.kind == "git_state":
         by_hook = _HOOK.search(view.text) is not None
         return replace(verdict, blame="unknown", reason="a hook may have said this") if by_hook else verdict
@@ -487,7 +498,7 @@ _TOOL_MESSAGE = re.compile(
 
 
 def _may_be_outcome(failure_rule: FailureRule, command: Command, view: CleanedText, *, runs_commands: bool) -> bool:
-    """Return whether this failure can be how the command ended."""
+    """Return whether the command may have ended with the failure that this rule describes."""
     cause, kind, blame = _FAILING_COMMANDS.get(failure_rule.kind), failure_rule.kind, failure_rule.whose
     # Program output often contains words from failed tests and exceptions, so only rules of higher confidence apply.
     min_confidence = 0.85 if kind in ("test_failure", "python_exception") and blame == "task" else 0.7

@@ -164,7 +164,7 @@ class CleanedText:
         return begin, self._original_position(end - 1) + 1 if end > start else begin
 
     def position_from_original(self, position: int) -> int:
-        """Map a position in the original to this text. Returns 0 if it cannot be determined."""
+        """Map a position in the original to this text. Return 0 if the position cannot be determined."""
         if self.envelope:
             quoted = self.envelope[position : position + 40].partition("\\")[0]
             return max(0, self.text.find(quoted))

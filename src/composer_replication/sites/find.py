@@ -87,7 +87,7 @@ class _AnsweredCall:
 
 
 class _SiteFinder:
-    """Scans a conversation once, and remembers what its earlier turns showed."""
+    """A single pass over a conversation, which remembers what the earlier turns showed."""
 
     def __init__(
         self,
@@ -145,8 +145,10 @@ class _SiteFinder:
     def _find_in_user_message(
         self, turn: Turn, assistant_turn: Turn, call_id: str
     ) -> Iterator[_AnsweredCall | ErrorSite]:
-        """Yield what a user message reveals about the assistant turn `assistant_turn`; `call_id` is its first
-        open call, or "".
+        """Yield the interruption, rejected call or command output that a user message contains.
+
+        `assistant_turn` is the turn that the message responds to, and `call_id` is its first call without a result, or
+        "".
         """
         if turn.text.startswith(INTERRUPTED):
             verdict = Verdict("user_interrupt", "user", 0.98, (0, len(INTERRUPTED)), False, "the user's own words")

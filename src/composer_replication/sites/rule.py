@@ -80,7 +80,7 @@ class FailureRule:
     def matches(
         self, view: CleanedText, command: Command, is_own: LineFilter | None = None
     ) -> Iterator[tuple[int, int]]:
-        """Yield the text spans that match this rule. With `is_own`, only spans in lines that it accepts."""
+        """Yield the text spans that match this rule. If `is_own` is given, only lines that it accepts are searched."""
         if not view.has_any(self.needles):
             return
         for start, line in self._candidates(view):
@@ -140,7 +140,7 @@ _registered: list[FailureRule] = []
 
 
 def register_rule(rule: FailureRule) -> None:
-    """Try this rule before the built-in ones from now on, after rules that were registered earlier."""
+    """Register a rule, which is tried before the built-in rules and after all rules that were registered earlier."""
     if not isinstance(rule, FailureRule):
         raise InputError(explain("rule", got=type(rule).__name__, expected="a FailureRule, as returned by `rule(...)`"))
     _registered.append(rule)

@@ -65,10 +65,11 @@ _MAX_PLAN = 20_000
 
 
 class VerdictReviser:
-    """Follows one conversation, and revises the verdict on each result by what the conversation had shown before it.
+    """A reviser of the verdicts on one conversation, based on what the conversation had shown before each result.
 
     Call `begin_turn` for every turn, `add_message` for every message that was not written by the model, and `revise`
-    for every result, in the order of the conversation. `count_repeats` follows `revise` if the result is an error site.
+    for every result, in the order of the conversation. After `revise`, call `count_repeats` if the result is an error
+    site.
     """
 
     def __init__(self, conversation: Conversation) -> None:
@@ -109,7 +110,7 @@ class VerdictReviser:
         return verdict
 
     def _revisions(self, call: ToolCall, result: ToolResult, verdict: Verdict, name: str) -> Iterator[Verdict]:
-        """Yield revised verdicts, the strongest reason first. The reasons are stored, so they are data."""
+        """Yield revised verdicts, the one with the strongest reason first. The reasons are stored with the sites."""
         command, kind, blame = _parse_command(call), verdict.kind, verdict.blame
         # Parallel calls in a turn could not learn from each other's refusals, hence the comparison of turns.
         check = refused_check(verdict, command, result.text)
@@ -240,7 +241,7 @@ class _EarlierFailure:
 
 
 class _FailureHistory:
-    """The failures so far, each with the turn from which on the model could have seen it."""
+    """The failures so far, each with the first turn in which the model could have seen it."""
 
     def __init__(self, calls: _CallHistory) -> None:
         self._calls = calls
@@ -335,7 +336,7 @@ class _FailureHistory:
         return is_missing_path and self._calls.has_only_read_since(number)
 
     def _is_missing_file(self, call: ToolCall, verdict: Verdict, path: str) -> bool:
-        """Return whether this path had been reported as missing, and no message has arrived since."""
+        """Return whether this path had been reported as missing, and no message has arrived since then."""
         visible_from = self._reported_missing.get(path)
         is_excused = verdict.kind == "file_not_found" and verdict.blame == "unknown"
         return (
@@ -469,7 +470,9 @@ class Refusal:
 
 
 def refused_check(verdict: Verdict, command: Command, text: str) -> str:
-    """Return what a hook or another check refused, without names and numbers, or "" if no check refused anything."""
+    """Return the refusal of a hook or another check as words without names and numbers, or "" if no check refused
+    the call.
+    """
     by_git = command.runs_git_only and any(pair in _HOOKED_COMMANDS for pair in command.programs)
     if verdict.kind != "hook_blocked" and not (by_git and verdict.kind == "lint_or_typecheck"):
         return ""

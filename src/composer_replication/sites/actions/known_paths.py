@@ -288,7 +288,7 @@ class KnownPaths:
             self._listed[folder] = names
 
     def _forget_uncertain(self) -> None:
-        """Forget the paths that may be outdated after a command such as git checkout, which changes the whole tree."""
+        """Forget what may be outdated after a command such as git checkout, which can change the whole tree."""
         self.missing.clear()
         self._missing_by_name.clear()
         self._listed.clear()

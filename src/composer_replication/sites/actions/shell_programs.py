@@ -3,7 +3,8 @@
 `ls -la src` and `ls src -a -l` are equivalent. `find` and `echo` need special code (`shell_keys`). If a program has no
 table, or an option is not in its table, the words keep their order.
 
-A program is included if it decides a labeled pair of actions in the tests, or two commands in real sessions.
+A program has a table only if the table settles whether two actions are the same, in a labeled pair of the tests or in
+real sessions.
 """
 
 from __future__ import annotations

@@ -54,7 +54,7 @@ UNKNOWN = Judgement("unknown", "no_rule")
 
 
 class Judge:
-    """Predicts the outcome of calls in a session. Its state may grow between predictions."""
+    """A predictor for the outcome of calls in a session. The session's state may grow between predictions."""
 
     def __init__(
         self, state: SessionState, *, project: PathKnowledge | None = None, checkout: Checkout | None = None
@@ -63,7 +63,7 @@ class Judge:
         self._knowledge = _Knowledge(state, project, checkout)
 
     def verdict(self, call: ToolCall) -> Judgement:
-        """Return the predicted outcome of this call if it were run now."""
+        """Return the outcome that is predicted for a call if it is run now."""
         if call.raw_arguments is not None:
             return Judgement("fails", "arguments_no_json", "input_validation", "the arguments are not a JSON object")
         violation = _schema_violation(call.name, frozenset(call.arguments))
@@ -94,7 +94,10 @@ class Judge:
 
 
 def _is_repeatable(kind: str) -> bool:
-    """Return whether the same call will fail again, unlike failing tests, network errors or a user's refusal."""
+    """Return whether a failure of this kind is expected to recur if the same call is made again.
+
+    Failing tests, network errors and refusals by the user, for example, need not recur.
+    """
     return USUAL_BLAME.get(kind) in ("model", "unknown")
 
 
@@ -109,9 +112,10 @@ _MAX_COMMAND = 20_000
 
 
 def _judge_command(command: str, knowledge: _Knowledge) -> Judgement:
-    """Judge a command by the steps that are certain to run: it fails if one of them does, otherwise it is unknown.
+    """Judge a command by the steps that are certain to run.
 
-    Only missing folders, files and programs are predicted.
+    The command fails if one of these steps fails; otherwise the verdict is unknown. Only missing folders, files and
+    programs are predicted.
     """
     cwd, checked_words = knowledge.paths.shell.path, set[str]()
     for step in _unconditional_steps(command):
@@ -142,7 +146,7 @@ def _judge_command(command: str, knowledge: _Knowledge) -> Judgement:
 
 @dataclass(frozen=True, slots=True)
 class _CommandStep:
-    """One program in a command, with its folder removed, and its literal operands."""
+    """One program in a command: its name without a folder, and its literal operands."""
 
     name: str
     operands: tuple[str, ...]
@@ -150,7 +154,7 @@ class _CommandStep:
 
     @property
     def files(self) -> tuple[str, ...]:
-        """The operands that are files to be read."""
+        """The operands that name files which the program reads."""
         paths = tuple(word for word in self.operands if re.search(r"[/.]", word) and _PATH.fullmatch(word))
         if self.name in _READERS:
             return paths
@@ -160,7 +164,7 @@ class _CommandStep:
 
 
 def _unconditional_steps(command: str) -> Iterator[_CommandStep]:
-    """Yield the first steps of a script, as long as they are certain to run if the steps before them succeed."""
+    """Yield the steps at the start of a script that are certain to run if all earlier steps succeed."""
     if len(command) > _MAX_COMMAND:
         return
     try:
@@ -174,7 +178,9 @@ def _unconditional_steps(command: str) -> Iterator[_CommandStep]:
 
 
 def _chain_steps(chain: CommandChain, *, is_last: bool) -> Iterator[_CommandStep]:
-    """Yield the steps in a chain, up to the first one that may not run or whose program is not fixed."""
+    """Yield the steps in a chain, stopping before the first one that may not run or whose program depends on an
+    expansion.
+    """
     for pipeline in chain.pipelines:
         first = pipeline.commands[0]
         if not isinstance(first, Simple) or pipeline.is_negated:
@@ -254,7 +260,9 @@ def _judge_edit(call: ToolCall, path: str, knowledge: _Knowledge) -> Judgement:
 
 
 def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: _Knowledge) -> Judgement:
-    """Judge an edit of a file that was read. If a command has changed the file since, it may count as unread."""
+    """Judge an edit of a file that was read. If a command has changed the file since then, the file may count as
+    unread.
+    """
     rule, kind = "changed_and_too_large", "edit_not_read"
     change = knowledge.unreadable_change(path) if call.name in _TOOLS_REQUIRING_READ else ""
     if change == "surely":
@@ -349,7 +357,9 @@ class _Knowledge:
         return self.state.texts
 
     def status(self, path: str) -> PathStatus:
-        """Return whether a path exists, from the session if it knows, otherwise from the other sources."""
+        """Return whether a path exists according to the session or, if the session does not show it, the other
+        sources.
+        """
         status, relative = self.paths.status(path), self.paths.relative(path)
         if status.exists is not None or relative is None:
             return status
@@ -366,11 +376,14 @@ class _Knowledge:
         return answers[0]
 
     def record_missing(self, path: str, status: PathStatus) -> None:
-        """Record that a verdict relied on another source, which is no longer trusted if the path turns up later."""
+        """Record that a source other than the session reported a path as missing, and that a verdict relied on it.
+
+        If the path turns up later, the source is no longer trusted.
+        """
         self._reported_missing.setdefault(status.why, set()).add(path)
 
     def _is_outdated(self, answer: PathStatus) -> bool:
-        """Return whether the session has since shown a path that this source reported missing."""
+        """Return whether the session has shown a path that the source of this answer had reported as missing."""
         missing_paths = self._reported_missing.get(answer.why, ())
         return any(path in self.paths.files or path in self.paths.folders for path in missing_paths)
 
@@ -394,7 +407,9 @@ class _Knowledge:
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
 
     def has_name(self, name: tuple[str, str]) -> bool | None:
-        """Return whether an agent or skill exists, from the session, the agent's own list, or earlier sessions."""
+        """Return whether an agent or skill exists according to the session, the agent's own list, or earlier
+        sessions.
+        """
         attempts = self.state.attempts
         if name in attempts.names:
             return attempts.names[name]
@@ -441,7 +456,7 @@ class _Knowledge:
         return file_text, ""
 
     def is_in_no_commit(self, path: str, text: str, *, but_for_blanks: bool = True) -> bool:
-        """Return whether the file is committed, but this text is in no commit, earlier or later."""
+        """Return whether the file has been committed, but no version of it in any commit contains this text."""
         relative = self.paths.relative(path)
         if relative is None or self._checkout is None or not self._is_checkout_of_project(relative, self._checkout):
             return False
@@ -504,7 +519,11 @@ class _Knowledge:
 
 
 def _is_normally_committed(relative: str, files: Collection[str]) -> bool:
-    """Return whether such a file is normally committed: not in a hidden folder, no private notes at the root."""
+    """Return whether a file at this path is likely to be committed to the repository.
+
+    In a folder, it is unless part of the folder's path is hidden. At the root, it is if a committed file has the same
+    name, ignoring extensions: any other file may be a private note.
+    """
     folder, _, name = relative.rpartition("/")
     if folder:
         return not any(part.startswith(".") for part in folder.split("/"))
@@ -521,7 +540,10 @@ def _may_be_other_file(relative: str, why: str, files: Collection[str]) -> bool:
 
 
 def _apply_edits(text: str, edits: Sequence[Replace]) -> str | None:
-    """Return the text after successful edits, or None if an edit does not apply, so that the text cannot be right."""
+    """Return the text after applying edits that succeeded in the session.
+
+    Return None if one of them does not apply, since the text then cannot be the right one.
+    """
     for edit in edits:
         count = text.count(edit.old) if edit.old else 0
         if not count or (count > 1 and not edit.everywhere):
@@ -568,7 +590,7 @@ _NEVER_SKILLS = word_set("add-dir clear compact exit logout rewind terminal-setu
 
 
 def _schema_violation(tool: str, arguments: frozenset[str]) -> str | None:
-    """Return which parameters are missing or unknown, or None if there are none or the tool has no schema here."""
+    """Return which parameters are missing or unknown, or None if the call fits the schema or no schema is known."""
     parameters = _TOOL_PARAMETERS.get(tool)
     if parameters is None:
         return None

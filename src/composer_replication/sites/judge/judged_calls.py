@@ -68,7 +68,7 @@ def state_at_end(conversation: Conversation) -> SessionState:
 
 
 def earlier_sessions(conversations: Iterable[Conversation]) -> EarlierSessions:
-    """Return what conversations have shown by their ends, for judging later conversations."""
+    """Return what these conversations had shown by the time they ended, for use in judging later conversations."""
     sessions = EarlierSessions()
     for conversation in conversations:
         sessions.add(conversation, state_at_end(conversation))
@@ -194,7 +194,10 @@ class Score:
 
     @property
     def rules(self) -> list[RuleScore]:
-        """The scores by rule: `fails` first, then `risky`, `ok` and `unknown`, the most frequent first within each."""
+        """The scores of the rules, grouped by verdict in the order `fails`, `risky`, `ok`, `unknown`.
+
+        Within each verdict, the most frequent rule comes first.
+        """
         rows = [
             RuleScore(*key, count, self._num_failed_by_verdict[key], self._num_of_kind_by_verdict[key])
             for key, count in self._num_calls_by_verdict.items()

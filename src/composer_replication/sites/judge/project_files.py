@@ -65,7 +65,10 @@ class Repository:
             raise InputError(explain("--repo", got=str(path), expected="a git repository", fix=fix))
 
     def at(self, when: str, branch: str | None = None) -> Checkout | None:
-        """Return the files at a time: on the branch, even if it was deleted after a merge, or on the default branch."""
+        """Return the files at a given time, on the given branch or else on the default branch.
+
+        The branch is found even if it was deleted after a merge. Return None if the time is malformed.
+        """
         seconds = _parse_time(when)
         return None if seconds is None else self._at_seconds(seconds, branch)
 
@@ -74,7 +77,9 @@ class Repository:
         return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
 
     def before(self, conversation: Conversation) -> Checkout | None:
-        """Return the files when a conversation began, on the branch in its log, or None if the log has no times."""
+        """Return the files at the start of a conversation, on the branch in its log, or None if the log has no
+        times.
+        """
         when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         branch = conversation.extra.get("git_branch")
         return None if when is None else self.at(when, branch if isinstance(branch, str) else None)
@@ -134,7 +139,9 @@ class Repository:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions(self, path: str) -> tuple[str, ...]:
-        """Return every version of a file in any commit; empty if a version cannot be read or there are too many."""
+        """Return every version of a file in any commit, or nothing if a version cannot be read or there are too
+        many.
+        """
         blobs = self.history.versions.get(path, []) if self.history else []
         blob_lines = "\n".join(blobs).encode()
         if not 0 < len(blobs) <= _MAX_VERSIONS or not self._are_readable(blob_lines, len(blobs)):
@@ -225,12 +232,16 @@ class Checkout:
         return self._repository.text(self.commit, relative) if relative in self.files else None
 
     def is_trunks(self, relative: str, text: str) -> bool:
-        """Return whether the default branch has this text in the file at this time, so it is not a new change."""
+        """Return whether the default branch has this text in the file at this time, so that the text is not a new
+        change.
+        """
         trunk = self._repository._at_seconds(self._seconds)
         return text in ((trunk and trunk.text(relative)) or "")
 
     def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
-        """Return whether any version of a file, even a later one, has this text. None if no commit has the file."""
+        """Return whether any version of a file, even a later one, contains this text, or None if no commit has the
+        file.
+        """
         if but_for_blanks:
             versions_without_blanks = self._repository.versions_without_blanks(relative)
             return remove_blanks(text) in versions_without_blanks if versions_without_blanks else None
@@ -257,7 +268,7 @@ def _read_batch_texts(out: bytes) -> Iterator[str]:
 
 
 def _parse_time(when: str) -> int | None:
-    """Convert an ISO time to seconds since the epoch. None if the time is malformed."""
+    """Convert an ISO time to seconds since the epoch. Return None if the time is malformed."""
     try:
         return int(datetime.fromisoformat(when.replace("Z", "+00:00")).timestamp())
     except (ValueError, OverflowError):
@@ -308,7 +319,10 @@ class _FileHistory:
         )
 
     def removed_at(self, path: str) -> int | None:
-        """Return when the path, or the last file in it, was removed. 0: it never existed. None: it was not removed."""
+        """Return the time at which the path, or the last file inside it, was removed.
+
+        The result is 0 if the path never existed, and None if it was not removed.
+        """
         last = 0
         for added_path in self._paths_at_or_below(path):
             when = self._removed.get(added_path, 0)
@@ -345,7 +359,10 @@ def _parse_merged_branches(merges: bytes) -> dict[str, list[tuple[int, str]]]:
 
 
 def _changed_paths(changes: bytes) -> Iterator[tuple[str, str, str, str]]:
-    """Yield commit, status letters, resulting object and path for each change. A merge has one letter per parent."""
+    """Yield the commit, the status letters, the resulting object and the path of each change.
+
+    For a merge, the status has one letter per parent.
+    """
     # With -z, fields end in NUL: a commit id, then ":<modes> <objects> <status>" and the path for each change.
     commit, entry = "", None
     for field in changes.split(b"\0"):
@@ -570,6 +587,9 @@ def _last_two_parts(path: str) -> str:
 
 
 def _last_time(conversation: Conversation) -> int | None:
-    """Return the latest time in a conversation in seconds, or None. Time strings in different zones do not sort."""
+    """Return the latest time in a conversation in seconds since the epoch, or None if it has no times.
+
+    The times are parsed first, because time strings from different time zones do not sort correctly.
+    """
     times = (_parse_time(turn.timestamp) for turn in conversation.turns if turn.timestamp)
     return max((time for time in times if time is not None), default=None)

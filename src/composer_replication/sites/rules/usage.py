@@ -137,14 +137,17 @@ def _is_local(_: re.Match[str], command: Command) -> bool:
 
 
 def _is_unquoted_text(match: re.Match[str], command: Command) -> bool:
-    """Return whether the unmatched word was meant as text. For a plain file pattern, no match is a valid answer."""
+    """Return whether the word that matched no file was meant as text. A plain file pattern may rightly match
+    nothing.
+    """
     word = match[1] or match[2]
     return word in command.text and (word.startswith("-") or any(character in word for character in "?[=^(#~"))
 
 
 def _is_text_run_as_command(match: re.Match[str], command: Command) -> bool:
-    """Return whether the missing command is text in backticks, a whole command in a variable, or hidden by a lost
-    PATH.
+    """Return whether the shell ran as a command what was never meant to be one, or could not find a common program.
+
+    That is the case for text in backticks, a whole command in a variable, and programs hidden by an overwritten PATH.
     """
     missing_command, text = captured_name(match), command.text
     if missing_command.partition(" ")[0] in FAMILIAR_PROGRAMS and " " not in missing_command:
