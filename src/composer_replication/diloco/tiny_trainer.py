@@ -1,5 +1,6 @@
-"""A tiny trainer for trying out a launch, and an example for your own. It fits a line; each replica has a part of the
-points.
+"""A tiny trainer for trying out a launch, and an example for writing your own.
+
+It fits a line to points, which are divided among the replicas.
 
 crf diloco launch bucket --replicas 2 --trainer-module composer_replication.diloco.tiny_trainer
 """
@@ -26,9 +27,10 @@ def train(
     outer_lr: float = 1.0,
     kill: str | None = None,
 ) -> dict[str, Any]:
-    """Train until the run has made `exchanges` exchanges. The returned folder `saved` is uploaded to the bucket.
+    """Train until the run has made `exchanges` exchanges of weights. The caller uploads the folder returned as `saved`
+    to the bucket.
 
-    With `kill`, the path of a marker file, rank 1 creates that file and kills itself once, to show that the run
+    If `kill` is given (the path of a marker file), rank 1 creates that file and kills itself once, to show that the run
     survives.
     """
     from safetensors.torch import save_file

@@ -49,11 +49,11 @@ class OuterLoop:
 
     @property
     def steps_per_commit(self) -> int:
-        """The number of inner steps between two exchanges. Each exchange is about one fragment."""
+        """The number of inner steps between two exchanges. Each exchange transfers one fragment."""
         return self.sync_every // self.num_fragments
 
     def check(self) -> None:
-        """Raise InputError for settings that `make_diloco_outer_loop` refuses for every model."""
+        """Raise InputError for settings that `make_diloco_outer_loop` would refuse regardless of the model."""
         delay, alpha = self.fragment_sync_delay, self.fragment_update_alpha
         _check_schedule(self.num_fragments, sync_every=self.sync_every, delay=delay, alpha=alpha)
         _check_optimizer(lr=self.outer_lr, momentum=self.outer_momentum, nesterov=self.nesterov)
@@ -82,12 +82,12 @@ def train_replica(
     *,
     commits: int | None = None,
 ) -> Iterator[DiLoCo]:
-    """Train as one replica inside this context: the steps of `inner_optimizer` are counted, and weights exchanged. At
-    its end the model has the global weights.
+    """Train as one replica inside this context: the steps of `inner_optimizer` are counted, and weights are exchanged.
+    When the context ends, the model has the global weights.
 
-    Steps since the last exchange are dropped, and so is a fragment that is still being exchanged. After the run has
-    made `commits` exchanges, steps have no effect: a replica that wakes up or restarts after the end changes nothing
-    and waits for nobody.
+    Steps since the last exchange are dropped, and so is a fragment whose exchange is still under way. After the run has
+    made `commits` exchanges, further steps have no effect, so a replica that wakes up or restarts after the end changes
+    nothing and waits for no other replica.
     """
     # Before joining the run, which may wait for other replicas.
     if commits is not None and hasattr(manager, "end_after"):
@@ -102,7 +102,7 @@ def train_replica(
 
 
 def _stop_after(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer, commits: int) -> None:
-    """Stop exchanging weights after this many commits, by removing the hook with which torchft counts inner steps."""
+    """Stop exchanging weights after this many commits, by removing the hook that torchft uses to count inner steps."""
     step_counter = loop._hooks[-1]
 
     # A pre-hook: the post-hooks of a step must not change while they run.
@@ -115,7 +115,9 @@ def _stop_after(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimiz
 
 
 def _bare_optimizer(optimizer: Any) -> torch.optim.Optimizer:
-    """Return the optimizer inside wrappers such as Accelerate's, whose own hooks are never called."""
+    """Return the optimizer inside any wrappers, such as Accelerate's. Hooks registered on a wrapper are never
+    called.
+    """
     while isinstance(inner := getattr(optimizer, "optimizer", None), torch.optim.Optimizer):
         optimizer = inner
     return optimizer
@@ -176,8 +178,9 @@ class _OuterSGD(torch.optim.SGD):
     """SGD with momentum whose results are bit-identical on every machine, because each product and each sum is rounded
     separately.
 
-    The step of torch.optim.SGD uses a fused multiply-add where the machine has one, so its last bit differs between
-    CPUs and GPUs. Weight decay, dampening and `maximize` are not supported, because outer steps do not use them.
+    The step of torch.optim.SGD uses a fused multiply-add on machines that have one, so the last bit of its result
+    differs between CPUs and GPUs. Weight decay, dampening and `maximize` are not supported, because outer steps do not
+    use them.
     """
 
     @torch.no_grad()
@@ -200,17 +203,17 @@ class _OuterSGD(torch.optim.SGD):
 
 
 def _load_global_weights(loop: DiLoCo) -> None:
-    """Copy the global weights, which are equal at all replicas, into the model."""
+    """Copy the global weights, which are the same on all replicas, into the model."""
     loop._restore_parameters()
 
 
 class _StaleWeights:
-    """Resets a model to the global weights after a heal has changed them.
+    """Resets the model to the global weights after they have been replaced by a newer state (a heal).
 
     In a heal, torchft updates the global weights but not the model, which would then send the distance between two
-    unrelated sets of weights. State functions are loaded in the order of registration, so these two are registered
-    before and after those of the fragments. If a heal loads the weights that were there already, as in torchft's first
-    round, the model keeps its own steps.
+    unrelated sets of weights. State functions are loaded in the order of their registration, so `before_heal` is
+    registered before those of the fragments, and `after_heal` after them. If a heal loads the weights that the replica
+    already has, as in torchft's first round, the model keeps its own steps.
     """
 
     loop: DiLoCo
@@ -233,7 +236,9 @@ class _StaleWeights:
 
 
 class _TorchftFollower:
-    """A `Follower` of `rounds.membership`: applies commits by the same calls as `perform_sync` of torchft's DiLoCo."""
+    """A `Follower` (see `rounds.membership`) for torchft's DiLoCo. It applies commits with the same calls as
+    DiLoCo's own `perform_sync`.
+    """
 
     def __init__(self, diloco: Any) -> None:
         self._fragments: list[Any] = diloco._fragments
@@ -268,8 +273,8 @@ class _TorchftFollower:
 
 
 class _Fragment(nn.Module):
-    """A module with only some parameters of another, under their names. Of a plain module, torchft would also exchange
-    frozen parameters.
+    """A module that contains only some parameters of another module, under their original names. If it were given
+    the whole module, torchft would also exchange frozen parameters.
     """
 
     def __init__(self, parameters: Mapping[str, nn.Parameter]) -> None:
@@ -289,12 +294,12 @@ class _Fragment(nn.Module):
 
 
 def _trainable_parameters(module: nn.Module) -> _Fragment:
-    """Return a fragment with the trainable parameters of a module."""
+    """Return a fragment that contains the trainable parameters of a module."""
     return _Fragment({name: parameter for name, parameter in module.named_parameters() if parameter.requires_grad})
 
 
 def split_into_fragments(model: nn.Module, number: int) -> list[_Fragment]:
-    """Split the trainable parameters into `number` groups of consecutive layers, of nearly equal sizes."""
+    """Split the trainable parameters of a model into `number` groups of consecutive layers, with nearly equal sizes."""
     layers: dict[str, dict[str, nn.Parameter]] = {}
     for name, parameter in _trainable_parameters(model).named_parameters():
         layers.setdefault(_layer_name(name), {})[name] = parameter
@@ -313,16 +318,19 @@ def split_into_fragments(model: nn.Module, number: int) -> list[_Fragment]:
 
 
 def _layer_name(name: str) -> str:
-    """Return the layer of a parameter, such as `model.layers.3` for `model.layers.3.mlp.up.weight`, or its module."""
+    """Return the name of the layer that a parameter belongs to, such as `model.layers.3` for
+    `model.layers.3.mlp.up.weight`. For a parameter outside the numbered layers, return the name of its module.
+    """
     parts = name.split(".")
     number = next((position for position, part in enumerate(parts) if part.isdigit()), len(parts) - 2)
     return ".".join(parts[: number + 1])
 
 
 def _split_points(middles: list[float], number: int) -> list[int]:
-    """Return the first layer of each group, and the number of layers. Every group has at least one layer.
+    """Return the index of the first layer of each group, followed by the number of layers. Every group has at least one
+    layer.
 
-    `middles` are the positions of the layers' middles, scaled so that the whole model has the length `number`.
+    `middles` are the positions of the layers' midpoints, scaled so that the whole model has length `number`.
     """
     # A group starts at the first layer whose middle it contains, but leaves at least one layer for every later group.
     bounds = [0]
@@ -336,7 +344,7 @@ def _split_points(middles: list[float], number: int) -> list[int]:
 
 
 def _check_schedule(num_fragments: int, *, sync_every: int, delay: int, alpha: float) -> None:
-    """Raise InputError unless fragments are exchanged in turn, equally often, and never two at once."""
+    """Raise InputError unless fragments are exchanged in turn, equally often, and one at a time."""
     if num_fragments < 1:
         raise InputError(explain("model_fragments", got="no modules", expected="one module or more"))
     if sync_every < num_fragments or sync_every % num_fragments:
@@ -396,17 +404,19 @@ def _check_fragments(fragments: Sequence[_Fragment], inner_optimizer: torch.opti
 
 
 def _memory_key(parameter: torch.Tensor) -> tuple[Any, ...]:
-    """Return a key for a parameter's memory. Parameters that share memory are tied."""
+    """Return a key that identifies a parameter's memory. Tied parameters share their memory, and so have the same
+    key.
+    """
     if not parameter.numel() or parameter.device.type == "meta" or not hasattr(parameter, "untyped_storage"):
         return (id(parameter),)
     return parameter.device, parameter.untyped_storage().data_ptr(), parameter.storage_offset()
 
 
 def _check_buckets(fragments: Sequence[_Fragment]) -> None:
-    """Raise ConfigError if torchft would pack a fragment into several buckets, which it averages wrongly.
+    """Raise ConfigError if torchft would pack a fragment into several buckets, because it averages those incorrectly.
 
-    Its callback for each bucket reads the variables of the last one, and tensors that do not fit are left out. torchft
-    packs buckets only if an environment variable is set.
+    torchft's callbacks all read the variables of the last bucket, and tensors that do not fit are left out. torchft
+    uses buckets only if an environment variable is set.
     """
     fragment_class = require("torchft.local_sgd", extra="diloco")._StreamingDiLoCoFragment
     name, cap = "TORCHFT_USE_BUCKETIZATION", fragment_class.bucket_cap_mb  # in bytes, despite its name

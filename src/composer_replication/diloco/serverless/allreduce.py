@@ -27,10 +27,12 @@ _BASE = "all-reduce"  # constant, because offers count whatever weights they com
 
 
 class ObjectStoreAllReduce:
-    """Averages a tensor over all of `world_size` processes. If one stays away, the others get a TimeoutError.
+    """Averages a tensor over all `world_size` processes. If a process does not take part, the others get a
+    TimeoutError.
 
-    Each call is a round, numbered by a counter. A restarted process passes `round_id` to continue. A round in which its
-    rank has already taken part is refused, because the mean of that round includes the earlier process.
+    Each call is a round, numbered by a counter. A restarted process passes `round_id` to continue the count. A process
+    is refused in a round in which its rank has already taken part, because the mean of that round includes the tensor
+    of the earlier process.
     """
 
     def __init__(
@@ -69,7 +71,7 @@ class ObjectStoreAllReduce:
         )
 
     def allreduce(self, tensor: Tensor, *, name: str | None = None) -> Tensor:
-        """Average the tensor over all processes in place, and return it. `name` must be the same at all processes."""
+        """Average the tensor over all processes in place, and return it. All processes must pass the same `name`."""
         if self.world_size > 1:
             self._refuse_non_finite(tensor)
             self._run_round(tensor, name or "")
@@ -77,7 +79,9 @@ class ObjectStoreAllReduce:
         return tensor
 
     def _refuse_non_finite(self, tensor: Tensor) -> None:
-        """Raise NonFiniteError for a tensor that a round would leave out, as the mean must include all processes."""
+        """Raise NonFiniteError for a tensor that a round would leave out of the mean, because this mean must include
+        all processes.
+        """
         # A comparison with NaN is false, so `not <=` also refuses NaN.
         largest = largest_magnitude(tensor.detach().flatten())
         if not largest <= MAX_MAGNITUDE:
@@ -134,7 +138,9 @@ class ObjectStoreAllReduce:
             raise StaleRound(explain(self._where(), got=got, expected="no earlier offer of this rank", fix=fix))
 
     def _delete_last_round(self, store: PatientStore) -> None:
-        """Delete my objects of the previous round, which every process in this round has finished."""
+        """Delete this process's objects of the previous round. All processes that take part in the current round
+        have finished the previous one.
+        """
         if not self.round_id:
             return
         before = self.round_id - 1

@@ -78,7 +78,9 @@ class Executor(ABC):
         gpu: str | None = None,
         timeout: float | None = 3600,
     ) -> list[ReplicaHandle]:
-        """Start `n_replicas`, rank 0 first. If one cannot be started, cancel those that were."""
+        """Start `n_replicas` replicas, beginning with rank 0. If one cannot be started, cancel those that have been
+        started.
+        """
         if isinstance(n_replicas, bool) or not isinstance(n_replicas, int) or n_replicas < 1:
             raise InputError(explain("n_replicas", got=repr(n_replicas), expected="an integer of at least 1"))
         # Raises an error for a missing secret before anything is started.
@@ -123,19 +125,22 @@ class Executor(ABC):
         return job
 
     def check(self, job: ReplicaJob) -> None:
-        """Raise InputError if the service would refuse such a job, without contacting it."""
+        """Raise InputError if the service would refuse this job. The service is not contacted."""
         job.check()
 
     def start(self, job: ReplicaJob) -> ReplicaHandle:
-        """Start the replica of a job. Even if this raises an error, the replica may run; `find` looks for it."""
+        """Start the replica of a job. If this raises an error, the replica may run nevertheless; use `find` to look
+        for it.
+        """
         handle = self._handle(job.launch, job.rank, job.attempt, self._start(job))
         self._jobs[self._key(handle)] = job
         return handle
 
     def relaunch(self, handle: ReplicaHandle, job: ReplicaJob | None = None) -> ReplicaHandle:
-        """Start a failed or canceled replica again, with the same rank.
+        """Restart a failed or canceled replica with the same rank.
 
-        `job` is needed if another process launched it. Raises InputError for a replica that runs or has succeeded.
+        `job` is required if another process launched the replica. Raises InputError if the replica is running or has
+        succeeded.
         """
         if (status := self.poll(handle)) not in ENDED:
             fix = "Cancel it first: two replicas must not share a rank."
@@ -149,7 +154,9 @@ class Executor(ABC):
         return self.start(replace(launched_job, rank=handle.rank, attempt=handle.attempt + 1))
 
     def secret_values(self) -> dict[str, str]:
-        """Return the values of the secrets on this machine. Raises InputError with the names of unset ones."""
+        """Return the values of the secrets, read from this machine's environment. Raises InputError that names the
+        secrets that are not set.
+        """
         if missing := [name for name in self.secrets if name not in os.environ]:
             got, fix = f"{', '.join(missing)}, which is not set", "Set it, or remove its name."
             raise InputError(explain("secrets", got=got, expected="a value", fix=fix))
@@ -160,9 +167,11 @@ class Executor(ABC):
     def end_start(
         self, launch: str, rank: int, attempt: int, handle: ReplicaHandle | None = None, *, is_settled: bool = False
     ) -> Exception | None:
-        """Cancel the replica of a start, found by its handle or its name. Returns the error if it may still run.
+        """Cancel the replica that belongs to a start, found by its handle or by name. Returns an error if the replica
+        may still be running, and None otherwise.
 
-        A replica that the service does not list may still appear, unless `is_settled`: its start was long ago.
+        A replica that the service does not list may still appear later, unless `is_settled` is true, which means that
+        the start was long ago.
         """
 
         def end() -> None:
@@ -176,25 +185,27 @@ class Executor(ABC):
         return tried(end)[1]
 
     def was_refused(self, error: BaseException) -> bool:
-        """Return whether this error of a start means that no replica was started."""
+        """Return whether this error, raised by a start, means that no replica was started."""
         # An InputError is raised before the request is sent.
         return isinstance(error, InputError)
 
     def by_hand_for(self, launch: str) -> str:
-        """Return manual instructions to find and end the replicas of a launch."""
+        """Return instructions for finding and ending the replicas of a launch manually."""
         return self.by_hand.format(launch=launch)
 
     # ---- asking
 
     def ask(self, handle: ReplicaHandle) -> ReplicaStatus | None:
-        """Return the status of a replica, or None without a usable answer. After `patience_s` without one, raise the
-        error.
+        """Return the status of a replica, or None if the service gives no usable answer. After `patience_s` seconds
+        without a usable answer, raise the error instead.
         """
         launch = handle.metadata.get("launch", "")
         return self._patiently(self._key(handle), handle.rank, launch, partial(self.poll, handle))
 
     def ask_for(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle] | None:
-        """Return the result of `find`, or None without a usable answer; `patience_s` applies as in `ask`."""
+        """Return the result of `find`, or None if the service gives no usable answer; `patience_s` applies as in
+        `ask`.
+        """
         key = start_name(launch, rank, attempt)
         return self._patiently(key, rank, launch, partial(self.find, launch, rank, attempt))
 
@@ -214,7 +225,9 @@ class Executor(ABC):
         raise RunError(explain(f"status of rank {rank}", got=got, expected="an answer", fix=fix)) from error
 
     def collect(self, handles: Sequence[ReplicaHandle], *, timeout: float | None = None) -> list[dict[str, Any]]:
-        """Wait until all replicas have ended or the time is up, and return how each ended, or its status."""
+        """Wait until all replicas have ended or the time is up. Returns how each replica ended, or its status if it
+        is still running.
+        """
         deadline = None if timeout is None else time.monotonic() + timeout
         waiting = list(handles)
         while waiting := [handle for handle in waiting if self.ask(handle) not in ENDED]:
@@ -225,14 +238,16 @@ class Executor(ABC):
         return [self._collect_outcome(handle) for handle in handles]
 
     def shown(self, text: str, n_lines: int) -> str:
-        """Return the last lines of a log, with the secrets of this machine masked and without control characters."""
+        """Return the last lines of a log in a form that is safe to display: the secrets of this machine are masked,
+        and control characters are removed.
+        """
         if n_lines < 0:
             raise InputError(explain("n_lines", got=n_lines, expected="0 or more"))
         lines = text.splitlines()[-n_lines:] if n_lines else []
         return _without_control_characters(masked("\n".join(lines), secret_masks(self.secrets, os.environ)))
 
     def reaches(self, handle: ReplicaHandle) -> bool:
-        """Return whether this process can poll a replica that another process has launched."""
+        """Return whether this process can poll the replica of a handle, even if another process launched it."""
         return handle.backend_name == self.backend_name
 
     def _collect_outcome(self, handle: ReplicaHandle) -> dict[str, Any]:
@@ -248,14 +263,14 @@ class Executor(ABC):
         return _describe_failure(code, self.stream_logs(handle, n_lines=_LINES_OF_A_FAILURE))
 
     def end_of(self, handle: ReplicaHandle) -> dict[str, Any]:
-        """Return how a replica ended, as `collect` does. The answer is cached, because it cannot change."""
+        """Return how a replica ended, in the format of `collect`. The answer is cached, because it cannot change."""
         key = self._key(handle)
         if key not in self._ends:
             self._ends[key] = self._collect_outcome(handle)
         return self._ends[key]
 
     def log_place(self, handle: ReplicaHandle) -> str:
-        """Return a URL or path of the replica's log; "" if the service has none."""
+        """Return the URL or path of the replica's log, or "" if the service provides none."""
         self._check_own(handle)
         return ""
 
@@ -275,11 +290,15 @@ class Executor(ABC):
 
     @abstractmethod
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
-        """Return the replicas of a start, found by its name; an empty list if the service lists none."""
+        """Return the replicas that belong to a start, found by the name of the start; an empty list if the service
+        lists none.
+        """
 
     @abstractmethod
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        """Return the exit status of an ended replica, negative for a signal; None if the service does not report it."""
+        """Return the exit status of a replica that has ended (negative for a signal), or None if the service does
+        not report it.
+        """
 
     @abstractmethod
     def _start(self, job: ReplicaJob) -> dict[str, Any]:
@@ -289,7 +308,7 @@ class Executor(ABC):
         return ReplicaHandle(rank, self.backend_name, {**metadata, "launch": launch, "attempt": attempt})
 
     def _key(self, handle: ReplicaHandle) -> str:
-        """Return a key that identifies a start of a replica within this process."""
+        """Return a key that identifies one start of a replica within this process."""
         self._check_own(handle)
         return json.dumps({name: value for name, value in handle.metadata.items() if name != "attempt"}, sort_keys=True)
 
@@ -300,8 +319,8 @@ class Executor(ABC):
 
 
 def __getattr__(name: str) -> Any:
-    """Return `LocalProcessExecutor`, which can also be imported from here. The import is lazy, because its module
-    imports this one.
+    """Return `LocalProcessExecutor`, so that it can also be imported from this module. It is imported lazily,
+    because its module imports this one.
     """
     if name != "LocalProcessExecutor":
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
@@ -329,14 +348,14 @@ class ReplicaHandle:
 
     @property
     def attempt(self) -> int:
-        """How many times this rank was started before."""
+        """The number of earlier starts of this rank."""
         return int(self.metadata.get("attempt", 0))
 
 
 @runtime_checkable
 class ServerlessExecutor(Protocol):
-    """The interface of an executor. `collect` returns rank, status, exit_code and error of each replica; for local
-    processes also the result.
+    """The interface of an executor. For each replica, `collect` returns the rank, status, exit code and error, and
+    for local processes also the result.
     """
 
     backend_name: str
@@ -373,10 +392,10 @@ _TRACEBACK = "Traceback (most recent call last):"
 
 
 def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
-    """Call `ask` with a time limit. Raises RunError if it takes longer than `seconds`.
+    """Call `ask` with a time limit. Raises RunError if the call takes longer than `seconds`.
 
-    Clients of services may wait forever (huggingface_hub has no timeout). After the time limit the call continues in
-    its thread, so its request may still take effect.
+    The client libraries of some services may wait forever (huggingface_hub has no timeout). After the time limit, the
+    call continues in its thread, so its request may still take effect.
     """
     answers: queue.SimpleQueue[tuple[Answer | None, Exception | None]] = queue.SimpleQueue()
 
@@ -394,7 +413,9 @@ def within(seconds: float, what: str, ask: Callable[[], Answer]) -> Answer:
 
 
 def tried(ask: Callable[[], Answer]) -> tuple[Answer | None, Exception | None]:
-    """Call `ask`, and return its result and None, or None and the exception. Clients have no common exception class."""
+    """Call `ask`, and return either (result, None) or (None, exception). It catches every Exception, because the
+    clients of the services have no common exception class.
+    """
     try:
         return ask(), None
     except Exception as error:
@@ -410,7 +431,7 @@ def _without_control_characters(text: str) -> str:
 
 
 def in_brief(error: BaseException) -> str:
-    """Return an exception of a third-party client as one short line."""
+    """Return an exception raised by a third-party client as one short line of text."""
     lines = str(error).strip().splitlines()
     text = f"{type(error).__name__}: {lines[0]}" if lines else type(error).__name__
     return _without_control_characters(text)[:_MAX_WORDS]
@@ -476,11 +497,13 @@ class ReplicaJob:
 
     @property
     def name(self) -> str:
-        """The name of this start. It is known in advance, so that a replica can be found if the answer is lost."""
+        """The name of this start of the replica. It is known before the request, so that the replica can be found
+        even if the answer is lost.
+        """
         return start_name(self.launch, self.rank, self.attempt)
 
     def environment(self) -> dict[str, str]:
-        """Return the environment variables that `replica_process` reads."""
+        """Return the environment variables from which `replica_process` reads the job and the rank."""
         return {JOB_VARIABLE: self.as_json(), self.rank_env: str(self.rank), "PYTHONUNBUFFERED": "1"}
 
     def as_json(self) -> str:
@@ -505,7 +528,7 @@ class ReplicaJob:
 
 
 def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
-    """Raise InputError for an invalid name, or for a secret that is also a public variable."""
+    """Raise InputError for an invalid variable name, or for a secret that is also passed as a public variable."""
     for name in (*secrets, *env):
         if not VARIABLE.fullmatch(name):
             # The message does not contain the name, because it may be the value of a secret by mistake.
@@ -517,12 +540,12 @@ def _check_variables(secrets: Sequence[str], env: Mapping[str, str]) -> None:
 
 
 def start_name(launch: str, rank: int, attempt: int) -> str:
-    """Return the name of a start, for labels, tags, actor names and command lines."""
+    """Return the name that identifies one start of a replica in labels, tags, actor names and command lines."""
     return f"{launch}.{rank}.{attempt}"
 
 
 def _entrypoint_name(entrypoint: str | Callable[..., Any], *, backend: str, takes_callables: bool) -> str:
-    """Return the name with which another process can import an entrypoint."""
+    """Return the name under which another process can import an entrypoint."""
     if isinstance(entrypoint, str):
         if not all(part.isidentifier() for part in entrypoint.split(".")):
             raise InputError(explain("entrypoint", got=repr(entrypoint), expected="a module, or module.function"))

@@ -127,7 +127,7 @@ class HFJobsExecutor(Executor):
             self._ask_hub(f"the end of job {where['job_id']}", lambda: self._api.cancel_job(**where))
 
     def exit_code(self, handle: ReplicaHandle) -> int | None:
-        """Return the exit status in the last line of the replica's log, because Jobs do not report one."""
+        """Return the exit status, which is read from the end of the replica's log because Jobs do not report one."""
         for line in reversed(self._lines(handle, 5)):
             if line.startswith(END_MARK) and (status := line.removeprefix(END_MARK)).removeprefix("-").isdecimal():
                 return int(status)

@@ -47,10 +47,10 @@ _KILL_S = 5.0  # how long a killed process may take to disappear
 
 
 class LocalProcessExecutor(Executor):
-    """Runs each replica as a process in its own session, which ends when this process ends.
+    """Runs each replica as a local process in its own session. The replicas end when this process ends.
 
-    `folder` contains a folder for each replica, with its log, its end and its result. With `tied=False` replicas
-    outlive this process, and another process that has their handles can poll them.
+    `folder` contains one folder per replica, with its log, a record of how it ended, and its result. With `tied=False`,
+    replicas outlive this process, and another process that has their handles can poll them.
     """
 
     backend_name = "local_process"
@@ -154,7 +154,7 @@ class LocalProcessExecutor(Executor):
         return str(_folder_of(handle) / LOG_FILE)
 
     def cancel(self, handle: ReplicaHandle) -> None:
-        """Send SIGTERM, so that a trainer can save its state, and after a grace period SIGKILL."""
+        """Send SIGTERM, so that a trainer can save its state, and after a grace period send SIGKILL."""
         if not self._is_alive(handle):
             return
         self._signal(handle, signal.SIGTERM, note=True)
@@ -169,7 +169,9 @@ class LocalProcessExecutor(Executor):
             time.sleep(self.poll_interval_s)
 
     def _signal(self, handle: ReplicaHandle, number: int, *, note: bool = False) -> None:
-        """Send a signal to the replica's process and no other. With `note`, mark the replica as canceled."""
+        """Send a signal to the replica's process, after making sure that it is no other process. With `note`, mark
+        the replica as canceled.
+        """
         child, process = self._processes.get(handle.metadata.get("name", "")), _find_process(handle)
         if child is None and process is None:
             if not self._is_alive(handle):
@@ -218,7 +220,9 @@ class LocalProcessExecutor(Executor):
 
 
 def _find_process(handle: ReplicaHandle) -> _Process | None:
-    """Return the process of a handle, if it exists and its start time and arguments match."""
+    """Return the process that a handle refers to, or None if it does not exist or its start time or arguments do not
+    match.
+    """
     pid, began, name = (handle.metadata.get(key) for key in ("pid", "began", "name"))
     process = _look_up(pid) if isinstance(pid, int) else None
     is_it = process is not None and began and name and process.began == began and name in process.arguments
@@ -226,8 +230,8 @@ def _find_process(handle: ReplicaHandle) -> _Process | None:
 
 
 def _is_held(path: Path) -> bool:
-    """Return whether a keeper holds the lock on its file, so that it is alive. Process ids are reused, so an id would
-    not prove it.
+    """Return whether a replica's keeper process holds the lock on this file, which proves that it is alive. A
+    process id would prove nothing, because ids are reused.
     """
     try:
         descriptor = os.open(path, os.O_RDWR)
@@ -273,19 +277,21 @@ class _Process(NamedTuple):
     arguments: tuple[str, ...]
 
     def is_still(self, process: _Process | None) -> bool:
-        """Return whether `process` is this process. Parents are not compared, because a parent may have exited."""
+        """Return whether `process` is the same process as this one. Parents are not compared, because a parent may
+        have exited.
+        """
         return process is not None and (process.began, process.arguments) == (self.began, self.arguments)
 
 
 def _look_up(pid: int) -> _Process | None:
-    """Return the process with this id; None if it does not exist or is not visible to this user."""
+    """Return the process with this id, or None if it does not exist or is not visible to this user."""
     if pid <= 0:
         return None
     return _from_proc(pid) if sys.platform == "linux" else _from_ps(pid)
 
 
 def _find_by_argument(argument: str) -> list[_Process]:
-    """Return the processes on this machine that were started with this argument, without their forks."""
+    """Return the processes on this machine that were started with this argument, excluding their forks."""
     everything = (_look_up(pid) for pid in _all_pids())
     # A forked process has the arguments of its parent until it calls exec.
     matching = {process.pid: process for process in everything if process is not None and argument in process.arguments}
@@ -293,7 +299,7 @@ def _find_by_argument(argument: str) -> list[_Process]:
 
 
 def _send_signal(process: _Process, number: int) -> bool:
-    """Send a signal to this process. Returns False and sends nothing if its id no longer belongs to it."""
+    """Send a signal to a process. If its id no longer belongs to it, return False without sending anything."""
     if not hasattr(os, "pidfd_open"):
         if not process.is_still(_look_up(process.pid)):
             return False
@@ -331,7 +337,7 @@ def _from_proc(pid: int) -> _Process | None:
 
 
 def _arguments(folder: Path) -> tuple[str, ...]:
-    """Return the arguments of a process. They are empty for a moment during exec, so this reads several times."""
+    """Return the arguments of a process. They are briefly empty during exec, so they are read up to several times."""
     for _ in range(_EXEC_READS):
         arguments = (folder / "cmdline").read_bytes().decode("utf-8", "surrogateescape").split("\0")[:-1]
         if arguments or not _is_program(folder):
@@ -341,7 +347,9 @@ def _arguments(folder: Path) -> tuple[str, ...]:
 
 
 def _is_program(folder: Path) -> bool:
-    """Return whether the process executes a file. Kernel threads and ended processes do not, and have no arguments."""
+    """Return whether a process is running an executable file. Kernel threads and ended processes are not, and have
+    no arguments.
+    """
     try:
         return bool((folder / "exe").readlink().parts)
     except OSError:
@@ -349,7 +357,9 @@ def _is_program(folder: Path) -> bool:
 
 
 def _from_ps(pid: int) -> _Process | None:
-    """Look up a process with POSIX ps. Its output is split at spaces, so names of starts contain none."""
+    """Look up a process with POSIX `ps`. The output of `ps` is split at spaces, so the names of starts must not
+    contain any.
+    """
     words = _ps("-o", "stat=", "-o", "ppid=", "-o", "lstart=", "-o", "command=", "-ww", "-p", str(pid)).split()
     if len(words) < 8 or words[0].startswith("Z"):
         return None

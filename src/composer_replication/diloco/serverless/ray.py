@@ -1,4 +1,6 @@
-"""Run replicas on a Ray cluster. For each replica an actor reserves resources on a node, and runs its process there."""
+"""Run replicas on a Ray cluster. For each replica, an actor reserves resources on a node, and runs the replica's
+process there.
+"""
 
 from __future__ import annotations
 
@@ -105,8 +107,8 @@ class RayExecutor(Executor):
         return self._ask(handle, "exit_code")
 
     def _ask(self, handle: ReplicaHandle, method: str, *args: Any) -> Any:
-        """Call a method of the actor and return its answer; None if the actor is dead. Polling an actor without a node
-        returns "pending".
+        """Call a method of the actor and return its answer, or None if the actor is dead. Polling an actor that has
+        not been placed on a node yet returns "pending".
         """
         errors = self._ray.exceptions
         try:
@@ -137,7 +139,7 @@ class RayExecutor(Executor):
 
 
 class _NodeKeeper:
-    """An actor on the replica's node that runs its process. The process ends with the actor."""
+    """A Ray actor that runs a replica's process on its node. The process ends when the actor ends."""
 
     def __init__(self, job: dict[str, Any], env: dict[str, str], secrets: dict[str, str]) -> None:
         # Nothing else runs in the actor's process.

@@ -54,7 +54,9 @@ def main(
     *,
     settings: Mapping[str, Any] | None = None,
 ) -> Any:
-    """Call `trainer_fn(**trainer_kwargs, manager=, rank=, world_size=)` as the replica of rank REPLICA_RANK."""
+    """Call `trainer_fn(**trainer_kwargs, manager=..., rank=..., world_size=...)` as one replica. Its rank is read
+    from REPLICA_RANK.
+    """
     rank = _read_rank(os.environ, world_size)
     chosen = {**_read_settings(os.environ), **(settings or {})}
     if unknown := chosen.keys() - SETTINGS.keys():
@@ -94,7 +96,9 @@ def _read_settings(environment: Mapping[str, str]) -> dict[str, Any]:
 
 
 def _run(argv: Sequence[str] | None = None) -> None:
-    """Run a replica from the command line, and print the trainer's result, as JSON if possible."""
+    """Run a replica from the command line, and print the trainer's result as JSON. Values that JSON cannot represent
+    are printed as their `repr`.
+    """
     parser = argparse.ArgumentParser(description="Run one replica of a DiLoCo run.", allow_abbrev=False)
     parser.add_argument("--rendezvous", required=True, metavar="URI", help="bucket or folder that all replicas share")
     parser.add_argument("--world-size", required=True, type=int, metavar="N", help="number of replicas")

@@ -74,7 +74,7 @@ def main() -> NoReturn:
 
 
 def _run_body(job: Mapping[str, Any], output: int, keeper: int) -> NoReturn:
-    """Call the entrypoint. An exception is printed as a traceback, and leads to exit status 1 or 78."""
+    """Call the entrypoint, and exit. An exception is printed as a traceback and leads to exit status 1 or 78."""
     status = 1
     try:
         # Its own process group, so that the whole group can be ended.
@@ -111,7 +111,7 @@ def _call(job: Mapping[str, Any]) -> Any:
 
 
 def _would_recur(error: BaseException) -> bool:
-    """Return whether a restart would raise the same error."""
+    """Return whether the same error would occur again after a restart."""
     # The module is loaded if the error is of one of its classes.
     from composer_replication import errors
 
@@ -128,7 +128,9 @@ def _would_recur(error: BaseException) -> bool:
 
 
 def _find_entrypoint(name: str) -> Callable[..., Any]:
-    """Return the function `module.function`, the `main` of a module, or `file.py::function` of a script."""
+    """Return the entrypoint function with this name: `module.function`, a module that has a function `main`, or
+    `file.py::function` for a script.
+    """
     if "::" in name:
         import runpy
 
@@ -191,7 +193,9 @@ class _Keeper:
             signal.signal(number, self._on_signal)
 
     def watch(self, masks: Mapping[str, str]) -> tuple[int, str | None]:
-        """Return the exit status of the body, negative for a signal, and why the keeper ended it, or None."""
+        """Watch the body until it and its descendants have ended. Returns its exit status (negative for a signal),
+        and the reason why the keeper ended it, or None.
+        """
         lines, status = _MaskedLines(masks), None
         with selectors.DefaultSelector() as selector:
             selector.register(self._output, selectors.EVENT_READ)
@@ -213,13 +217,15 @@ class _Keeper:
         return status, self._reason
 
     def _copy(self, lines: _MaskedLines) -> bool:
-        """Copy the available output. Returns False if there is none."""
+        """Copy the output of the body that is available now. Returns False if there is none."""
         data = self._output.read(65_536)
         _print(lines.take(data or b""))
         return bool(data)
 
     def _poll_body(self) -> int | None:
-        """Return the exit status of the body if it has ended. If its time is up, begin to end it."""
+        """Return the exit status of the body, or None if it is still running. If its time limit is reached, begin to
+        end it.
+        """
         now = time.monotonic()
         if self._deadline is not None and now > self._deadline:
             self._end("timeout")
@@ -232,7 +238,7 @@ class _Keeper:
         self._end(signal.Signals(number).name)
 
     def _end(self, reason: str) -> None:
-        """Send SIGTERM to the body, so that it can save its state, and set the time at which it is killed."""
+        """Send SIGTERM to the body, so that it can save its state, and set the time at which it will be killed."""
         if self._reason is None:
             self._reason = reason
             self._kill_at = time.monotonic() + TERM_GRACE_S
@@ -245,7 +251,9 @@ def _signal_group(leader: int, number: int) -> None:
 
 
 def _end_all(body: int) -> None:
-    """Kill the remaining processes of the body's group, and on Linux all descendants, which a subreaper inherits."""
+    """Kill the remaining processes in the body's process group and, on Linux, all other descendants, which become
+    children of this process (a subreaper) when their parents exit.
+    """
     # The children of a killed child become ours, so this is repeated until there are none.
     _signal_group(body, signal.SIGKILL)
     while children := list(_children()):
@@ -285,7 +293,7 @@ class _MaskedLines:
         self._masks, self._waiting, self._is_cut = masks, b"", False
 
     def take(self, data: bytes) -> str:
-        """Add bytes, and return the lines that are complete now."""
+        """Add bytes to the stream, and return the lines that are now complete."""
         # "\r" also ends a line, because progress bars use it to update their line.
         *whole, self._waiting = re.split(rb"[\r\n]", self._waiting + data)
         text = "".join(self._shown(line) for line in whole)
@@ -295,7 +303,7 @@ class _MaskedLines:
         return text
 
     def rest(self) -> str:
-        """Return the last line, if it is incomplete."""
+        """Return the last line if it is incomplete, and "" otherwise."""
         return self.take(b"\n") if self._waiting else ""
 
     def _shown(self, line: bytes) -> str:

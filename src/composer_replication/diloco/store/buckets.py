@@ -167,7 +167,7 @@ class BucketStore:
         return None if attributes is None else attributes["size"]
 
     def written_at(self, key: str) -> float | None:
-        """Return when an object was written, by the provider's clock; None if there is none."""
+        """Return when an object was written, according to the provider's clock; None if the object does not exist."""
         attributes = self._head(key)
         return None if attributes is None else attributes["last_modified"].timestamp()
 
@@ -198,10 +198,11 @@ class BucketStore:
                 self.delete([path])
 
     def _is_ours(self, bucket: Any, key: str, nonce: str) -> bool:
-        """Return whether the object that made a create fail is our own, from an earlier try whose answer was lost.
+        """Return whether the object that made a create fail is our own, written by an earlier try whose answer was
+        lost.
 
-        S3 also reports a conflict to one of two concurrent writers before either has written. Then no object exists
-        yet, and TryAgain is raised.
+        If two processes write at the same time, S3 may report a conflict to one of them before either object exists. In
+        that case, TryAgain is raised.
         """
         try:
             existing = self._obstore.get(bucket, key, options={"head": True})
@@ -210,7 +211,9 @@ class BucketStore:
         return existing.attributes.get(_NONCE) == nonce
 
     def _read(self, bucket: Any, key: str, most_bytes: int) -> bytes:
-        """Read the first part of an object, whose answer contains the total size, and then the others in parallel."""
+        """Read an object in parts. The answer for the first part contains the total size; the remaining parts are
+        then read in parallel.
+        """
         first = self._first_part(bucket, key)
         size: int = first.meta["size"]
         if size > most_bytes:
@@ -237,7 +240,7 @@ class BucketStore:
         return self._obstore.get(bucket, key)
 
     def _part(self, key: str, start: int, end: int, tag: str | None) -> bytes:
-        """Return a part of the object version with this tag; empty bytes if the object has been replaced."""
+        """Return one part of the object version with this tag, or empty bytes if the object has been replaced."""
         options = {"range": (start, end), **({"if_match": tag} if tag else {})}
 
         def attempt(bucket: Any) -> bytes:
@@ -249,7 +252,9 @@ class BucketStore:
         return self._call("get", key, attempt, num_bytes=end - start)
 
     def _refuse_without_create(self) -> None:
-        """Raise StoreCannotCreate if two creates of one object succeed, because the server ignores their condition."""
+        """Raise StoreCannotCreate if the server lets the same object be created twice, because it ignores the
+        condition of a conditional put.
+        """
         probe = f"crf-probe-{secrets.token_hex(8)}"
         try:
             wins = [self.create(probe, b"first"), self.create(probe, b"second")]
@@ -274,7 +279,9 @@ class BucketStore:
         direction: Direction = "in",
         num_bytes: int = 0,
     ) -> Answer:
-        """Call `call` with a client whose time limits suit a payload of `num_bytes`, and return its result."""
+        """Return the result of `call`, which is given a client with time limits that suit a transfer of `num_bytes`.
+        The call is retried until the deadline.
+        """
         with self._pace.transfer_budget(num_bytes) as transfer_s:
             attempt = partial(self._attempt, operation, key, direction, transfer_s, call)
             return retry_until_deadline(attempt, pace=self._pace, transfer_s=transfer_s, uri=self.uri, key=key)
@@ -297,7 +304,7 @@ class BucketStore:
         raise store_error
 
     def _to_store_error(self, error: Exception, operation: Operation, key: str) -> Exception:
-        """Translate an error of obstore: TryAgain if another try may succeed, otherwise a StoreError."""
+        """Translate an obstore error: return TryAgain if another try may succeed, and a StoreError otherwise."""
         errors, text = self._obstore.exceptions, str(error)
         if isinstance(error, FileNotFoundError):
             self._pace.has_answered = True
@@ -343,7 +350,9 @@ def _is_bucket_answer(text: str, uri: str) -> bool:
 
 
 def _credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> StoreUnavailable:
-    """Return the error for an answer from a credential service instead of the bucket, which may be temporary."""
+    """Return the error, possibly temporary, for a request that was answered by a credential service instead of the
+    bucket.
+    """
     what = (
         f"an address that is not the bucket's answered {kind}, as a service that gives credentials does (instance "
         f"metadata, STS): the bucket was not asked. Check the credentials ({credential_status(scheme)})"
@@ -352,7 +361,7 @@ def _credentials_unavailable(scheme: str, *, uri: str, key: str, kind: str) -> S
 
 
 def _wrong_region(*, uri: str, key: str) -> StoreDenied:
-    """Return the error for an S3 bucket in another region."""
+    """Return the error for an S3 bucket that is in another region than configured."""
     now = os.environ.get("AWS_REGION") or os.environ.get("AWS_DEFAULT_REGION")
     what = (
         f"bucket {bucket_name(uri)} is in another region than {now or 'us-east-1, the default'}. "

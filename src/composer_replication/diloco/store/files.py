@@ -1,8 +1,9 @@
-"""Two stores: in a folder that the replicas share (on a local disk, or a network mount with hard links), and in memory.
+"""Implement two stores: one in a folder that the replicas share (on a local disk, or a network mount with hard links),
+and one in memory.
 
-A put writes a temporary file, syncs it and renames it. A create writes and syncs a temporary file and makes a hard
-link, which fails if the name exists. Checking for the name and then writing, as fsspec does, would let two processes
-succeed.
+A put writes a temporary file, syncs it and renames it. A create writes and syncs a temporary file, and then makes a
+hard link to it, which fails if the name exists. Checking for the name before writing, as fsspec does, would let two
+processes both succeed.
 """
 
 from __future__ import annotations
@@ -172,7 +173,7 @@ class FileStore:
 
     @contextlib.contextmanager
     def _store_errors(self, key: str) -> Generator[None]:
-        """Turn an OSError into a StoreError, except FileExistsError, which `create` handles."""
+        """Convert an OSError raised in the block into a StoreError, except FileExistsError, which `create` handles."""
         try:
             yield
         except FileExistsError:

@@ -140,7 +140,9 @@ class HubStore:
             self._call("delete", keys[0], attempt)
 
     def _addition(self, key: str, data: bytes) -> Callable[[], Any]:
-        """Return a function that creates the operation to add a file. The client refuses to send an operation twice."""
+        """Return a function that builds the operation to add a file. Each try needs a new operation, because the
+        client refuses to send the same one twice.
+        """
         path = f"{self._folder}{checked_key(key)}"
         return lambda: self._hub.CommitOperationAdd(path_in_repo=path, path_or_fileobj=data)
 
@@ -161,13 +163,15 @@ class HubStore:
         return next((entry.size for entry in entries if isinstance(entry, self._hub.hf_api.RepoFile)), None)
 
     def _is_written_by(self, nonce: str, key: str, revision: str) -> bool:
-        """Return whether a commit of ours wrote the object: the one of this try, or of a try whose answer was lost."""
+        """Return whether the object was written by one of our own commits with this nonce: either that of the
+        current try, or that of a try whose answer was lost.
+        """
         path = f"{self._folder}{key}"
         entries = self._api.get_paths_info(paths=[path], revision=revision, expand=True, **self._repository)
         return any(entry.last_commit and nonce in entry.last_commit.title for entry in entries)
 
     def _refuse_without_parents(self) -> None:
-        """Raise StoreCannotCreate if the Hub accepts a commit on a parent that is not the head."""
+        """Raise StoreCannotCreate if the Hub accepts a commit whose parent is not the current head."""
         probe = self._addition("crf-probe", b"a commit on a parent that is not there")
 
         def attempt() -> bool:
@@ -207,7 +211,9 @@ class HubStore:
         raise store_error
 
     def _to_store_error(self, error: Exception, operation: Operation, key: str) -> Exception:
-        """Translate an error of the Hub's client: TryAgain if another try may succeed, otherwise a StoreError."""
+        """Translate an error of the Hub's client: return TryAgain if another try may succeed, and a StoreError
+        otherwise.
+        """
         status = getattr(getattr(error, "response", None), "status_code", 0)
         kind = str(status or type(error).__name__)
         if isinstance(error, self._hub.errors.OfflineModeIsEnabled):
@@ -230,7 +236,9 @@ class HubStore:
 
 
 def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exception], ...]) -> Answer:
-    """Return the result of `call`. Raises TryAgain after `seconds`, because the client may wait forever."""
+    """Return the result of `call`, which runs in a thread. Raises TryAgain if it takes longer than `seconds`,
+    because the client may wait forever.
+    """
     answers: list[Answer] = []
     errors: list[Exception] = []
 
@@ -252,7 +260,11 @@ def _within(seconds: float, call: Callable[[], Answer], expected: tuple[type[Exc
 
 
 def _is_not_ours(record: logging.LogRecord) -> bool:
-    """Return False for the client's log lines about retries of our requests, because this module reports the end."""
+    """Return whether a log record of the client belongs to other code than this module.
+
+    Used as a log filter. It drops the client's messages about retries of our requests, because this module reports the
+    final result.
+    """
     return record.threadName != _THREAD
 
 

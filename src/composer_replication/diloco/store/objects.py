@@ -1,4 +1,4 @@
-"""The interface of an object store, its errors and keys, and how long a request is repeated.
+"""Define the interface of an object store, its errors and keys, and how long a failing request is repeated.
 
     StoreError (RuntimeError)
     ├── MissingObject       no object has this key
@@ -30,7 +30,7 @@ MAX_KEY_CHARACTERS = 512
 
 
 class StoreError(ComposerError, RuntimeError):
-    """A request to an object store failed."""
+    """Raised if a request to an object store fails."""
 
     def __init__(self, what: str, *, uri: str, key: str = "", cause_kind: str = "") -> None:
         super().__init__(f"{uri}{f'/{key}' if key else ''}: {what}")
@@ -38,37 +38,38 @@ class StoreError(ComposerError, RuntimeError):
 
 
 class MissingObject(StoreError):
-    """No object has this key."""
+    """Raised if no object has the requested key."""
 
 
 class ObjectTooLarge(StoreError):
-    """The object is larger than its reader accepts; none of it was read."""
+    """Raised if an object is larger than its reader accepts. No part of it has been returned."""
 
 
 class StoreDenied(StoreError):
-    """Access is denied, or the request is refused."""
+    """Raised if access is denied, or the store refuses the request."""
 
 
 class StoreFull(StoreError):
-    """The store has no space left, or the quota is used up."""
+    """Raised if the store has no space left, or its quota is used up."""
 
 
 class StoreUnavailable(StoreError):
-    """The store gave no usable answer within the deadline."""
+    """Raised if the store gives no usable answer within the deadline."""
 
 
 class StoreCannotCreate(StoreError):
-    """The store lets two writers create the same key."""
+    """Raised if the store lets two writers create the same key."""
 
 
 class StoreClientMissing(MissingExtraError, RuntimeError):
-    """The client package for such a store is not installed."""
+    """Raised if the client package for this kind of store is not installed."""
 
 
 class ObjectStore(Protocol):
     """Stores objects (bytes) by key. Any number of threads and processes may use the same store.
 
-    A key is an object or a folder of objects, never both. Writes are visible at once to all readers and listings.
+    A key names either an object or a folder of objects, never both. A write is immediately visible to all readers and
+    listings.
     """
 
     @property
@@ -81,7 +82,9 @@ class ObjectStore(Protocol):
         ...
 
     def create(self, key: str, data: bytes) -> bool:
-        """Write an object unless the key exists. Returns whether it was written; of several writers one gets True."""
+        """Write an object unless the key exists. Returns whether this call wrote it; if several writers compete,
+        only one gets True.
+        """
         ...
 
     def get(self, key: str, *, most_bytes: int) -> bytes:
@@ -93,7 +96,9 @@ class ObjectStore(Protocol):
         ...
 
     def keys(self, prefix: str) -> list[str]:
-        """Return the sorted keys in the folder `prefix` ("" for all keys), without names that are not valid keys."""
+        """Return the sorted keys in the folder `prefix` ("" for all keys). Names that are not valid keys are left
+        out.
+        """
         ...
 
     def delete(self, keys: Sequence[str]) -> None:
@@ -111,7 +116,7 @@ class DatedStore(Protocol):
 
 
 def is_key(key: str) -> bool:
-    """Return whether this is a valid key."""
+    """Return whether the argument is a valid key."""
     return len(key) <= MAX_KEY_CHARACTERS and _KEY.fullmatch(key) is not None
 
 
@@ -126,7 +131,9 @@ def checked_key(key: str) -> str:
 
 
 def checked_folder(prefix: str) -> str:
-    """Return the prefix of all keys in a folder: "" for all keys, otherwise a valid key that ends with a slash."""
+    """Return the common prefix of all keys in a folder: "" for the whole store, otherwise a valid key followed by a
+    slash.
+    """
     return f"{checked_key(prefix.rstrip('/'))}/" if prefix else ""
 
 
@@ -148,7 +155,7 @@ Operation = Literal["get", "put", "list", "delete", "conditional create"]
 
 
 class _Provider(NamedTuple):
-    """The credential variables of a provider, and the permissions that a store needs."""
+    """The names of a provider's credential variables, and the permissions that a store needs there."""
 
     variables: tuple[str, ...]
     permissions: str
@@ -184,8 +191,8 @@ def denied(scheme: str, operation: Operation, *, uri: str, key: str, kind: str) 
 def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -> StoreUnavailable:
     """Return the error for an address that has never answered.
 
-    It may be the address of a credential service: without credentials in the environment, obstore asks such a service,
-    which only machines of a cloud provider have.
+    This may be the address of a credential service instead of the store: if the environment contains no credentials,
+    obstore asks such a service, which exists only on machines of a cloud provider.
     """
     what = (
         f"nothing answered within {seconds:.1f} s ({tries} {'try' if tries == 1 else 'tries'}; the last: {kind}). "
@@ -195,7 +202,7 @@ def _unreachable(*, uri: str, key: str, kind: str, seconds: float, tries: int) -
 
 
 def bucket_name(uri: str) -> str:
-    """Return the bucket, or the first part of the path, in a URI."""
+    """Return the name of the bucket in a URI, or the first part of the path if the URI names no bucket."""
     return uri.partition("://")[2].partition("/")[0]
 
 
@@ -222,9 +229,9 @@ Answer = TypeVar("Answer")
 class RequestPace:
     """The timeouts of requests: a third of the deadline, plus the time to transfer their bytes at the lowest bandwidth.
 
-    Concurrent requests share the bandwidth, so the transfer time is that of all bytes under way. Until the store has
-    answered once (`has_answered`), a request and its repetitions get only `FIRST_ANSWER_S`, so that a wrong address is
-    reported soon.
+    Concurrent requests share the bandwidth, so the transfer time is computed from the bytes of all requests under way.
+    Until the store has answered for the first time (`has_answered`), a request and its repetitions get only
+    `FIRST_ANSWER_S` seconds, so that a wrong address is reported soon.
     """
 
     def __init__(self, deadline_s: float, slowest_mb_s: float) -> None:
@@ -240,12 +247,12 @@ class RequestPace:
 
     @property
     def deadline_s(self) -> float:
-        """The seconds for a request and its repetitions."""
+        """The total time in seconds for a request and its repetitions."""
         return self._deadline_s if self.has_answered else min(self._deadline_s, FIRST_ANSWER_S)
 
     @property
     def request_s(self) -> float:
-        """The timeout in seconds of a request without payload."""
+        """The timeout in seconds of a request that transfers no payload."""
         share = self._deadline_s / REQUESTS_IN_DEADLINE
         if self.has_answered:
             return share
@@ -254,8 +261,8 @@ class RequestPace:
 
     @contextmanager
     def transfer_budget(self, num_bytes: int) -> Iterator[float]:
-        """Count these bytes as under way inside the context, and yield the extra seconds for a request that transfers
-        them.
+        """Count these bytes as under way inside the context, and yield the additional seconds that a request needs
+        to transfer them.
         """
         with self._lock:
             self._under_way += num_bytes
@@ -268,7 +275,7 @@ class RequestPace:
 
 
 class TryAgain(Exception):
-    """A request failed in a way that may be temporary; `kind` says in a word how."""
+    """Raised if a request fails in a way that may be temporary; `kind` describes the failure in a few words."""
 
     def __init__(self, kind: str) -> None:
         super().__init__(kind)
@@ -278,11 +285,11 @@ class TryAgain(Exception):
 def retry_until_deadline(
     call: Callable[[], Answer], *, pace: RequestPace, transfer_s: float, uri: str, key: str
 ) -> Answer:
-    """Return the result of `call`, which is repeated while it raises TryAgain. Raises StoreUnavailable after the
+    """Return the result of `call`, which is repeated as long as it raises TryAgain. Raises StoreUnavailable after the
     deadline.
 
     `transfer_s` is the transfer time of one request. No request starts after the deadline, so the deadline is exceeded
-    by at most one request.
+    by the duration of one request at most.
     """
     start, pause, tries = time.monotonic(), _FIRST_PAUSE_S, 0
     pace.waits_since = start

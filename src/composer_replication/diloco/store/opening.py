@@ -53,7 +53,7 @@ def open_store(
 
 
 def scheme_of(uri: str) -> str:
-    """Return the scheme of a store's URI, `file` for a plain path. Raises InputError for an unsupported scheme."""
+    """Return the scheme of a store's URI, or `file` for a plain path. Raises InputError for an unsupported scheme."""
     scheme, mark, rest = uri.partition("://")
     if not mark:
         if (match := _SCHEME_WITHOUT_SLASHES.match(uri)) is None:
@@ -74,7 +74,7 @@ def scheme_of(uri: str) -> str:
 
 
 def _shown(uri: str, scheme: str) -> str:
-    """Return the URI for a message, or only its scheme if the rest may hold a credential."""
+    """Return the URI in a form that is safe in messages: only its scheme if the rest may contain a credential."""
     return f"{scheme}:..." if set("@?#:") & set(uri[len(scheme) + 1 :]) else repr(uri)
 
 
