@@ -142,7 +142,7 @@ def asks_for_secret(message: str) -> bool:
 
 
 def asks_for_phrase(message: str) -> bool:
-    """Return whether a request for a secret asks for a passphrase."""
+    """Return whether a request for a secret asks for a passphrase, which may consist of ordinary words."""
     return _NAMES_PHRASE.search(message, max(0, len(message) - _MAX_QUESTION_CHARS)) is not None
 
 
@@ -210,9 +210,10 @@ def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
 
 
 def printed_spans(text: str) -> Iterator[Span]:
-    """Yield the values in the result of a command that names a secret.
+    """Yield the secrets in the output of a command that names a secret.
 
-    These are the first lines, as long as each line is a single word, and generated passwords at the end of any line.
+    These are the plausible values among the first lines, as long as each line is a single word, and generated passwords
+    at the end of any line.
     """
     if "-----END" in text:  # the rule for PEM keys handles it
         return

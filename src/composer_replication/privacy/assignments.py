@@ -134,7 +134,7 @@ _SIGNED_BY = re.compile(r"using [A-Z]{3,6} \Z")
 
 
 def active_keywords(active: Set[bytes]) -> list[bytes]:
-    """Return what to search the text for if these key words occur in it."""
+    """Return the strings to search the text for, given the key words that occur in it."""
     here = sorted(active & _ORDER.keys(), key=_ORDER.__getitem__)
     return [word for keyword in here for word in _SEARCHED[keyword]]
 
@@ -142,8 +142,8 @@ def active_keywords(active: Set[bytes]) -> list[bytes]:
 def keyword_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
     """Yield the value of every name that looks like the name of a secret.
 
-    `lower` is the lower-cased text with one byte per character; `active` has the key words that occur in it. The ends
-    of names whose value is on the next line are appended to `unfinished`.
+    `lower` is the lower-cased text with one byte per character; `active` has the key words that occur in it. For each
+    name whose value is on the next line, the position of its end is appended to `unfinished`.
     """
     for word in active_keywords(active):
         yield from _spans_of(text, lower, word, [] if unfinished is None else unfinished)
@@ -166,7 +166,9 @@ def _spans_of(text: str, lower: bytes, needle: bytes, unfinished: list[int]) -> 
 
 
 def _span_at_cached(text: str, position: int, needle: bytes, unfinished: list[int]) -> Span | None:
-    """Return the value at a match. Matches without a value are cached by the surrounding text, since lines repeat."""
+    """Return the value at a match. A match without a value is cached together with the text around it, because lines
+    repeat.
+    """
     begin = max(0, position - _HIT_CONTEXT)
     hit_key = hash((text[begin : position + _HIT_CONTEXT], position - begin, needle))
     if hit_key in _HITS_WITHOUT_VALUE:
@@ -215,7 +217,7 @@ def _span_at(text: str, position: int, keyword: bytes, unfinished: list[int]) ->
 def _note_unfinished(
     text: str, start: int, end: int, strength: Strength, keyword: bytes, unfinished: list[int]
 ) -> None:
-    """Record a name that a line end separates from its value, or from its own first word."""
+    """Record a name if a line end separates it from its value or splits the name itself."""
     if strength >= Strength.TOKEN or keyword == b"auth":
         if _CUT_VALUE.match(text, end):
             unfinished.append(end)
@@ -239,7 +241,9 @@ def _may_have_value(text: str, position: int, start: int, end: int, strength: St
 
 
 def _has_key(ahead: str) -> bool:
-    """Return whether a key may follow: a long word, bytes, or groups of four letters. Most texts have none of these."""
+    """Return whether the following text may contain a key: a long word, bytes, or groups of four letters. Most texts
+    contain none of these.
+    """
     lengths = bytes(map(len, ahead.split()))
     if max(lengths, default=0) < _MIN_KEY_CHARS and b"\4\4" not in lengths and "0x" not in ahead:
         return False
@@ -247,7 +251,7 @@ def _has_key(ahead: str) -> bool:
 
 
 def _value_of(text: str, start: int, end: int, strength: Strength, keyword: bytes) -> Span | None:
-    """Return the value after a name, or before it."""
+    """Return the value that belongs to a name, usually after it and sometimes before it, or None."""
     span = value_after(text, start, end, max(strength, Strength.WEAK))
     if span is None and text[end] in " :=[" and keyword in _BYTES_OR_GROUPS:
         span = bytes_or_groups(text, end, strength)
@@ -270,7 +274,7 @@ def _cut_name_before(text: str, start: int) -> re.Match[str] | None:
 
 
 def _value_before_end(text: str, position: int, end: int) -> Span | None:
-    """Return the value in `use ... as the password` at the end of a text."""
+    """Return the value that precedes the name at the end of a text, as in `use ... as the password`."""
     names_secret = (
         text[position - 1 : position] in (" ", "`", "*") and name_strength(text[position:end]) >= Strength.TOKEN
     )
@@ -278,7 +282,9 @@ def _value_before_end(text: str, position: int, end: int) -> Span | None:
 
 
 def _positional(text: str, end: int, keyword: bytes) -> Span | None:
-    """Return the password after the user among login arguments, or the key anywhere among signature arguments."""
+    """Return the secret among the arguments of a call: the password after the user for a login, or any key for a
+    signature.
+    """
     signs = keyword in (b"jwt", b"hmac")
     for index, (begin, stop) in arguments(text, end + 1):
         keyword_match = _KEYWORD_BEFORE.search(text, max(0, begin - 40), begin)
@@ -297,7 +303,7 @@ def _positional(text: str, end: int, keyword: bytes) -> Span | None:
 
 
 def _name_start(text: str, position: int) -> int:
-    """Return the start of the name that has its key word at `position`."""
+    """Return the start of the name that contains the key word at `position`."""
     if text[position - 1 : position] in _BEFORE_NAMES:
         return position
     head = _NAME_HEAD_REVERSED.match(text[max(0, position - 60) : position][::-1])
@@ -306,13 +312,17 @@ def _name_start(text: str, position: int) -> int:
 
 @lru_cache(maxsize=1 << 13)
 def _says_nothing(name: str, word: str) -> bool:
-    """Return whether neither a name nor its part from the key word on can refer to a secret. Most names cannot."""
+    """Return whether a name gives no hint of a secret, neither as a whole nor in the part that begins with the key
+    word.
+    """
     names_secret = name_strength(name) != Strength.NONE or name_strength(word) >= Strength.TOKEN
     return not names_secret and not names_a_handle(name) and "dentified by" not in word.lower()
 
 
 def _names_no_secret(text: str, start: int, position: int, name: str, keyword: bytes) -> bool:
-    """Return whether this is a placeholder, a public key, an option that reads from elsewhere, or a harmless code."""
+    """Return whether a name with a key word is harmless: a placeholder, a public key, an option that names where to
+    read the secret, or a code outside a URL query.
+    """
     before = text[start - 1 : start]
     if keyword == b"code=" and before not in ("?", "&"):  # `code=` is a login code only in a URL query
         return True
@@ -322,13 +332,17 @@ def _names_no_secret(text: str, start: int, position: int, name: str, keyword: b
 
 
 def _is_public(text: str, position: int) -> bool:
-    """Return whether this is a `public key`, or the key of a signature, which gpg identifies by its fingerprint."""
+    """Return whether the key word at `position` belongs to a public key or to the fingerprint of a signature's key,
+    as gpg prints it.
+    """
     lead = text[max(0, position - 14) : position]
     return lead.rstrip(" _-").lower().endswith("public") or _SIGNED_BY.search(lead) is not None
 
 
 def _is_used_as_name(text: str, start: int, end: int) -> bool:
-    """Return whether a word that is also a verb is a name here: an option, a tag, a quoted key, or before a sign."""
+    """Return whether a word that is also a verb serves as a name here: as an option, a tag or a quoted key, or
+    before an assignment.
+    """
     before = text[start - 1 : start]
     if text[end] in ".{[":
         return match_handed(text, end) is not None or match_typed(text, end) is not None
@@ -343,7 +357,7 @@ def _is_used_as_name(text: str, start: int, end: int) -> bool:
 
 
 def _strength_at(text: str, position: int, name: str, keyword: bytes) -> Strength:
-    """Return how strongly a name indicates a secret, including the words before it."""
+    """Return how strongly a name, together with the words before it, indicates a secret."""
     if keyword == b"identified by":
         return Strength.PASSWORD if "`" not in text[position : position + len(keyword) + 3] else Strength.NONE
     strength = name_strength(name)
@@ -398,7 +412,7 @@ _FIELD_BEFORE = re.compile(
 
 
 def _document_value(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Return the value in a tag, a form or an object whose name or type is at `start`."""
+    """Return the value in an XML tag, a form or a JSON object whose name or type begins at `start`, or None."""
     if text[end : end + 1] in ("", "\0"):
         return None
     lead = text[max(0, start - _DOCUMENT_LEAD) : start]

@@ -207,7 +207,9 @@ def command_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _stdin_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield what is piped to a program that reads a password, redirected to a secret's file, or passed with `<<<`."""
+    """Yield the secrets that are piped to a program that reads a password, redirected to a file for a secret, or
+    passed with `<<<`.
+    """
     for pattern in [pattern for name, pattern in _PIPED if name in active] if "|" in text else ():
         for match in pattern.finditer(text):
             if _READER.search(match["reader"]):
@@ -411,9 +413,10 @@ _MAX_TEXT_CHARS = 1500
 
 
 def option_spans(text: str, lower: bytes, active: Set[bytes], unfinished: list[int] | None = None) -> Iterator[Span]:
-    """Yield every secret in an option or argument of a known program. `active` has the whole words that occur.
+    """Yield every secret in an option or argument of a known program. `active` has the words that occur in the text.
 
-    Appends to `unfinished` the ends of program names with a line break before or within such an option.
+    For each program name with a line break before or within such an option, the position of its end is appended to
+    `unfinished`.
     """
     for letters in sorted(active & OPTION_WHOLE_WORDS):
         if letters in _COMMON_NAMES and (len(text) > _MAX_TEXT_CHARS or _COMMON_NAMES[letters] not in text):
@@ -440,7 +443,7 @@ def _calls(text: str, lower: bytes, program: _ProgramRow, unfinished: list[int] 
 
 
 def _may_hold_secret(text: str, end: int, program: _ProgramRow) -> bool:
-    """Return whether the line has an option that holds a secret. Most occurrences of a program name do not."""
+    """Return whether the line has an option that holds a secret. Most lines with a program's name do not."""
     newline = text.find("\n", end, end + _MAX_COMMAND_CHARS)
     line = text[end : newline if newline >= 0 else end + _MAX_COMMAND_CHARS]
     if program.words[1:] and program.words[1] not in line:
@@ -451,7 +454,9 @@ def _may_hold_secret(text: str, end: int, program: _ProgramRow) -> bool:
 
 
 def _is_cut(text: str, end: int, program: _ProgramRow) -> bool:
-    """Return whether the line ends soon, and it or the next line has an option with a secret."""
+    """Return whether the command's line breaks soon after the program name, within or shortly before an option that
+    holds a secret.
+    """
     newline = text.find("\n", end, end + _MAX_CUT_LINE_CHARS)
     if newline < 0:
         newline = text.find("\\n", end, end + _MAX_CUT_LINE_CHARS)
@@ -515,7 +520,7 @@ def _call(text: str, words: Sequence[tuple[int, int]], program: _ProgramRow) -> 
 
 
 def _takes_value(word: str) -> bool:
-    """Return whether the next word is probably the value of this option rather than a positional argument."""
+    """Return whether this option is probably followed by its value rather than by a positional argument."""
     return word.startswith("--") and word not in (
         "--secret",
         "--plaintext",
@@ -542,7 +547,9 @@ def _positional(text: str, start: int, stop: int, position: int, program: _Progr
 def _option(
     text: str, start: int, stop: int, after: tuple[int, int] | None, program: _ProgramRow
 ) -> tuple[Span | None, int] | None:
-    """Return the secret in an option and whether it used up the next word, or None if there is no secret."""
+    """Return the secret in an option (None if its value is no secret) and the number of following words it uses up;
+    None if the word is not an option that holds a secret.
+    """
     word = text[start:stop]
     name, sign, _ = word.partition("=")
     for long, marks in program.long.items():
@@ -573,7 +580,7 @@ def _option(
 
 
 def _inner(text: str, start: int, stop: int) -> tuple[int, int]:
-    """Return the bounds without surrounding quotes."""
+    """Return the bounds of a value without the quotes around it."""
     match = _QUOTED.match(text, start, stop)
     return match.span("value") if match else (start, stop)
 

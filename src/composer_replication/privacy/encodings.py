@@ -1,7 +1,7 @@
 """Find text inside encodings: base64 (both alphabets, wrapped, UTF-16, gzip), hex, percent encoding, streams, escapes.
 
-A run is decoded and its plain text is scanned like any other text; if it contains a secret, the whole run is redacted.
-The two views below, `_Stream` and `RewrittenText`, map spans in the decoded text back to the original text.
+An encoded run is decoded and its plain text is scanned like any other text; if the text contains a secret, the whole
+run is redacted. `_Stream` and `RewrittenText` map spans in decoded text back to the original text.
 """
 
 from __future__ import annotations
@@ -48,14 +48,14 @@ _MAX_UNPACKED = 1 << 16
 
 
 class DecodedText(NamedTuple):
-    """A run in a text and the text that it decodes to."""
+    """An encoded run in a text, and the text that it decodes to."""
 
     start: int
     end: int
     text: str
 
     def is_plain(self) -> bool:
-        """Return whether all characters are ones that people write. Random bytes never decode to such text."""
+        """Return whether the decoded text is long enough and entirely printable, which random bytes never are."""
         return len(self.text) >= 12 and "".join(self.text.split()).isprintable() and "\ufffd" not in self.text
 
 
@@ -119,7 +119,9 @@ def _decoded(run: str) -> Iterator[DecodedText]:
 
 
 def decode_wrapped_base64(text: str, starts: list[int]) -> Iterator[DecodedText]:
-    """Yield base64 over several lines, decoded as a whole. `starts` has the possible starts of its lines."""
+    """Yield base64 that extends over several lines, decoded as a whole. `starts` has the positions at which its
+    lines may begin.
+    """
     done = 0
     for start in starts:
         match = _WRAPPED.match(text, start) if start >= done else None
@@ -132,9 +134,9 @@ def decode_wrapped_base64(text: str, starts: list[int]) -> Iterator[DecodedText]
 
 
 def decode_percent_encoding(text: str) -> Iterator[DecodedText]:
-    """Yield the percent-encoded parts of addresses, and each address as a whole.
+    """Yield the decoded percent-encoded parts of addresses, and each address decoded as a whole.
 
-    The whole address is needed if a separator inside a secret is not encoded.
+    The whole address is needed in case a separator inside a secret is not encoded.
     """
     for begin, end in _addresses(text):
         address = text[begin:end]
@@ -146,7 +148,9 @@ def decode_percent_encoding(text: str) -> Iterator[DecodedText]:
 
 
 def _addresses(text: str) -> Iterator[tuple[int, int]]:
-    """Yield the words around percent signs. The search starts at the signs, since most words have none."""
+    """Yield the bounds of words that contain percent signs. The search starts at the signs, because few words have
+    any.
+    """
     done = 0
     for percent in _PERCENT.finditer(text):
         if percent.start() < done:
@@ -176,12 +180,12 @@ _DIGITS_AS_ZERO = bytes(48 if 48 <= code <= 57 else code for code in range(256))
 
 
 class _Stream(NamedTuple):
-    """A message that is split over lines of a text, a few characters each, as in server-sent events.
+    """A message that is split over several lines of a text, a few characters per line, as in server-sent events.
 
         data: {"type": "text_delta", "text": "kest"}
         data: {"type": "text_delta", "text": "rel-48"}
 
-    `pieces` has their bounds in the text, `offsets` their positions in the joined `text`.
+    `pieces` has the bounds of the pieces in the text, `offsets` their positions in the joined `text`.
     """
 
     pieces: list[tuple[int, int]]
@@ -189,7 +193,7 @@ class _Stream(NamedTuple):
     text: str
 
     def to_source_spans(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Yield, for each span that crosses pieces in the joined text, its part in every piece."""
+        """Yield the parts of each span in the original text, one per piece. Spans within a single piece are skipped."""
         for span in spans:
             first = bisect_right(self.offsets, span.start) - 1
             last = bisect_right(self.offsets, span.end - 1) - 1
@@ -296,7 +300,7 @@ _COLOR_LEAD, _COLOR_REACH, _MAX_COLOR_DISTANCE = 100, 400, 60  # characters arou
 
 
 class RewrittenText:
-    """A text with edits applied that maps spans back to the original text."""
+    """An edited copy of a text that can map spans back to the original text."""
 
     def __init__(self, text: str, edits: Iterable[_Edit]) -> None:
         pieces: list[str] = []
@@ -319,7 +323,7 @@ class RewrittenText:
         self._origins.append(origin)
 
     def to_source_spans(self, spans: Iterable[Span]) -> Iterator[Span]:
-        """Yield the same spans in the original text."""
+        """Map spans in the edited text to spans in the original text."""
         for start, end, kind in spans:
             # If the last character was an escape, the whole escape belongs to the secret.
             yield Span(self._origin(start), self._ends.get(end - 1) or self._origin(end - 1) + 1, kind)
@@ -345,7 +349,9 @@ def _entity_character(entity: re.Match[str]) -> str:
 
 
 def encrypted_blocks(text: str) -> list[tuple[int, int]]:
-    """Return the bounds of blocks encrypted by sops or ansible-vault: as random as a key, but useless without a key."""
+    """Return the bounds of blocks encrypted by sops or ansible-vault, which look random but contain no usable
+    secret.
+    """
     if "ENC[" not in text and "_VAULT;" not in text:
         return []
     return [match.span() for match in _ENCRYPTED.finditer(text)]
@@ -357,7 +363,7 @@ def has_colors(text: str) -> bool:
 
 
 def remove_colors(text: str, lower: bytes, words: Iterable[bytes]) -> RewrittenText | None:
-    """Return the text around words near a color code, without the color codes, or None if there is none."""
+    """Return the text around trigger words near a color code, without the color codes; None if no such word occurs."""
     positions = sorted({at for word in words for at in _words_near_colors(text, lower, word)})
     edits: list[_Edit] = []
     done = 0

@@ -143,14 +143,14 @@ def _without_public_ids(run: str) -> str:
 
 
 def _blanked(pattern: re.Pattern[str], text: str) -> str:
-    """Mask the matches of the pattern by spaces, so that positions do not change."""
+    """Replace the pattern's matches with spaces, so that positions stay the same."""
     return pattern.sub(lambda match: " " * len(match[0]), text)
 
 
 def _piece_spans(run: str, start: int, end: int) -> Iterator[Span]:
-    """Yield the random parts of a piece.
+    """Yield the random parts of a path or another run.
 
-    Folder names that are words separate the parts of a path; the text in between may contain slashes itself.
+    Folder names that are words separate the parts; a random part may itself contain slashes.
     """
     cursor, group = start, -1
     for part in [*run[start:end].split("/"), "word"]:
@@ -170,7 +170,9 @@ def _padding(run: str, end: int) -> int:
 
 
 def _is_wordy_path(piece: str) -> bool:
-    """Return whether at least half of a path consists of words. Base64 has few slashes and no words in between."""
+    """Return whether at least half of a path's parts are words. In base64, slashes are rare and the text between
+    them is not words.
+    """
     parts = [part for part in re.split(r"[/_-]", piece) if part]
     if len(parts) < 3 or len(piece) > 40 * len(parts):
         return False
@@ -188,7 +190,7 @@ def is_wordy(run: str) -> bool:
 
 
 def random_spans(run: str) -> Sequence[Span]:
-    """Return the random pieces of a run. Pure hex has a separate kind, since the caller checks its context."""
+    """Return the random pieces of a run. Pure hex has a kind of its own, because the caller must check its context."""
     if _CANDIDATE.search(run) is None:
         return ()
     masked = _without_public_ids(run)
@@ -341,7 +343,7 @@ _FAMILY = (
 
 
 def _is_no_example(value: str) -> bool:
-    """Return whether a key is real, unlike a repeated character or a key that ends in "EXAMPLE"."""
+    """Return whether a key is more than an example, which repeats one character or ends in "EXAMPLE"."""
     return len(set(value[-12:])) > 1 and not value.endswith("EXAMPLE")
 
 
@@ -377,5 +379,5 @@ FAMILY_RULE = Rule("API_KEY", re.compile(_FAMILY))
 
 
 def has_vendor_prefix(text: str) -> bool:
-    """Return whether a text begins with the key prefix of a vendor."""
+    """Return whether a text begins with a vendor's key prefix."""
     return text.startswith(_PREFIXES) and any(rule.pattern.match(text) for rule in VENDOR_RULES)

@@ -73,7 +73,9 @@ def opaque_field(value: Mapping[Any, Any]) -> str | None:
 
 
 def is_blob(text: object) -> bool:
-    """Return whether a field for a signature or an image holds one: a single base64 run that is not a vendor key."""
+    """Return whether the content of a field for a signature or an image is really such data: one long base64 run
+    that is not a vendor's key.
+    """
     if not isinstance(text, str) or len(text) < _MIN_BLOB_CHARS:
         return False
     return _BLOB.fullmatch(text) is not None and not has_vendor_prefix(text)
@@ -94,7 +96,9 @@ def typed_secret_field(value: Mapping[Any, Any]) -> str | None:
 
 
 def _is_typed(text: str) -> bool:
-    """Return whether the text is a password: a single word. Hints are typed into such fields, too."""
+    """Return whether text typed into a password field is a password, that is, a single word that is plausible as a
+    secret.
+    """
     return len(text) >= 4 and len(text.split()) == 1 and is_whole_secret(text, Strength.PASSWORD, "")
 
 

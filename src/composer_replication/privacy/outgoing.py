@@ -50,9 +50,10 @@ class Find:
 
 
 class LastGate:
-    """Scans outgoing text. Results are cached by digest, so that a text shared by all states is scanned once.
+    """Scans outgoing text. Results are cached by digest, so that a text shared by several states is scanned only once.
 
-    `environment` supplies known values, as during ingest; `allowed` has the ids of texts that somebody has reviewed.
+    `environment` supplies known secret values, as during ingest; `allowed` has the ids of texts that a person has
+    reviewed.
     """
 
     is_open = False
@@ -68,7 +69,7 @@ class LastGate:
         return f"{type(self).__name__}()"
 
     def in_request(self, body: bytes, location: str) -> list[Find]:
-        """Return the finds in the body of a request to a chat-completions endpoint."""
+        """Return the secrets found in the body of a request to a chat-completions endpoint."""
         if self.is_open:
             return []
         data: Any = orjson.loads(body)
@@ -83,9 +84,10 @@ class LastGate:
         ]
 
     def look(self, part: Any, location: str, *, is_text: bool = True) -> Find | None:
-        """Return the find in a part of an outgoing document, passed as plain JSON data, or None if it is clean.
+        """Return a Find if a part of an outgoing document, passed as plain JSON data, may contain a secret; otherwise
+        None.
 
-        `is_text=False` is for setting values typed by a person, where a random word is usually a name.
+        `is_text=False` is for setting values typed by a person, in which a random word is usually a name.
         """
         if self.is_open:
             return None
@@ -157,7 +159,9 @@ _NUMBERS = (int, float)
 
 @dataclass
 class _OutgoingView:
-    """A part without ids and numbers, its ids, texts that were split into pieces, and example values from schemas."""
+    """What is scanned of one part of a document: its value without ids and numbers, its ids, the texts that were
+    split into pieces, and the example values in its schemas.
+    """
 
     value: Any = None
     ids: list[str] = field(default_factory=list[str])
@@ -173,7 +177,7 @@ def _view_of(part: Any) -> _OutgoingView:
 
 
 def _bytes_of(part: Any) -> bytes:
-    """Return bytes that identify a part."""
+    """Return bytes that identify a part of a document, to compute its digest."""
     try:
         return orjson.dumps(part)
     except orjson.JSONEncodeError:  # nested too deeply
@@ -249,7 +253,7 @@ def _with_all_values(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _example_values(schema: Any) -> Iterator[dict[str, Any]]:
-    """Yield the name and the example values of each property in a JSON schema that has example values."""
+    """Yield {name: example values} for each property in a JSON schema that has example values."""
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
             yield from _example_values(inner_schema)
@@ -265,7 +269,9 @@ def _example_values(schema: Any) -> Iterator[dict[str, Any]]:
 
 
 def _values_in(schema: Any) -> Iterator[Any]:
-    """Yield the example values of a property, also in alternatives and items, but not in inner properties."""
+    """Yield the example values of a property, including those of alternatives and items but not those of nested
+    properties.
+    """
     if isinstance(schema, list):
         for inner_schema in cast("list[Any]", schema):
             yield from _values_in(inner_schema)
@@ -334,7 +340,7 @@ _JSON_SCALAR = re.compile(r'"(?:[^"\\]|\\.)*+"|(?<![\w.-])-?\d++(?![\w.])')
 
 
 def rewritten(text: str, data: Any, clean: Any) -> str:
-    """Replace the strings and numbers in a JSON text that differ between `data` and `clean`."""
+    """Return the JSON text with those strings and numbers replaced that differ between `data` and `clean`."""
     changes = dict(_changes(data, clean))
 
     def replaced(match: re.Match[str]) -> str:

@@ -132,7 +132,9 @@ _CODE_WORD = re.compile(
 
 
 def is_generated(value: str) -> bool:
-    """Return whether a password generator made a value: letters, digits and signs alternate, without words or code."""
+    """Return whether a value looks like the output of a password generator: letters, digits and signs alternate,
+    without words or code.
+    """
     return len(value) <= _MAX_GENERATED_CHARS and _is_generated(value)
 
 
@@ -148,7 +150,7 @@ def _is_generated(value: str) -> bool:
 
 
 def is_random_value(value: str) -> bool:
-    """Return whether a value under a weak name (`key`, `auth`) looks like a key."""
+    """Return whether the value of a name that only weakly indicates a secret (`key`, `auth`) looks like a key."""
     core = value.strip("\"'")
     if _LICENCE.fullmatch(core):
         return True
@@ -158,7 +160,9 @@ def is_random_value(value: str) -> bool:
 
 
 def is_identifier(value: str) -> bool:
-    """Return whether a bare word is a name in code. Digits do not turn such a name into a secret."""
+    """Return whether a bare word is a name in code. A name that merely contains digits, such as `step2`, still
+    counts as a name.
+    """
     return _IDENTIFIER.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
@@ -168,7 +172,9 @@ def is_no_secret(value: str) -> bool:
 
 
 def is_bare_password(value: str) -> bool:
-    """Return whether a word next to a secret's name in running text is the secret, not a word, address or date."""
+    """Return whether a word next to a secret's name in running text is the secret rather than a word, an address or
+    a date.
+    """
     return is_generated(value) or (
         is_strong(value)
         and not value.startswith(("-", ".", ":", "_"))
@@ -195,7 +201,7 @@ SENTENCE_END = "!*#$%&@?"  # after a digit these signs belong to the password
 
 
 def is_stated_password(value: str) -> bool:
-    """Return whether a word introduced by a sign or a word for "is" is the secret.
+    """Return whether a word after a sign such as `:` or a word for "is" is the secret.
 
     In this position, words followed by a number count, too: `SummerRain2024`.
     """
@@ -212,7 +218,7 @@ def talks_about_secrets(value: str) -> bool:
 
 
 def is_passphrase(value: str) -> bool:
-    """Return whether a value is three or more lower-case words joined by the same sign or blanks."""
+    """Return whether a value consists of three or more lower-case words, all joined by the same sign or by spaces."""
     if len(value) < 14 or not (_LOWER_PHRASE.fullmatch(value) or _LOWER_WORDS.fullmatch(value)):
         return False
     if any(name_strength(word) for word in _PHRASE_CUT.split(value)):  # members in code, and words about passwords
@@ -228,12 +234,12 @@ _SETTING = re.compile(
 
 
 def _is_setting(value: str) -> bool:
-    """Return whether a word is a setting with its value, or the name of a variable."""
+    """Return whether a word is a setting, including its value, or the name of a variable."""
     return _SETTING.fullmatch(value) is not None
 
 
 def is_unknown(value: str) -> bool:
-    """Return whether a value has an unknown word and is not a name in code, a file or an address."""
+    """Return whether a value contains an unknown word and is not a name in code, a file or an address."""
     return (
         is_uncommon(value)
         and not value.startswith(_NO_PASSWORD_STARTS)
@@ -251,7 +257,9 @@ def is_answer(value: str) -> bool:
 
 
 def is_odd(value: str) -> bool:
-    """Return whether a word is unusual in a sentence: with a sign or a capital inside, or a number at the end."""
+    """Return whether a word would be unusual in a sentence: it has a sign or a capital in the middle, or a number at
+    the end.
+    """
     return _ODD_SPELLING.search(value) is not None
 
 
@@ -263,14 +271,18 @@ _BRACKETS = re.compile(r"[()\[\]{}<>=\"]|://|\\")
 
 
 def strip_sentence_end(value: str, trailing: str) -> str:
-    """Return the value without the punctuation after its sentence. A sign after a digit is kept: `hunter2!`."""
+    """Return the value without the punctuation of the sentence it ends. Punctuation after a digit is kept, as in
+    `hunter2!`.
+    """
     bare = value.rstrip(trailing)
     rest = value[len(bare) :]
     return bare + rest[0] if rest[:1] and rest[0] in SENTENCE_END and any(map(str.isdigit, bare)) else bare
 
 
 def is_literal_secret(value: str) -> bool:
-    """Return whether a literal in code next to a secret's name is the secret rather than a word, address or pattern."""
+    """Return whether a literal in code next to a secret's name is the secret rather than a word, an address or a
+    pattern.
+    """
     if " " in value or _NO_SECRET.fullmatch(value, 0, _MAX_COMPARED_CHARS):
         return False
     if not is_strong(value):
@@ -281,7 +293,7 @@ def is_literal_secret(value: str) -> bool:
 
 
 def is_path(value: str) -> bool:
-    """Return whether a value consists of folders: a path, an address without its scheme, or a pattern in brackets."""
+    """Return whether a value is a path, an address without its scheme, or a pattern in brackets."""
     return _FOLDERS.fullmatch(value, 0, _MAX_COMPARED_CHARS) is not None
 
 
@@ -354,7 +366,9 @@ def _has_brackets_of_code(value: str) -> bool:
 
 
 def _is_phrase(value: str) -> bool:
-    """Return whether several words are a secret rather than a label: with digits or signs, or lower-case words only."""
+    """Return whether several words are a secret rather than a label, because they contain digits or signs or are all
+    in lower case.
+    """
     if _PROSE.search(value) or value[-1] in ".:?":
         return False
     return (
@@ -366,13 +380,15 @@ def _is_phrase(value: str) -> bool:
 
 
 def _has_scattered_digits(value: str) -> bool:
-    """Return whether a bare identifier with digits is a password, like Xk39fQ2z, but unlike step2 or sha256."""
+    """Return whether the digits in a bare identifier are scattered as in a password (`Xk39fQ2z`) and not as in
+    `step2` or `sha256`.
+    """
     plain = "." not in value and "_" not in value
     return (plain and looks_random(value)) or bool(re.search(r"\d[A-Za-z]+\d|[a-z]\d+[A-Z]", value))
 
 
 def is_reference(value: str) -> bool:
-    """Return whether a value only refers to a secret: a variable, a template or a mask."""
+    """Return whether a value only refers to a secret, as a variable, a template or a mask does."""
     return _REFERENCE.search(value) is not None
 
 
@@ -397,25 +413,27 @@ _MAX_PHRASE_WORDS = 8
 
 
 def names_a_handle(name: str) -> bool:
-    """Return whether a name refers to a session or a signature."""
+    """Return whether a name is that of a handle: the id of a session, or a signature."""
     return _HANDLE.search(name) is not None
 
 
 def is_handle(name: str, value: str) -> bool:
-    """Return whether a value is plain hex under the name of a session or signature, which need not look random."""
+    """Return whether a name is that of a session or a signature and its value is plain hex, which counts even if it
+    does not look random.
+    """
     return names_a_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
 
 
 def is_credential(name: str, value: str) -> bool:
-    """Return whether a value is the content of an `Authorization` header."""
+    """Return whether a value is what an `Authorization` header contains."""
     bare = value[scheme.end() :] if (scheme := _SCHEME.match(value)) else value
     return _CREDENTIAL_HEADER.search(name) is not None and len(bare) >= 8 and " " not in bare and is_strong(bare)
 
 
 def is_login(name: str, value: str) -> bool:
-    """Return whether a value is a password under a variable for logins, such as `REDISCLI_AUTH` or `LDAP_BIND_CRED`.
+    """Return whether a value is the password in a variable for logins, such as `REDISCLI_AUTH` or `LDAP_BIND_CRED`.
 
-    A user and a password (`ada:hunter2`) count under any name that refers to a login.
+    A pair of user and password (`ada:hunter2`) counts for any name that refers to a login.
     """
     words = _LOGIN_NAME.search(name) if name.lower().endswith(_LOGIN_SUFFIXES) else None
     if words is None:
@@ -427,12 +445,14 @@ def is_login(name: str, value: str) -> bool:
 
 
 def is_directory(name: str, value: str) -> bool:
-    """Return whether `pwd` means the working directory, as in a shell, rather than a password, as in a form."""
+    """Return whether `pwd` stands for the working directory, as in a shell, and not for a password, as in a form."""
     return name.lower() == "pwd" and _DIRECTORY.fullmatch(value.strip()) is not None
 
 
 def is_phrase_of(name: str, value: str) -> bool:
-    """Return whether several words are a passphrase: under a variable in capitals, or a name that ends in "phrase"."""
+    """Return whether several words are a passphrase, because their name is a variable in capitals or ends in
+    "phrase".
+    """
     if (
         not 1 < len(value.split()) <= _MAX_PHRASE_WORDS
         or not value.replace(" ", "").isalpha()
@@ -471,7 +491,7 @@ _MIN_RANDOM_CHARS = 12
 
 
 def is_shaped(value: str) -> bool:
-    """Return whether a word near a word for passwords is a password by its shape alone."""
+    """Return whether a value has the shape of a password. Call this only for values near a word for passwords."""
     if not _LOWER.search(value) or not _DIGIT.search(value) or is_public_id(value) or is_identifier(value.rstrip("$")):
         return False
     if _NO_SHAPED_PASSWORD.search(value) or _is_setting(value) or is_no_secret(value):
@@ -491,7 +511,9 @@ def is_shaped(value: str) -> bool:
 
 
 def is_unfamiliar(value: str) -> bool:
-    """Return whether a word has a part unknown in code and messages, a capital, and a number or a sign."""
+    """Return whether a value has a part that is no known word of code or messages, and also a capital and a number
+    or a sign.
+    """
     if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _CODE_OR_VERSION.search(value):
         return False
     if _NO_SHAPED_PASSWORD.search(value) or is_no_secret(value) or is_public_id(value):
@@ -503,9 +525,10 @@ def is_unfamiliar(value: str) -> bool:
 
 
 def unknown_word_spans(text: str, flat: bytes) -> Iterator[Span]:
-    """Yield unknown words with a number and signs in between: passwords that are recognized without a name.
+    """Yield unknown words that also contain digits and signs: passwords that are recognized without a name.
 
-    `flat` is the text with one byte per character. It is searched as character classes: letters, digits, signs.
+    `flat` is the text with one byte per character. The search reduces each character to its class: letter, digit or
+    sign.
     """
     for match in _UNKNOWN_WORD.finditer(b" " + flat.translate(_CLASS_TABLE)):
         start, end = match.start(), match.end() - 1

@@ -112,13 +112,13 @@ def _names_hash(lead: str) -> bool:
 
 
 def _is_sequence(digits: str) -> bool:
-    """Return whether bytes only count up or down, like keys in test vectors."""
+    """Return whether the bytes only count up or down, like the keys in test vectors."""
     pairs = [int(digits[at : at + 2], 16) for at in range(digits[:2].lower() == "0x" and 2, len(digits) - 1, 2)]
     return len({(second - first) % 256 for first, second in pairwise(pairs)}) == 1
 
 
 class Surroundings:
-    """The text around random strings. Results shared by all strings in a text are cached."""
+    """The text around random strings. Whatever applies to all strings of a text is computed once and cached."""
 
     def __init__(self, text: str, key: str) -> None:
         self._text, self._key = text, key
@@ -126,7 +126,7 @@ class Surroundings:
         self._file_bounds = (0, 0)
 
     def is_public(self, span: Span, run_start: int) -> bool:
-        """Return whether the string is a hash, a signature, a certificate or an image by its context."""
+        """Return whether the context shows that the string is a hash, a signature, a certificate or an image."""
         lead = self._before(run_start, 24)
         if lead.endswith(";base64,") or _SIGNATURE_FIELD.search(lead) or self._in_public_block(span.start):
             return True
@@ -150,7 +150,9 @@ class Surroundings:
         return span.kind == HEX_KIND and (self._is_hash(span) or self._in_listing(span))
 
     def _in_file(self, position: int) -> bool:
-        """Return whether a base64 line is part of a file with lines of the same width, and not named as a key."""
+        """Return whether a base64 line belongs to a file whose lines have the same width, unless the text before the
+        file names a secret.
+        """
         text = self._text
         if self._file_bounds[0] <= position < self._file_bounds[1]:
             return True
@@ -210,13 +212,17 @@ class Surroundings:
         return digest and self._under_heading(span)
 
     def _under_heading(self, span: Span) -> bool:
-        """Return whether a line such as `CHECKSUMS:` or `hashes = [` precedes, without an empty line in between."""
+        """Return whether a line such as `CHECKSUMS:` or `hashes = [` comes before the string, with no empty line in
+        between.
+        """
         before = self._before(span.start, 800)
         block = before[before.rfind("\n\n") + 1 :]
         return _HASH_HEADING.search(block) is not None
 
     def _in_listing(self, span: Span) -> bool:
-        """Return whether the text has five or more hex strings of this length, like lock files and checksum lists."""
+        """Return whether the text has at least five hex strings of this length, as lock files and checksum lists
+        have.
+        """
         text, length = self._text, span.end - span.start
         begin = text.rfind("\0", 0, span.start) + 1
         if length not in (32, 40, 64, 128) or _KEY_WORDS.search(text[max(begin, span.start - 16) : span.start].lower()):

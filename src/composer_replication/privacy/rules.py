@@ -39,8 +39,8 @@ PSEUDONYM = re.compile(r"USER_\d+")
 class Rule:
     """A pattern for one kind of secret.
 
-    The pattern is tried if one of the substrings in `triggers` occurs (always if there are none). `group` is redacted,
-    and `accept` may reject a match. A subclass may find its spans in a different way.
+    The pattern is tried if one of the substrings in `triggers` occurs in the text, or always if there are no triggers.
+    The text in `group` is redacted, and `accept` may reject a match. A subclass may find its spans in a different way.
     """
 
     kind: str
@@ -62,14 +62,14 @@ class Rule:
 
 
 def word_set(words: str) -> frozenset[str]:
-    """Split a line of words into a set, which keeps long lists readable."""
+    """Return the set of words in a string. Long lists of words are easier to read as a string."""
     return frozenset(words.split())
 
 
 def has_digit(value: str) -> bool:
-    """Return whether a value has a digit, which separates most long random keys from compound words.
+    """Return whether a value has a digit, as most long random keys have and most compound words do not.
 
-    The number of a pseudonym does not count: a replacement must not turn clean text into a secret.
+    The number of a pseudonym does not count, because a replacement must not make clean text look like a secret.
     """
     if "USER_" in value:
         value = PSEUDONYM.sub("USER", value)
@@ -266,7 +266,9 @@ _STRUCTURE_TRIGGERS = frozenset(TRIGGERS)
 
 
 def _headless_keys(text: str) -> Iterator[Span]:
-    """Yield the base64 lines directly before the end of a private key whose beginning is not in the text."""
+    """Yield private keys whose beginning is not in the text: the base64 lines directly before the end marker, with
+    the marker.
+    """
     for end in _KEY_END.finditer(text):
         begin = end.start()
         for _ in range(_MAX_KEY_LINES):
@@ -300,7 +302,9 @@ _MAX_WORD_CHARS = 64  # longer strings are not words and would only fill the cac
 
 
 def any_of(words: Iterable[str]) -> str:
-    """Return a pattern that matches any of many words and reads each character once, unlike an alternation."""
+    """Return a regular expression that matches any of many words. It reads each character only once, unlike a plain
+    alternation.
+    """
     by_first: dict[str, list[str]] = {}
     for word in words:
         by_first.setdefault(word[:1], []).append(word[1:])
@@ -327,7 +331,7 @@ class WordFilter:
         self._triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
 
     def active(self, flat: bytes) -> set[bytes]:
-        """Return the triggers that occur in a text with one byte per character."""
+        """Return the triggers that occur in a text, which must have one byte per character."""
         triggers_by_word = self._triggers_by_word
         words = set(flat.translate(_LETTERS_ONLY).split()) - self._words_without_trigger
         cached_words = triggers_by_word.keys() & words  # set operations, since texts have millions of such words
@@ -335,7 +339,7 @@ class WordFilter:
         return triggers | self._learn(list(words - cached_words)) if len(cached_words) < len(words) else triggers
 
     def _learn(self, words: list[bytes]) -> set[bytes]:
-        """Search all new words at once, and individually only if one of them contains a trigger."""
+        """Search all new words at once and cache the result for each word; return the triggers that they contain."""
         joined = b" " + b" ".join(words) + b" "
         triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
         end = 0

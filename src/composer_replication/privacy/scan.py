@@ -88,7 +88,9 @@ class Scanner:
 
     @property
     def scans_one_by_one(self) -> bool:
-        """Whether strings must be scanned one by one: custom rules might match across their borders."""
+        """Whether strings must be scanned individually, because custom rules might match across the border between
+        joined strings.
+        """
         return bool(self._extra)
 
     def spans(self, text: str, key: str = "", depth: int = 0, words: set[bytes] | None = None) -> list[Span]:
@@ -147,7 +149,7 @@ class Scanner:
         unfinished: tuple[list[int], list[int]],
         key: str,
     ) -> list[Span]:
-        """Return the values interrupted by line ends."""
+        """Return the secrets that are interrupted by line ends."""
         spans: list[Span] = []
         if "\n" not in text and "\\n" not in text:
             return spans
@@ -159,7 +161,7 @@ class Scanner:
     def _spans_in_suspects(
         self, text: str, suspects: Runs, key: str, depth: int, known_spans: list[Span]
     ) -> list[Span]:
-        """Return the secrets inside suspicious runs; `known_spans` are already redacted."""
+        """Return the secrets inside suspicious runs of characters; runs within `known_spans` are skipped."""
         around, spans = Surroundings(text, key), list[Span]()
         earlier = known_spans[:64]
         for start, run in suspects:
@@ -239,7 +241,9 @@ def _spans_by_name(
 
 
 def _resolve_overlaps(text: str, candidates: list[Span]) -> list[Span]:
-    """Return the final spans: outside encrypted blocks, without overlaps, and with repetitions of the same values."""
+    """Return the final spans: without overlaps, none inside encrypted blocks, and with all other occurrences of the
+    same values.
+    """
     if blocks := encodings.encrypted_blocks(text):
         candidates = [span for span in candidates if not any(begin <= span.start < end for begin, end in blocks)]
     spans = _merge_overlaps(text, candidates)
@@ -254,7 +258,7 @@ def _vendor_triggers(runs: Runs) -> _Triggers:
 
 
 def _mask_spans(text: str, spans: list[Span]) -> str:
-    """Return the text with these spans masked by blanks."""
+    """Return the text with these spans replaced by spaces."""
     for span in spans if len(spans) <= 64 else ():
         text = text[: span.start] + " " * (span.end - span.start) + text[span.end :]
     return text
@@ -267,7 +271,8 @@ def _shift_span(span: Span, by: int) -> Span:
 def _merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
     """Merge overlapping spans and drop existing placeholders.
 
-    A merged span has the kind of its first part, or of the earlier layer if both cover the same text.
+    A merged span has the kind of its first part; if two layers found the same text, it has the kind from the earlier
+    layer.
     """
     order = {id(span): index for index, span in enumerate(spans)}
     merged: list[Span] = []
@@ -329,7 +334,7 @@ def _is_wordy_run(run: str) -> bool:
 
 
 def _is_suspect(run: str) -> bool:
-    """Return whether a run may be a key or encode a key: neither wordy nor a public id."""
+    """Return whether a run may be a key or encode one, because it is neither made of words nor a public id."""
     return len(set(run)) >= _MIN_DISTINCT and not entropy.is_wordy(run) and not entropy.is_public_id(run)
 
 
@@ -340,7 +345,7 @@ class _CleanRunCache:
         self._clean: set[str] = set()
 
     def unknown_runs(self, text: str, flat: bytes) -> Runs:
-        """Return the runs of key characters that are not known to be clean, with their start."""
+        """Return the runs of key characters that are not known to be clean, each with its start position."""
         clean, runs = self._clean, []
         for match in _RUN.finditer(flat.translate(_RUN_TABLE)):
             start, end = match.span()
@@ -353,7 +358,7 @@ class _CleanRunCache:
         return runs
 
     def remember(self, runs: Runs, spans: list[Span], triggers: Sequence[tuple[str, Rule]], depends: set[str]) -> None:
-        """Store the runs that are clean regardless of the surrounding text."""
+        """Cache those runs that contain no secret, whatever the surrounding text."""
         if len(spans) > 64:  # a dump of secrets: too many comparisons
             return
         if len(self._clean) >= _CACHE_SIZE:
@@ -427,7 +432,9 @@ class _ExactValues:
 
 
 def _value_and_lines(value: str) -> Iterator[str]:
-    """Yield a value, and the long lines of a multi-line value, since diffs and listings add a prefix to each line."""
+    """Yield a value and, if it has several lines, its long lines, because diffs and listings add a prefix to each
+    line.
+    """
     if value:
         yield value
     lines = [line.strip() for line in value.splitlines()] if "\n" in value else []
@@ -435,7 +442,9 @@ def _value_and_lines(value: str) -> Iterator[str]:
 
 
 def _halves(value: str) -> tuple[bytes, ...]:
-    """Return the longest sequence of letters in each half of a value: if a value is interrupted, one half is intact."""
+    """Return the longest sequence of letters in each half of a value: a line end that interrupts the value leaves
+    one half intact.
+    """
     middle = len(value) // 2
     pieces = [max(_LETTERS.findall(half), key=len, default="") for half in (value[:middle], value[middle:])]
     return tuple(piece.lower().encode() for piece in pieces if piece)

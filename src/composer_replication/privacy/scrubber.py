@@ -46,7 +46,7 @@ _BORDER = "\n\0\n"
 
 
 class Scrubber:
-    """The rules for a run. One scrubber serves any number of scopes."""
+    """The rules for redacting the text of a run. One scrubber serves any number of scopes."""
 
     def __init__(
         self,
@@ -69,7 +69,7 @@ class Scrubber:
         )
 
     def scope(self) -> Scope:
-        """Return a new numbering for one session and its subagents."""
+        """Return a new scope, which numbers the placeholders of one session and its subagents."""
         return Scope(self._scanner, self._scanner_without_entropy, self._identity, self._clean_strings)
 
     def __repr__(self) -> str:
@@ -172,7 +172,9 @@ class Scope:
         return value
 
     def _are_all_clean(self, unseen: Collection[str]) -> bool:
-        """Scan strings together and cache clean ones. Returns False if the record has to be walked."""
+        """Scan strings together and cache the clean ones. Returns False if the strings of the record have to be
+        scrubbed one by one.
+        """
         # Custom rules may match across the border between two strings.
         if self._scanner.scans_one_by_one:
             return False
@@ -278,7 +280,7 @@ class Scope:
         return items if isinstance(value, list) else tuple(items)
 
     def _command_line(self, items: list[str]) -> list[str]:
-        """Scan arguments as one line, and redact each argument without crossing the border to the next."""
+        """Scan the arguments of a command as one line, and redact each argument separately."""
         self.reserve(items)
         spans, result, offset = self._scanner.spans(" ".join(items)), [], 0
         for item in items:
@@ -319,14 +321,14 @@ class Scope:
         return {names.get(key, key): items.get(key, item) for key, item in value.items()}
 
     def _named_field(self, value: dict[Any, Any], key: Any, item: Any, strength: Strength) -> Any:
-        """Walk a field whose name may provide information about its content."""
+        """Scrub a field whose name may say something about its content."""
         if key in OPAQUE and key == opaque_field(value) and isinstance(item, str):
             return item if is_blob(item) and not self._scanner.holds_env_value(item) else self._opaque(item)
         name = key if isinstance(key, str) else str(key)
         return self._scrub_value(item, name, field_strength(name, strength, pair_strength(value)))
 
     def _opaque(self, text: str) -> str:
-        """Scrub a field that should hold random data but holds something else."""
+        """Scrub the text of a field that should hold random data, without the test for random strings."""
         self._numbering.reserve(text)
         return self._identity.replace(self._secrets(text, "", self._scanner_without_entropy), self._numbering.pseudonym)
 
@@ -347,7 +349,7 @@ _LISTS = (list, tuple)
 
 
 class _StringCollector:
-    """A pass over a record that collects the strings to scan.
+    """Collects the strings to scan in a record.
 
     `unseen` has the strings not known to be clean; `special` says whether some field requires more than a scan of its
     text.
@@ -397,7 +399,7 @@ class _StringCollector:
         return is_blob(item) and not self._holds_env_value(item)
 
     def _named_field(self, key: str, item: Any, strength: Strength) -> None:
-        """Collect a field whose name may provide information about its content, or is new."""
+        """Collect the strings of a field whose name is new or may say something about its content."""
         self._text(key)
         clean_strings = self._clean_strings
         if (
@@ -478,7 +480,7 @@ class _CleanStringCache:
 
 
 class _ParagraphCache:
-    """The paragraphs that a session repeats: a file is read, shown after an edit, and read again with a line changed.
+    """The paragraphs that a session repeats, for example when a file is shown again after an edit to one line.
 
     A paragraph counts as repeated if it and its two neighbors occurred together in a text without secrets. That text is
     written unchanged, so scanning the paragraph again would not protect anything. Paragraphs are stored as hashes, for
@@ -501,11 +503,11 @@ class _ParagraphCache:
         return [self._unrepeated_rest(text, border, words) if len(text) >= _MIN_PAGE_CHARS else text for text in texts]
 
     def remember(self, words: Set[bytes]) -> None:
-        """Record that the last texts were clean and contained these trigger words."""
+        """Record that the texts last passed to `unrepeated` were clean and contained these trigger words."""
         self._words_by_paragraph.update(dict.fromkeys(self._latest, frozenset(words)))
 
     def forget(self) -> None:
-        """Record that the last texts were not clean."""
+        """Record that the texts last passed to `unrepeated` were not clean."""
         for row in self._latest:
             del self._words_by_paragraph[row]
 
@@ -537,7 +539,7 @@ NAME_KIND = "USER"  # the kind of pseudonyms; all other kinds are secrets
 
 
 class _Numbering:
-    """Placeholders numbered by first appearance, above the numbers that the texts already contain."""
+    """Numbers placeholders by first appearance, with numbers above those that the texts already contain."""
 
     def __init__(self) -> None:
         self.counts: dict[str, int] = {}  # replacements by kind
@@ -600,7 +602,9 @@ def _holds_number(text: str) -> bool:
 
 
 def _unique_names(names: dict[Any, str], keys: Iterable[Any]) -> dict[Any, str]:
-    """Return new names for keys that differ from each other and from unchanged keys, so that no value is lost."""
+    """Return new names for keys. All names differ from each other and from the unchanged keys, so that no value is
+    lost.
+    """
     used_names = {key for key in keys if key not in names}
     result: dict[Any, str] = {}
     for key, name in names.items():

@@ -93,7 +93,7 @@ PASSWORD_WORDS = word_set(
 
 
 def _typing_slips(word: str, *, any_letter: bool = False) -> set[str]:
-    """Return misspelled forms of a word: letters swapped, doubled, omitted or (with `any_letter`) replaced."""
+    """Return misspellings of a word, in which letters are swapped, doubled, omitted or (with `any_letter`) replaced."""
     parts = [(word[:at], word[at:]) for at in range(len(word))]
     slips = {head + tail[1:2] + tail[0] + tail[2:] for head, tail in parts} | {
         head + tail[0] + tail for head, tail in parts
@@ -224,7 +224,7 @@ def secret_looking_environment(environ: Mapping[str, str]) -> dict[str, str]:
 
 
 def is_searchable(name: str, value: str) -> bool:
-    """Return whether a value is specific enough to be searched for. `true`, `8080`, a folder or a locale is not."""
+    """Return whether a value is specific enough to search for; `true`, `8080`, a folder and a locale are not."""
     value = value.strip()
     secret = name_strength(name) >= Strength.TOKEN
     shortest = 6 if secret and is_strong(value) else 8
@@ -261,7 +261,7 @@ _MIN_JUMBLE_CHARS, _MIN_JUMBLE_SEAMS = 11, 3
 
 
 def _stem(word: str) -> str:
-    """Return a word without its last letter, since most inflected forms differ only there."""
+    """Return a word without its last letter, because most inflected forms differ only in that letter."""
     return word[:-1] if len(word) >= _MIN_STEMMED_CHARS else word
 
 
@@ -272,14 +272,14 @@ def _stems() -> frozenset[str]:
 
 
 def is_word(word: str) -> bool:
-    """Return whether packages or message catalogs contain a word or another form of it."""
+    """Return whether a word, or another form of it, occurs in packages or message catalogs."""
     stems, lower = _stems(), word.lower()
     return _stem(lower) in stems or any(lower.endswith(end) and _stem(lower[: -len(end)]) in stems for end in _ENDINGS)
 
 
 @lru_cache(maxsize=1 << 12)
 def is_uncommon(value: str) -> bool:
-    """Return whether a value has a word, in Latin letters, that occurs neither in code nor in messages."""
+    """Return whether a value contains a word in Latin letters that occurs in neither code nor messages."""
     if len(value) < _MIN_CHARS or _NON_LATIN.search(value):
         return False
     cut = [_WORD_SEAM.split(letters) for letters in _LETTERS.findall(value)]

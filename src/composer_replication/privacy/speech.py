@@ -177,7 +177,7 @@ def speech_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def has_non_ascii_word(text: str) -> bool:
-    """Return whether a text has a word for a secret with letters beyond ASCII."""
+    """Return whether a text contains a non-ASCII word for a secret, such as one in another script."""
     return not text.isascii() and _NON_ASCII_WORD.search(text) is not None
 
 
@@ -197,20 +197,22 @@ _CODE_AFTER = re.compile(_CODE_VALUES)
 
 
 def _may_have_words(lower: bytes, active: Set[bytes]) -> bool:
-    """Return whether a non-ASCII word may occur, judging by the text with one byte per character.
+    """Return whether a text may contain a non-ASCII word for a secret, judging by the text with one byte per character.
 
-    Accented Latin letters survive this encoding; all others become question marks.
+    This encoding preserves accented Latin letters and turns all other non-ASCII characters into question marks.
     """
     return not lower.isascii() or b"??" in lower or not active.isdisjoint(_ASCII_PIECES)
 
 
 def _has_letters(text: str) -> bool:
-    """Return whether a text has letters beyond ASCII: most texts have only arrows, dashes, frames and emoji."""
+    """Return whether a text has letters beyond ASCII. In most texts, the only other characters are arrows, dashes,
+    frames and emoji.
+    """
     return bool(text.encode("utf-8", "replace").translate(None, _NON_LETTER_BYTES))
 
 
 def _word_positions(text: str, lower: bytes, word: bytes) -> Iterator[tuple[int, int]]:
-    """Yield the positions where a word is not part of a name or a longer word."""
+    """Yield the positions at which the word stands alone, rather than inside a name or a longer word."""
     at = lower.find(word)
     while at >= 0:
         end = at + len(word)
@@ -240,7 +242,7 @@ def _logins(text: str, word: bytes) -> Iterator[Span]:
 
 
 def _connections(text: str, lower: bytes, word: bytes) -> Iterator[Span]:
-    """Yield the password after a user on the line of a connecting verb: `connecting to db:1433 as sa with '...'`."""
+    """Yield the password that follows a user on a line about a connection: `connecting to db:1433 as sa with '...'`."""
     at = lower.find(word)
     while at >= 0:
         newline = text.find("\n", at, at + _MAX_LOGIN_CHARS)
@@ -354,7 +356,7 @@ _Window = tuple[int, int, bool]  # from, to, and whether the word means password
 
 
 def nearby_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every password-shaped word near a word for passwords."""
+    """Yield every word with the shape of a password near a word for passwords."""
     if active.isdisjoint(_STEM_TRIGGERS):
         return
     done = 0
@@ -366,7 +368,7 @@ def nearby_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _shaped_spans_near(text: str, at: int, end: int) -> Iterator[Span]:
-    """Yield the password-shaped words near a word for passwords that spans `at` to `end`."""
+    """Yield the words with the shape of a password near a word for passwords, which extends from `at` to `end`."""
     yield from _shaped(text, *_window(text, at, end), True)
 
 
@@ -385,7 +387,7 @@ def _windows(text: str, lower: bytes, word: bytes) -> Iterator[_Window]:
 
 
 def _window(text: str, at: int, end: int) -> tuple[int, int]:
-    """Return the bounds of a word's line and the lines below it."""
+    """Return the bounds of a word's line, together with a few lines below it."""
     begin = max(text.rfind("\n", max(0, at - _MAX_DISTANCE), at) + 1, at - _MAX_DISTANCE, 0)
     newline = text.find("\n", end, end + _MAX_DISTANCE)
     stop = newline if newline >= 0 else min(len(text), end + _MAX_DISTANCE)
@@ -484,7 +486,7 @@ _SEED_REACH = 400
 
 
 def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every code and word under a line that announces them. `active` has the triggers that occur."""
+    """Yield every code or word listed under a line that announces such a list. `active` has the triggers that occur."""
     if (
         ("12. " in text or "12) " in text)
         and (match := _NUMBERED_SEED.search(text))
@@ -510,7 +512,7 @@ def list_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
 
 
 def _under_heading(text: str, at: int, end: int) -> Iterator[Span]:
-    """Yield the spans in the lines under a heading. Returns the position to continue from."""
+    """Yield the secrets in the lines under a heading. Returns the position at which to continue the search."""
     newline = text.find("\n", end, end + _MAX_LISTED_LINE_CHARS)
     line = text.rfind("\n", max(0, at - _MAX_LISTED_LINE_CHARS), at) + 1
     if newline < 0 or not _HEADING.search(text, line, newline):
