@@ -1,6 +1,6 @@
-"""The state of a launch: its replicas, as the executor reports them, and its rounds, as the bucket shows them.
+"""Read the state of a launch: its replicas, as the executor reports them, and its rounds, as recorded in the bucket.
 
-Replicas are also started and canceled here. Every start is recorded in the launch file before it is requested, so that
+This module also starts and cancels replicas. Every start is recorded in the launch file before it is requested, so that
 its replica can be found and stopped even if this process is killed in between.
 """
 
@@ -39,7 +39,9 @@ _ROUNDS_FOR_TIMING, _STALL_FACTOR, _MIN_STALL_S = 20, 3.0, 10.0
 
 
 class ReplicaStatus(NamedTuple):
-    """The state of one replica, as its executor and the bucket report it. The field names are those of `--json`."""
+    """The state of one replica, as reported by its executor and the bucket. The field names are the same in the
+    output of `--json`.
+    """
 
     rank: int
     status: str
@@ -52,7 +54,7 @@ class ReplicaStatus(NamedTuple):
 
 
 class _RoundTiming(NamedTuple):
-    """The seconds since the last round ended, and the usual duration of a round, by the store's clock."""
+    """The seconds since the last round ended, and the usual duration of a round, measured by the store's clock."""
 
     since_s: float
     usual_s: float
@@ -79,7 +81,7 @@ class LaunchStatus:
 
     @property
     def end(self) -> str | None:
-        """How the run has ended; None while it is active."""
+        """A description of how the run has ended, or None while it is active."""
         if finished := [replica.rank for replica in self.replicas if replica.status == "succeeded"]:
             return f"rank {finished[0]} has finished"
         total = self.launch.commits
@@ -88,7 +90,9 @@ class LaunchStatus:
 
     @property
     def eta_s(self) -> float | None:
-        """The estimated remaining seconds, from the mean time per commit so far. None if unknown or stalled."""
+        """The estimated number of seconds until the run ends, based on the mean time per commit so far. None if it
+        is unknown or the run is stalled.
+        """
         total = self.launch.commits
         if self.progress is None or not self.progress.step or total is None or self.stalled_s is not None:
             return None
@@ -97,13 +101,17 @@ class LaunchStatus:
 
     @property
     def stalled_s(self) -> float | None:
-        """The seconds since the last round ended, if that is unusually long for an active run; otherwise None."""
+        """The number of seconds since the last round ended, if this is unusually long for an active run; None
+        otherwise.
+        """
         is_stalled = self.timing is not None and self.timing.is_stalled and not self.is_over and self.end is None
         return self.timing.since_s if self.timing is not None and is_stalled else None
 
 
 def read_launch_status(store: ObjectStore | None, file: LaunchFile, executor: Executor | None) -> LaunchStatus:
-    """Return the state of a launch. Without a store, the rounds are unknown; without an executor, the replicas are."""
+    """Return the state of a launch. If `store` is None, the state of the rounds is unknown; if `executor` is None,
+    the state of the replicas is.
+    """
     record = file.read()
     progress, trouble, timing = (None, None, None) if store is None else _read_rounds(store, record.launch)
     replicas = []
@@ -121,7 +129,9 @@ def read_launch_status(store: ObjectStore | None, file: LaunchFile, executor: Ex
 def _add_outcome(
     replica: ReplicaStatus, record: Record, handle: ReplicaHandle | None, executor: Executor | None
 ) -> ReplicaStatus:
-    """Add how a replica ended, or for a restarted replica that runs, how its earlier start ended."""
+    """Return the replica's status, extended by how it ended. For a running replica that was restarted, add how its
+    previous start ended.
+    """
     if executor is None or (handle is None and replica.status != "failed"):
         return replica
     if handle is None:
@@ -152,7 +162,9 @@ def read_bucket_status(store: ObjectStore, notice: LaunchNotice) -> LaunchStatus
 def _query_replica(
     file: LaunchFile, launch: Launch, start: Start, executor: Executor | None
 ) -> tuple[ReplicaHandle | None, str]:
-    """Return the handle and status of a start's replica. If the handle was lost, find the replica by its name."""
+    """Return the handle and status of the replica that belongs to a start. If its handle was lost, find the replica
+    by the name of the start.
+    """
     if executor is None:
         return start.handle, UNREACHABLE
     if start.handle is not None:
@@ -199,9 +211,9 @@ def _read_rounds(
 def _read_timing(
     store: ObjectStore, patient: PatientStore, layout: Layout, launch: LaunchNotice, progress: RunProgress
 ) -> _RoundTiming | None:
-    """Return the timing of the rounds from the times at which their outcomes were written.
+    """Return the timing of the rounds, computed from the times at which their outcomes were written.
 
-    These times are in the store, so that `watch` recognizes a stall that began before it was started.
+    These times come from the store, so `watch` also recognizes a stall that began before `watch` was started.
     """
     last = progress.step - 1
     if not isinstance(store, DatedStore) or last < 0 or (commit := read_commit(patient, layout, last)) is None:
@@ -261,7 +273,7 @@ def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
 def start_replicas(
     file: LaunchFile, executor: Executor, on_message: Callable[[str], None] = lambda _text: None
 ) -> None:
-    """Start all replicas. If one cannot be started, or on an interruption, cancel those that were started."""
+    """Start all replicas. If one cannot be started, or the user interrupts, cancel those that have been started."""
     launch, num_started, error, outcome = file.read().launch, 0, None, ""
     try:
         while error is None and num_started < launch.replicas:
@@ -280,8 +292,8 @@ def start_replicas(
 
 @dataclass(frozen=True)
 class _StartAttempt:
-    """A context manager for the request to start a replica. If the request fails, its end is recorded in the launch
-    file.
+    """A context manager for a request to start a replica. If the request fails, it records in the launch file when
+    the request ended.
     """
 
     file: LaunchFile
@@ -306,7 +318,9 @@ class _StartAttempt:
 def start_replica(
     file: LaunchFile, launch: Launch, executor: Executor, rank: int, attempt: int, **settings: Any
 ) -> ReplicaHandle:
-    """Start or restart a replica. The launch file records the start before the request, and the handle after it."""
+    """Start or restart a replica. The start is recorded in the launch file before the request, and the handle after
+    it.
+    """
     args = launch.entrypoint_args(**settings)
     job = executor.job(launch.entrypoint, args, gpu=launch.gpu, timeout_s=launch.timeout_s, launch=launch.id)
     with file.starting():
@@ -322,12 +336,12 @@ def start_replica(
 
 
 def is_settled(file: LaunchFile | None, start: Start, executor: Executor) -> bool:
-    """Return whether enough time has passed to be sure that a start without a listed replica has none.
+    """Return whether enough time has passed to be certain that a start has no replica if the executor lists none.
 
-    New replicas appear in an executor's list after up to `listed_s`, or after as long as the executor took to answer
-    the request if that is longer. If the requesting process was killed, the end of its request is unknown: then it is
-    the time of the first call of this function, which the launch file records, or at the latest `start_s` after the
-    request.
+    A new replica may take up to `listed_s` seconds to appear in an executor's list, or longer if the executor took
+    longer to answer the request. If the requesting process was killed, it is unknown when its request ended. The time
+    of the first call of this function is then used, which the launch file records, but at most `start_s` seconds after
+    the start of the request.
     """
     if not executor.listed_s:
         return True

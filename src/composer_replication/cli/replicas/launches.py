@@ -1,4 +1,4 @@
-"""A launch of replicas: its notice in the bucket, and the launch file on the operator's machine.
+"""Manage a launch of replicas: its notice in the bucket, and the launch file on the operator's machine.
 
 In the bucket:
 
@@ -6,8 +6,8 @@ In the bucket:
     launch/000003/input/...          files of the run
     launch/000003/output/001/...     the result of rank 1
 
-Anybody with write access to the bucket can change these objects. So they never decide which service is paid, which
-process is signaled, where a token is sent or what is run, and they are validated before they are shown. `watch`,
+Anybody with write access to the bucket can change these objects. They therefore never decide which service is paid,
+which process is signaled, where a token is sent or what is run, and they are validated before they are shown. `watch`,
 `cancel` and `collect` rely on the launch file instead (`LaunchFile`).
 """
 
@@ -70,7 +70,7 @@ def launch_key(number: int, *parts: str) -> str:
 
 @dataclass(frozen=True, kw_only=True)
 class Launch(LaunchNotice):
-    """A launch with everything that is needed to start its replicas. The field names are those of the launch file."""
+    """A launch with all the information needed to start its replicas. The field names are those of the launch file."""
 
     bucket: str  # its address for the replicas
     place: str  # its address on this machine, see `canonical_bucket`
@@ -81,14 +81,18 @@ class Launch(LaunchNotice):
     timeout_s: float | None = None
 
     def entrypoint_args(self, **settings: Any) -> dict[str, Any]:
-        """Return the arguments of the entrypoint. The number of the launch is the generation of its rounds."""
+        """Return the arguments of the entrypoint. The number of the launch is also the number under which its rounds
+        are stored (their generation).
+        """
         trainer_kwargs = {**self.args["trainer_kwargs"], "launch": self.number}
         manager_settings = {**self.args["settings"], **settings, "generation": self.number}
         return {**self.args, "trainer_kwargs": trainer_kwargs, "settings": manager_settings}
 
 
 def canonical_bucket(bucket: str) -> str:
-    """Return the canonical address of a bucket, without a request: "s3://b/x/" -> "s3://b/x", "run" -> "file:///..."."""
+    """Return the canonical address of a bucket without contacting it: "s3://b/x/" -> "s3://b/x", "run" ->
+    "file:///...".
+    """
     if scheme_of(bucket) != "file":
         return bucket.rstrip("/")
     path = Path(unquote(urlsplit(bucket).path) if "://" in bucket else bucket)
@@ -96,7 +100,7 @@ def canonical_bucket(bucket: str) -> str:
 
 
 def list_launch_numbers(store: ObjectStore) -> list[int]:
-    """Return the numbers of all launches with a notice in the bucket."""
+    """Return the numbers of all launches that have a notice in the bucket."""
     matches = (_NOTICE_KEY.fullmatch(key) for key in store.keys(ROOT))
     return sorted(int(match[1]) for match in matches if match)
 
@@ -106,10 +110,11 @@ def next_number(store: ObjectStore, *, above: int = -1) -> int:
 
 
 def create_launch(store: ObjectStore, *, above: int = -1, **settings: Any) -> Launch:
-    """Reserve the next number by creating the notice of a launch, and return the launch.
+    """Reserve the next launch number by creating a notice in the bucket, and return the launch.
 
-    Only one of several concurrent launches can create a notice, so they get different numbers. `above` is the last
-    number that this machine has used in this bucket, so that numbers are not reused even if the bucket was emptied.
+    If several launches compete for a number, only one of them can create its notice, so all of them get different
+    numbers. `above` is the last number that this machine has used in this bucket, so that numbers are not reused even
+    if the bucket was emptied.
     """
     number = next_number(store, above=above)
     while number <= _MAX_NUMBER:
@@ -128,7 +133,7 @@ def create_launch(store: ObjectStore, *, above: int = -1, **settings: Any) -> La
 
 
 def refuse_other_launch(store: ObjectStore, launch: Launch) -> None:
-    """Raise RunError if the bucket has another launch with this number."""
+    """Raise RunError if the bucket contains a different launch with the same number."""
     notice = read_notice(store, launch.number)
     if notice is not None and notice.id != launch.id:
         got = "a launch with another id than in the launch file"
@@ -137,7 +142,7 @@ def refuse_other_launch(store: ObjectStore, launch: Launch) -> None:
 
 
 def read_notice(store: ObjectStore, number: int) -> LaunchNotice | None:
-    """Return the notice of a launch, or None if there is none. Raises RunError if it is invalid."""
+    """Return the notice of a launch, or None if it does not exist. Raises RunError if the notice is invalid."""
     key = launch_key(number, "launch.json")
     try:
         content = decode_object(store.get(key, most_bytes=_MAX_NOTICE_BYTES))
@@ -178,7 +183,7 @@ _LOCK_TIMEOUT_S, _POLL_S = 30.0, 0.05
 
 @dataclass(frozen=True)
 class Start:
-    """A start of a replica. Without a handle, it is unknown whether the executor has started it."""
+    """One start of a replica. If it has no handle, it is unknown whether the executor has started the replica."""
 
     rank: int
     attempt: int
@@ -198,7 +203,7 @@ class Record:
 
     @property
     def latest_starts(self) -> dict[int, Start]:
-        """The last start of every rank, in the order of the ranks."""
+        """The latest start of each rank, ordered by rank."""
         return {start.rank: start for start in sorted(self.starts, key=lambda start: (start.rank, start.attempt))}
 
 
@@ -210,7 +215,7 @@ class LaunchFile:
 
     @classmethod
     def create(cls, path: Path, launch: Launch) -> LaunchFile:
-        """Create the file of a launch. Raises RunError if it exists."""
+        """Create the file of a launch. Raises RunError if the file already exists."""
         path.parent.mkdir(parents=True, exist_ok=True, mode=0o700)
         file = cls(path)
         with file._locked("lock"):
@@ -219,7 +224,9 @@ class LaunchFile:
         return file
 
     def read(self) -> Record:
-        """Return the content. Raises InputError if others may write the file, RunError if it is invalid."""
+        """Return the content of the file. Raises InputError if other users can write the file, and RunError if it is
+        invalid.
+        """
         try:
             descriptor = os.open(self.path, os.O_RDONLY)
         except FileNotFoundError:
@@ -235,9 +242,9 @@ class LaunchFile:
             raise RunError(explain(str(self.path), got=f"{error}", expected="the file of a launch")) from error
 
     def begin(self, rank: int, attempt: int) -> None:
-        """Record a start that is about to be requested.
+        """Record that a start is about to be requested.
 
-        Raises RunError if the launch was canceled, or if another process has started this rank meanwhile.
+        Raises RunError if the launch was canceled, or if another process has started this rank in the meantime.
         """
 
         def add_start(record: Record) -> Record:
@@ -266,7 +273,7 @@ class LaunchFile:
         return self._change(add_handle)
 
     def end_asking(self, rank: int, attempt: int, when: float) -> Record:
-        """Record when the request for a start ended without a handle. An earlier time is kept."""
+        """Record when a request to start a replica ended without a handle. A time recorded earlier is kept."""
 
         def set_asked_until(record: Record) -> Record:
             starts = [
@@ -280,7 +287,7 @@ class LaunchFile:
         return self._change(set_asked_until)
 
     def withdraw(self, rank: int, attempt: int) -> Record:
-        """Remove a start that the executor has refused, so that it has no replica."""
+        """Remove a start that the executor has refused and that therefore has no replica."""
 
         def remove_start(record: Record) -> Record:
             remaining_starts = [start for start in record.starts if (start.rank, start.attempt) != (rank, attempt)]
@@ -292,17 +299,19 @@ class LaunchFile:
         return self._change(lambda record: replace(record, cancelled=record.cancelled or time.time()))
 
     def mark_ended(self) -> Record:
-        """Record that a cancel has stopped all replicas, so that the executor need not be queried again."""
+        """Record that a cancellation has stopped all replicas, so that the executor need not be queried again."""
         return self._change(lambda record: replace(record, ended=record.ended or time.time()))
 
     @contextlib.contextmanager
     def starting(self) -> Generator[None]:
-        """Hold a lock while a replica is started and its handle recorded. The lock is released if the process dies."""
+        """Hold a lock while a replica is being started and its handle recorded. The lock is released if the process
+        dies.
+        """
         with self._locked("start"):
             yield
 
     def is_starting(self) -> bool:
-        """Return whether another process holds the lock of `starting`."""
+        """Return whether another process is starting a replica, that is, holds the lock of `starting`."""
         try:
             descriptor = os.open(self._lock_path("start"), os.O_RDWR)
         except FileNotFoundError:  # nothing was ever started, and this must not create the lock file
@@ -372,7 +381,7 @@ def _parse_record(content: dict[str, Any]) -> Record:
 
 
 def _launch_folder(bucket_address: str) -> Path:
-    """Return the folder with the launch files of a bucket."""
+    """Return the folder that contains the launch files of a bucket."""
     state = Path(os.environ.get("XDG_STATE_HOME", ""))
     base = state if state.is_absolute() else Path.home() / ".local" / "state"
     # The hash distinguishes buckets whose readable parts are equal.

@@ -1,7 +1,7 @@
-"""The checks of `crf diloco launch` and its `--dry-run`, before anything is uploaded or started.
+"""Perform the checks of `crf diloco launch` and its `--dry-run`, before anything is uploaded or started.
 
-Most of them look for an earlier launch in the same bucket that still runs: a second one costs money, and is usually a
-mistake.
+Most of these checks look for an earlier launch in the same bucket that is still running, because a second one costs
+money and is usually a mistake.
 """
 
 from __future__ import annotations
@@ -39,7 +39,9 @@ _LOOKUP_OPTIONS = ("namespace", "app_name", "address")  # executor options that 
 def check_launch(
     store: ObjectStore, request: LaunchRequest, executor: Executor, path: Path | None, *, beside: bool
 ) -> list[str]:
-    """Raise an error for a request that cannot be launched; otherwise return warnings. Writes nothing."""
+    """Raise an error for a request that cannot be launched; otherwise, return a list of warnings. Nothing is
+    written.
+    """
     executor.secret_values()
     refuse_secret_values(request)
     executor.job(request.entrypoint, request.entrypoint_args, gpu=request.gpu, timeout_s=request.timeout_s)
@@ -65,24 +67,26 @@ def check_launch(
 
 
 class _RunningLaunch(NamedTuple):
-    """The number of a running launch, and its running ranks."""
+    """The number of a running launch, and the ranks that are running."""
 
     number: int
     ranks: list[int]
 
 
 class _EarlierLaunches:
-    """Finds out which launches from this machine are running.
+    """Determines which of the launches from this machine are running.
 
-    Only the executor of the new launch is queried. Creating another executor could have side effects: Ray starts a
-    cluster if it finds none.
+    Only the executor of the new launch is queried, because creating another executor could have side effects: Ray
+    starts a cluster if it finds none.
     """
 
     def __init__(self, request: LaunchRequest, executor: Executor, keys: Collection[str], deadline: float) -> None:
         self._request, self._executor, self._keys, self._deadline = request, executor, keys, deadline
 
     def find_newest_running(self, bucket_uri: str) -> tuple[_RunningLaunch | None, list[str]]:
-        """Return the newest launch that is known to run, and warnings about newer launches that may run, too."""
+        """Return the newest launch that is known to be running, and warnings about newer launches that may also be
+        running.
+        """
         unknown = dict[str, list[int]]()
         running = None
         for number in reversed(local_launch_numbers(bucket_uri)):
@@ -101,7 +105,9 @@ class _EarlierLaunches:
         ]
 
     def _running_ranks(self, file: LaunchFile) -> list[int]:
-        """Return the ranks that the executor reports as running. Raises an error if it cannot tell whether any run."""
+        """Return the ranks that the executor reports as running. Raises an error if the executor cannot tell whether
+        any rank is running.
+        """
         record = file.read()
         unended = list(self._unended(record))
         if any(start.handle is None for start in unended) and file.is_starting():
@@ -122,7 +128,9 @@ class _EarlierLaunches:
         return ranks
 
     def _unended(self, record: Record) -> Iterator[Start]:
-        """Yield the starts without a result in the bucket, or none if a cancel has stopped the launch."""
+        """Yield the latest start of each rank that has no result in the bucket. If a cancellation has stopped the
+        launch, yield nothing.
+        """
         for start in record.latest_starts.values() if record.ended is None else ():
             if record.launch.key("output", f"{start.rank:03d}", DONE) not in self._keys:
                 yield start

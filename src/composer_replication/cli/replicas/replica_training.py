@@ -1,4 +1,4 @@
-"""`crf train` as one of several replicas, on its share of a run's sessions.
+"""Run `crf train` as one of several replicas, on its share of a run's sessions.
 
 A replica's process calls `train` through the entrypoint:
 
@@ -59,15 +59,16 @@ def train(
 
 
 def _train_replica(config: CrfConfig, replica: Any, *, progress: TrainingCallbacks | None = None) -> TrainingResult:
-    """Run the training of a replica, which is a `trainer.replica.Replica`."""
+    """Train as the given replica, a `trainer.replica.Replica`."""
     replica.check_steps(config.train.optimiser.steps)
     return train_step(_replica_config(config, replica.rank), replica=replica, progress=progress)
 
 
 def _replica_config(config: CrfConfig, rank: int) -> CrfConfig:
-    """Return the config of a replica: with its own folder, and without warm-up and checkpoints.
+    """Return the config of one replica, with an output folder of its own, and without warm-up and intermediate
+    checkpoints.
 
-    Whenever a replica starts, it takes its weights from the run.
+    Checkpoints are not needed, because a replica gets its weights from the other replicas' run whenever it starts.
     """
     train = config.train
     if train.warmup.mode in ("steps", "until"):

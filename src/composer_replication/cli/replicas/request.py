@@ -1,4 +1,4 @@
-"""The request for a launch: what the replicas train, with which settings, and the files that they get.
+"""Build the request for a launch: what the replicas train, with which settings, and the files that they get.
 
 training_request  returns `crf train` on a run's sessions as fields of a LaunchRequest
 prepare_launch    reserves a number, creates the launch file, and uploads the run's files
@@ -78,7 +78,7 @@ class LaunchRequest:
 
     @cached_property
     def entrypoint_args(self) -> dict[str, Any]:
-        """The arguments of the entrypoint, without the number of the launch, which is not known yet."""
+        """The arguments of the entrypoint. They do not include the number of the launch, which is not known yet."""
         trainer = {
             "bucket": self.bucket,
             "module": self.module,
@@ -96,7 +96,7 @@ class LaunchRequest:
 
     @property
     def num_bytes(self) -> int:
-        """Total size of the files to upload."""
+        """The total size in bytes of the files to upload."""
         return sum(len(file) if isinstance(file, bytes) else file.stat().st_size for file in self.files.values())
 
 
@@ -113,9 +113,10 @@ def bucket_for_replicas(bucket: str, executor: str) -> str:
 def training_request(
     config: str | None, overrides: Sequence[str], outer: Mapping[str, Any], *, no_scrub: bool, allowed: Iterable[str]
 ) -> dict[str, Any]:
-    """Return `crf train` as fields of a LaunchRequest: its arguments, the config and the run's files.
+    """Return the fields of a LaunchRequest for `crf train`: its arguments, and the config and the run's files to
+    upload.
 
-    The files pass the outgoing check first.
+    The files are first checked for secrets.
     """
     chosen = load_with_preset(config, overrides)
     chosen.train.required_model()
@@ -194,7 +195,7 @@ NUMBER, INTEGER, BOOLEAN, PAYLOAD = "a number", "a whole number", "true or false
 
 
 class _RoundKey(NamedTuple):
-    """A setting of the outer loop or of the rounds."""
+    """The definition of one setting of the outer loop or of the rounds."""
 
     name: str
     kind: str
@@ -230,7 +231,9 @@ ROUND_KEYS = {key.name: key for key in (*OUTER_KEYS, *MANAGER_KEYS)}
 
 
 def split_round_settings(pairs: Sequence[tuple[str, Any]]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """Return the settings of the outer loop, and those of the rounds. Raises InputError for invalid settings."""
+    """Split settings into those of the outer loop and those of the rounds, and return both. Raises InputError for
+    invalid settings.
+    """
     if unknown := sorted({name for name, _ in pairs} - ROUND_KEYS.keys()):
         raise InputError(explain("--round", got=", ".join(unknown), expected=f"some of {', '.join(ROUND_KEYS)}"))
     for name, value in pairs:
@@ -272,7 +275,7 @@ _JSONL, _PARTS_INFIX = ".jsonl", ".parts/"
 
 
 def _run_files(run: RunDir) -> dict[str, Path]:
-    """Return the files of a run that are needed for training, by name."""
+    """Return the paths of a run's files that are needed for training, keyed by name."""
     names = [
         name
         for artefact in _TRAINING_ARTEFACTS
@@ -282,7 +285,7 @@ def _run_files(run: RunDir) -> dict[str, Path]:
 
 
 def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, allowed: Iterable[str]) -> None:
-    """Raise an error if a row of the files to upload contains what looks like a secret."""
+    """Raise an error if any row of the files to upload appears to contain a secret."""
     gate = outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
     finds: dict[bytes, Find] = {}
     for name, path in files.items():
@@ -300,7 +303,7 @@ def _refuse_secrets(run: RunDir, files: Mapping[str, Path], *, no_scrub: bool, a
 
 
 def hash_files(files: Mapping[str, Path | bytes]) -> dict[str, str]:
-    """Return the SHA-256 of each file by name."""
+    """Return the SHA-256 digest of each file, keyed by file name."""
     digests = {}
     for name, file in files.items():
         digest = hashlib.sha256()
@@ -311,7 +314,7 @@ def hash_files(files: Mapping[str, Path | bytes]) -> dict[str, str]:
 
 
 def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -> None:
-    """Upload files under `prefix`, and delete outdated parts of these files from earlier uploads."""
+    """Upload files under `prefix`, and delete parts of these files that remain from earlier uploads."""
     written = set[str]()
     for name, file in files.items():
         key = f"{prefix}/{name}"
@@ -327,7 +330,7 @@ def upload(store: ObjectStore, prefix: str, files: Mapping[str, Path | bytes]) -
 
 
 def _chunks(source: Path | bytes) -> Iterator[bytes]:
-    """Yield a file's bytes in parts of PART_BYTES. An empty file has one empty part."""
+    """Yield a file's bytes in chunks of PART_BYTES. An empty file yields one empty chunk."""
     if isinstance(source, bytes):
         yield from (source[start : start + PART_BYTES] for start in range(0, len(source) or 1, PART_BYTES))
         return
@@ -342,7 +345,9 @@ def _part_key(key: str, number: int) -> str:
 
 
 def _objects(store: ObjectStore, key: str) -> dict[str, int]:
-    """Return the objects of a file in order, with their sizes. Raises ArtefactCorruptError if one is missing."""
+    """Return the keys and sizes of the objects that make up a file, in order. Raises ArtefactCorruptError if one is
+    missing.
+    """
     if (size := store.size(key)) is not None:
         return {key: size}
     listed = len(store.keys(f"{key}{_PARTS_INFIX}"))
@@ -356,7 +361,9 @@ def _objects(store: ObjectStore, key: str) -> dict[str, int]:
 
 
 def download(store: ObjectStore, prefix: str, digests: Mapping[str, str], folder: Path) -> None:
-    """Download the files with these hashes. Raises ArtefactCorruptError if one is missing, too large or different."""
+    """Download the files with these SHA-256 digests. Raises ArtefactCorruptError if a file is missing, too large or
+    has a different digest.
+    """
     refuse_unsafe_names(store, prefix, digests)
     folder.mkdir(parents=True, exist_ok=True)
     objects = {name: _objects(store, f"{prefix}/{name}") for name in digests}
@@ -399,5 +406,5 @@ def refuse_unsafe_names(store: ObjectStore, prefix: str, names: Iterable[str]) -
 
 
 def trained_files(folder: Path) -> dict[str, Path]:
-    """Return the files of trained weights that may be uploaded, by name."""
+    """Return the paths of the files with trained weights that may be uploaded, keyed by name."""
     return {path.name: path for path in sorted(folder.iterdir()) if path.is_file() and path.suffix in _ALLOWED_SUFFIXES}

@@ -1,4 +1,6 @@
-"""Watch a launch and restart failed replicas (`supervise`), download results (`collect`), run a replica (`train`)."""
+"""Supervise a launch: watch it and restart failed replicas (`supervise`), download results (`collect`), and run a
+replica (`train`).
+"""
 
 from __future__ import annotations
 
@@ -52,10 +54,10 @@ def supervise(
     on_message: Callable[[str], None] = lambda _text: None,
     every_s: float = 2.0,
 ) -> LaunchStatus:
-    """Watch until all replicas have ended. A failed replica is restarted, at most `relaunches` times.
+    """Watch a launch until all replicas have ended. Each failed replica is restarted up to `relaunches` times.
 
-    It is not restarted if the run has ended or its result is in the bucket, because it would train alone; if it was
-    refused, because it would be refused again; or while the bucket cannot be read.
+    A replica is not restarted if the run has ended or the replica's result is in the bucket, because it would train
+    alone; if it failed with a refusal, because it would be refused again; or while the bucket cannot be read.
     """
     explained, troubled_since, next_late = set[tuple[int, int, str]](), time.monotonic(), 0.0
     while True:
@@ -91,7 +93,7 @@ def describe_failure(replica: ReplicaStatus) -> str:
 def _reason_not_to_restart(
     store: ObjectStore, file: LaunchFile, launch_status: LaunchStatus, replica: ReplicaStatus, relaunches: int
 ) -> str | None:
-    """Return the reason not to restart a failed replica, or None if it should be restarted."""
+    """Return why a failed replica should not be restarted, or None if it should be."""
     if file.read().cancelled is not None:
         return "the launch was canceled"
     if launch_status.end is not None:
@@ -110,7 +112,7 @@ def _reason_not_to_restart(
 
 
 def _restart(file: LaunchFile, executor: Executor, replica: ReplicaStatus, relaunches: int) -> str:
-    """Restart a replica and return a line about it."""
+    """Restart a replica, and return a one-line message that describes the failure and the restart."""
     # With `takeover` the new replica need not wait for the lease to expire, because the old one is known to have ended.
     launch, attempt = file.read().launch, replica.attempt + 1
     _, error = tried(lambda: start_replica(file, launch, executor, replica.rank, attempt, takeover=True))
@@ -122,7 +124,9 @@ def _restart(file: LaunchFile, executor: Executor, replica: ReplicaStatus, relau
 
 
 def _cancel_late_starts(file: LaunchFile, executor: Executor) -> list[str]:
-    """Cancel machines that appeared after their start had been given up. Returns a message for each."""
+    """Cancel machines that appeared only after a newer start of their rank was requested. Returns one message per
+    machine.
+    """
     record, lines = file.read(), []
     for start in record.starts:
         if start.handle is not None or start == record.latest_starts[start.rank]:
@@ -159,7 +163,7 @@ class Collected:
 
     @property
     def running(self) -> list[int]:
-        """The ranks that had not ended within the timeout."""
+        """The ranks that had not ended when the timeout expired."""
         return [outcome["rank"] for outcome in self.outcomes if outcome["status"] in ("pending", "running")]
 
 
@@ -172,7 +176,9 @@ def collect(
     timeout_s: float | None = None,
     on_message: Callable[[str], None] = lambda _text: None,
 ) -> Collected:
-    """Download weights and logs, after waiting up to `timeout_s` (default: forever) for the replicas to end."""
+    """Download weights and logs after waiting up to `timeout_s` seconds (default: without limit) for the replicas to
+    end.
+    """
     record = file.read()
     refuse_other_launch(store, record.launch)
     folder.mkdir(parents=True, exist_ok=True)
@@ -206,7 +212,9 @@ def _ranks_still_running(executor: Executor | None, starts: Iterable[Start]) -> 
 
 
 def _fetch_outcome(executor: Executor | None, start: Start, deadline: float | None, logs: Path) -> dict[str, Any]:
-    """Store the log of a replica, and return how it ended. The status is "unknown" if it cannot be reached."""
+    """Save the log of a replica, and return how the replica ended. The status is "unknown" if the replica cannot be
+    reached.
+    """
     unknown = {"rank": start.rank, "status": UNREACHABLE, "exit_code": None}
     if executor is None or start.handle is None or not executor.reaches(start.handle):
         return {**unknown, "error": "it cannot be reached from here"}
@@ -228,8 +236,8 @@ def _fetch_outcome(executor: Executor | None, start: Start, deadline: float | No
 
 
 def _read_outputs(store: ObjectStore, launch: Launch) -> dict[int, dict[str, Any]]:
-    """Return the content of each replica's done.json by rank, where it exists. Raises ArtefactCorruptError if a file is
-    invalid.
+    """Return the content of each existing done.json, keyed by the rank of its replica. Raises ArtefactCorruptError
+    if one of these files is invalid.
     """
     done = {}
     for rank in range(launch.replicas):
@@ -285,7 +293,7 @@ def train(
     arguments: Mapping[str, Any],
     files: Mapping[str, str],
 ) -> dict[str, Any]:
-    """Call the trainer, upload the folder `saved` in its answer, and return the rest of the answer."""
+    """Call the trainer, upload the folder that it returns as `saved`, and return the rest of its answer."""
     store = open_store(bucket)
     trainer_arguments = dict(arguments)
     with tempfile.TemporaryDirectory(prefix=f"crf-replica-{rank}-") as folder:
@@ -309,7 +317,7 @@ def train(
 
 
 def _find_trainer(module: str, function: str, arguments: Mapping[str, Any]) -> Callable[..., Any]:
-    """Return the trainer. Raises InputError if it does not exist or does not accept the arguments.
+    """Return the trainer function. Raises InputError if it does not exist or does not accept the arguments.
 
     A replica that fails with an InputError is not restarted, because it would fail again.
     """
@@ -329,7 +337,7 @@ def _find_trainer(module: str, function: str, arguments: Mapping[str, Any]) -> C
 
 
 def _overrides(folder: str) -> list[str]:
-    """Return config overrides with the paths of the run and of the embedded student on this machine."""
+    """Return the config overrides that set the paths of the run and of the embedded student model on this machine."""
     from composer_replication.batch.model_folder import STUDENT, resolve_model
     from composer_replication.config.presets import load_with_preset
 
