@@ -1,8 +1,8 @@
 """Collect the facts that a hint may state: what the session showed before the erring turn, and the failing result.
 
-Later turns are not used: a hint has hindsight about a single result. `collect_facts` looks up the function for the kind
-of failure (`_FACTS_BY_KIND`). The second half compares the old text of a failed edit with the file as it was last
-shown.
+Later turns are not used: the failing result is the only hindsight that a hint may have. `collect_facts` looks up the
+function for the kind of failure (`_FACTS_BY_KIND`). The second half compares the old text of a failed edit with the
+file as it was last shown.
 """
 
 from __future__ import annotations
@@ -381,7 +381,10 @@ def _compare_at_offset(offset: int, old_lines: Sequence[str], lines: Sequence[st
 
 
 def _line_facts(wrong: str, right: str) -> HintContext:
-    """Return what the right line contains and the wrong one lacks; empty if the wrong one only has additions."""
+    """Return the parts of the right line that the wrong line lacks.
+
+    If the wrong line lacks nothing and only has additions, the facts say so instead.
+    """
     differing = _describe_difference(wrong, right)
     return {"edit_problem": "line", "closest_line": differing} if differing else {"edit_problem": "longer"}
 
@@ -447,7 +450,10 @@ def _identifiers(line: str) -> set[str]:
 
 
 def _nearest_line_facts(old_lines: Sequence[str], lines: Sequence[str], *, is_whole: bool) -> HintContext:
-    """Return a file line similar to the longest line of a text that has no line in common with the file."""
+    """Return how the longest line of a text differs from the most similar line of the file.
+
+    It is used if the text has no line in common with the file. If no line is similar enough, the facts say so instead.
+    """
     code = [line for line in old_lines if not _COMMENT.match(line)]
     longest = max((line.strip() for line in code), key=len, default="")[:200]
     likely = [line.strip() for line in lines if longest and _is_about_the_same(longest, line)]
@@ -461,7 +467,10 @@ def _nearest_line_facts(old_lines: Sequence[str], lines: Sequence[str], *, is_wh
 
 
 def _find_other_file(old_lines: Sequence[str], lines: Sequence[str], state: SessionState, path: str) -> str | None:
-    """Return the only other file shown with all distinctive lines of the text; None if `lines` already contain one."""
+    """Return the only other file that was shown with all distinctive lines of the text, or None.
+
+    The result is also None if `lines`, the lines of the edited file, contain one of these lines.
+    """
     distinctive = {line.strip() for line in old_lines if len(line.strip()) >= _MIN_DISTINCTIVE}
     if not distinctive or distinctive & {line.strip() for line in lines}:
         return None
@@ -482,7 +491,9 @@ def _was_changed_by_edit(old_lines: Sequence[str], lines: Sequence[str], edits: 
 
 
 def _find_occurrences(path: str, old_text: str, error_text: str, state: SessionState) -> HintContext:
-    """Return how often the text occurs in the file, and the header above each occurrence if these headers differ."""
+    """Return how often the text occurs in the file and, if known, the line numbers or the headers above the
+    occurrences.
+    """
     facts: HintContext = {}
     # "Found 3 matches of the string" -> "3"; "found 12" -> "12"
     number = re.search(
@@ -620,7 +631,7 @@ def is_json_error(call: ToolCall | None, message: str) -> bool:
 
 
 def parameter_facts(call: ToolCall | None, message: str, schema: Mapping[str, Any] | None) -> HintContext:
-    """Return missing, unexpected and wrongly typed parameters, taken from the message or else from the schema."""
+    """Return the missing, unexpected and wrongly typed parameters, according to the message or else to the schema."""
     facts: HintContext = {}
     missing, unexpected = _captured_names(_MISSING, message), _captured_names(_UNEXPECTED, message)
     wrong = _expected_types(message)
@@ -651,7 +662,7 @@ def _captured_names(pattern: re.Pattern[str], message: str) -> list[str]:
 
 
 def _expected_types(message: str) -> list[str]:
-    """Return "name: type" for each parameter whose type the message complains about."""
+    """Return a text of the form "name: type" for each parameter whose type the message complains about."""
     text = message[:4000]
     typed_names = [
         *_CLAUDE_TYPE_ERROR.findall(text),

@@ -95,7 +95,7 @@ def write_hint(
 
 
 def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scrubber | None = None) -> Hint | None:
-    """Return a user's words as a hint, or None if they mean nothing without the call."""
+    """Return a user's words as a hint, or None if they cannot be understood without the call."""
     words = words if scrubber is None else scrubber.scope().text(words)
     # On one line and without double quotes, so that the quotation in the hint ends where the words end.
     line = " ".join("".join(char if char.isprintable() else " " for char in words).split()).replace('"', "'")
@@ -109,7 +109,7 @@ def hint_from_user_words(words: str, *, template: str = CORRECTED, scrubber: Scr
 
 
 def user_correction_text(site: ErrorSite, conversation: Conversation) -> str:
-    """Return the user's words that are the site's evidence, from a refusal or from the message after a stop."""
+    """Return the user's words in the site's evidence, which come from a refusal or from the message after a stop."""
     turn = next((turn for turn in conversation.turns if turn.id == site.result_turn_id), None)
     results = () if turn is None else (result.text for result in turn.results if result.call_id == site.call_id)
     text = next(iter(results), "" if turn is None else turn.text)

@@ -94,7 +94,7 @@ async def write_hints(
     options: ReplayOptions,
     environment: Mapping[str, str],
 ) -> WrittenHints:
-    """Ask one model for a hint on every kept site, with the client, spending cap and cache of a replay.
+    """Ask one model for a hint on every kept site, using the client, the spending cap and the cache of teacher replays.
 
     A request that may contain a secret is not sent. Raises InputError if the spending cap allows no request at all.
     """
@@ -151,7 +151,9 @@ def _reply_text(answer: TeacherAnswer) -> str:
 
 
 def _find_secret_in_full_text(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
-    """Run the outgoing check on the untruncated prompt, because a truncated secret is not recognized."""
+    """Return the first suspected secret in the untruncated prompt, because a truncated secret would not be
+    recognized.
+    """
     *_, message = _build_prompt(site, conversation, max_shown=None)
     return gate.look(message, f"{label}, message 2 (user)")
 

@@ -22,7 +22,9 @@ VERSION = 6
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:
-    """Return the hint for a nonexistent tool: the list of tools, as in the published example."""
+    """Return the hint for a nonexistent tool: the tool that was probably meant, or else a list of the available
+    tools.
+    """
     tools, meant = _get_fact(ctx, "available_tools"), _quoted_fact(ctx, "meant")
     if meant:
         return f"The tool for this is {meant}: call tools by their exact names."
@@ -317,7 +319,7 @@ def hint_git_state(ctx: HintContext | None = None) -> str:
 
 
 def _hint_hook_blocked(ctx: HintContext | None = None) -> str:
-    """Return the hint for a call that a project check refused again."""
+    """Return the hint for a call that a project check has refused repeatedly."""
     command = _quoted_fact(ctx, "meant")
     if command:
         return f"This project checks such calls: run {command} before them, as it has asked for before."
@@ -325,7 +327,7 @@ def _hint_hook_blocked(ctx: HintContext | None = None) -> str:
 
 
 def _advice_template(text: str) -> Callable[[HintContext | None], str]:
-    """Return a template that uses the advice for the message if any exists, and otherwise this text."""
+    """Return a template whose hint is the advice for the error message, or `text` if there is no advice."""
 
     def hint(ctx: HintContext | None = None) -> str:
         return str(_get_fact(ctx, "advice") or text)
@@ -376,7 +378,7 @@ def dispatch(error_kind: str, ctx: HintContext | None = None) -> str | None:
 
 
 def register(error_kind: str, fn: Template) -> None:
-    """Use `fn` as the template for this kind from now on. Raises InputError if either argument is invalid."""
+    """Register `fn` as the template for a kind of failure. Raises InputError if either argument is invalid."""
     if not error_kind or not callable(fn):
         expected = "a nonempty kind of failure, and a function that takes a HintContext and returns the hint"
         raise InputError(explain("template", got=f"{error_kind!r}, {type(fn).__name__}", expected=expected))
@@ -408,7 +410,10 @@ def _first_words(line: str) -> str:
 
 
 def _is_file_for_folder(ctx: HintContext | None) -> bool:
-    """Return whether the guessed folder of a search merely has the same name as a file, so the file was not meant."""
+    """Return whether the guessed folder has no extension while the path that was probably meant has one.
+
+    Then the latter is a file whose name merely resembles the folder's, so it was not what the search meant.
+    """
     guessed, meant = (str(_get_fact(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
     return "." not in guessed and "." in meant
 

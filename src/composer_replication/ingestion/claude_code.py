@@ -38,7 +38,7 @@ class IngestionStats:
 
 
 class ClaudeCodeIngester:
-    """Reads Claude Code logs as states, one per assistant message. Scrubs secrets unless `scrub=False`."""
+    """A reader of Claude Code logs as states, one per assistant message. Secrets are scrubbed unless `scrub=False`."""
 
     def __init__(
         self,

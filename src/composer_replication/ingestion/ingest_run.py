@@ -142,7 +142,9 @@ def _write(
 
 
 def _distinct_roots(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the paths. Raises InputError for an empty string, which usually comes from an unset variable."""
+    """Return the paths as `Path` objects. Raises InputError for an empty path, which usually comes from an unset
+    variable.
+    """
     paths = list(paths)
     if any(str(path) == "" for path in paths):
         raise InputError(
@@ -200,7 +202,11 @@ class _FinalSession(NamedTuple):
 
 
 def _drop_duplicates(gathered: Sequence[GatheredSession]) -> Iterator[_FinalSession]:
-    """Yield the account and the remaining lines of every session in order. Only changed rows are encoded again."""
+    """Yield every session in the form in which it is written to the run.
+
+    Copies have no rows. The other sessions have no forgotten conversations, and a suffix on their ids if they were
+    already in use. Only changed rows are encoded again.
+    """
     reasons = _find_copies(gathered)
     used_ids: set[str] = set()
     for number, session in enumerate(gathered):
@@ -228,9 +234,11 @@ _MIN_ID_LENGTH = 16
 
 
 def _find_copies(gathered: Sequence[GatheredSession]) -> dict[int, str]:
-    """Return session number -> why it is a copy: other sessions contain all its conversations, unchanged or continued.
+    """Return the reason why each copied session is a copy, by the number of the session.
 
-    If two sessions are equal, the later one is the copy, unless it continues a conversation from the earlier one.
+    A session is a copy if other sessions contain all its conversations, unchanged or continued. If two sessions are
+    equal, the later one is the copy, unless it continues a conversation from the earlier one.
+
     Sessions are looked up in indexes, so the cost grows with the size of the logs rather than with the number of pairs.
     """
     other_sessions = _SharedConversations(gathered)
@@ -291,7 +299,7 @@ def _keys(facts: RowFacts) -> Iterator[str]:
 
 
 class _SharedConversations:
-    """An index of sessions by the prefixes of their conversations at which some conversation ends.
+    """An index of sessions, for finding those that contain or continue a given conversation.
 
     Only conversations that share a key with a conversation from another session are indexed.
     """
@@ -379,7 +387,9 @@ def _shared_keys(gathered: Sequence[GatheredSession]) -> set[str]:
 
 
 class _TurnVersions:
-    """The versions of one turn, by mark, that different sessions have after the same prefix."""
+    """The versions of one turn that sessions have after the same earlier turns, indexed by the hash of the
+    conversation.
+    """
 
     def __init__(self) -> None:
         self._turn_parts: dict[str, tuple[str, ...]] = {}
@@ -393,7 +403,9 @@ class _TurnVersions:
         return self._sessions[mark]
 
     def longer_than(self, mark: str) -> Iterator[set[int]]:
-        """Yield, for every longer version of the turn that contains this one, the sessions that have it."""
+        """Yield the sets of sessions whose version of the turn is longer and contains this version, one set per
+        version.
+        """
         parts = self._turn_parts[mark]
         if len(self._turn_parts) == 1:
             return
@@ -413,7 +425,9 @@ class _TurnVersions:
 
 
 def _turn_parts(turn: Row) -> tuple[str, ...]:
-    """Return four texts from a turn. While the turn is being written, each of them only grows at its end."""
+    """Return the text, thinking, calls and results of a turn as texts that only grow at their ends while it is being
+    written.
+    """
     calls, results = (
         b"".join(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n" for part in turn[name]).decode()
         for name in ("calls", "results")
@@ -428,7 +442,7 @@ def _beginning_with(text: str, order: list[tuple[str, str]]) -> tuple[int, int]:
 
 
 def _make_copy_account(source: SessionSource, reason: str) -> SessionSource:
-    """Return the account of a session that is skipped as a copy."""
+    """Return the `session_sources.jsonl` row of a session that is skipped as a copy."""
     # The files were read; all other counts belong to the session that stays.
     counts = {key: number for key, number in source.counts.items() if key.startswith("files")}
     return replace(

@@ -43,8 +43,8 @@ _MAX_OPEN_BRACKETS = 300
 def head_values(head: bytes) -> list[Any]:
     """Return the JSON values at the beginning of a file.
 
-    These are the values of its first lines or, for a single document, the part within the head. Every format calls this
-    function, so the latest results are cached.
+    These are the values of its first lines or, if the file is a single document, the part of the document in `head`.
+    Every format calls this function, so the latest results are cached.
     """
     head = as_utf8(head)
     lines = [line for line in head.split(b"\n") if line.strip()][:_HEAD_LINES]
@@ -169,7 +169,7 @@ def _depth_of_messages(value: Any) -> int:
 
 
 def _last_list(value: Any, depth: int) -> list[Any] | None:
-    """Return the last list at that depth, to which the program was still writing."""
+    """Return the last list at nesting level `depth`, which is the one that the program was still writing, or None."""
     for _ in range(depth - 1):
         inner = list(value.values()) if isinstance(value, dict) else value if isinstance(value, list) else []
         value = inner[-1] if inner else None

@@ -52,7 +52,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatheredSession:
-    """A session whose lines start at `offset` in a file; their ids have no suffix yet."""
+    """A session whose lines are in `file` from `offset` on. No suffix has been added to their ids to make them
+    unique.
+    """
 
     source: SessionSource
     was_read: bool
@@ -106,7 +108,7 @@ def gather_sessions(
 
 
 class _RowReuse:
-    """Reuses rows from the last ingest: in place, or scrubbed again if the settings have changed."""
+    """A source of rows from the last ingest: unchanged ones, or ones scrubbed again if the settings have changed."""
 
     def __init__(self, earlier: EarlierIngest, spool: BinaryIO, scrubber: SessionScrubber | None) -> None:
         self._earlier, self._spool, self._scrubber = earlier, spool, scrubber
@@ -247,7 +249,9 @@ def plan_ingest(
 
 
 class _Planning:
-    """Collects the sessions below several roots and compares them with the last ingest."""
+    """A plan under construction, which collects the sessions below several roots and compares them with the last
+    ingest.
+    """
 
     def __init__(
         self,
@@ -322,9 +326,10 @@ class _Planning:
         return self._plan
 
     def _matches(self) -> dict[str, SessionSource]:
-        """Return path -> the account of the same session from the last ingest; each account is matched at most once.
+        """Return the row that the last ingest stored for each session, by the session's path.
 
-        Matches by file have priority (a renamed folder keeps its rows), followed by matches by path.
+        Each row is matched at most once. Matches by file have priority, so that a renamed folder keeps its rows; they
+        are followed by matches by path.
         """
         matches: dict[str, SessionSource] = {}
         claimed: set[int] = set()
@@ -354,7 +359,9 @@ class _Planning:
         return any(is_ignored(name, self._patterns) for name in names)
 
     def _draft(self, path: str, session: SessionGroup) -> SessionSource:
-        """Return the account of a session that has not been read yet."""
+        """Return the `session_sources.jsonl` row of a session that has not been read, without counts and
+        conversations.
+        """
         stamp, names = session.stamp(), [self._scrub_name(source.name) for source in session.sources]
         return SessionSource(
             path=path,
@@ -366,7 +373,7 @@ class _Planning:
         )
 
     def _scrub_name(self, text: str) -> str:
-        """Return a name in the form in which artifacts may contain it."""
+        """Return a name scrubbed of secrets, as it may appear in artifacts."""
         return printable(text, None if self._scrubber is None else self._scrubber.scope())
 
     def _make_unique_path(self, path: str) -> str:
@@ -424,7 +431,7 @@ def _read_session_groups(
     *,
     num_workers: int,
 ) -> Iterator[_SessionLines]:
-    """Yield the lines of every session in order. `drafts` has the accounts to complete and their sessions."""
+    """Yield the lines of every session in order. `drafts` pairs each session with its incomplete row."""
     if num_workers <= 1:
         scrubber = None if settings is None else settings.session_scrubber()
         for draft, session in drafts:

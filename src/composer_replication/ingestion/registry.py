@@ -268,7 +268,7 @@ def is_ignored(relative: str, patterns: Sequence[str]) -> bool:
 
 
 class _LinkRules:
-    """Decides which symbolic links are followed: links out of the folder only if `follow` is set, and no folder twice.
+    """The rules for following symbolic links: links out of the folder only if `follow` is set, and no folder twice.
 
     A link out of the folder may lead to files that its owner did not mean to ingest.
     """

@@ -64,7 +64,7 @@ def scrub_conversation(
 
 
 class _ConversationScrubber:
-    """Scrubs the turns of one conversation in order."""
+    """A scrubber for the turns of one conversation, which must be passed in order."""
 
     def __init__(self, scope: _ScrubScope, holds_secret: HoldsSecret) -> None:
         self._scope, self._holds_secret = scope, holds_secret
@@ -121,7 +121,10 @@ class _ConversationScrubber:
         )
 
     def _message(self, turn: Turn) -> str:
-        """Return the scrubbed text of a turn, without any answer to a request for a secret in the last message."""
+        """Return the scrubbed text of a turn.
+
+        If the previous message asked for a secret, the answer is removed as well.
+        """
         spans = chat_spans
         if self._question and may_contain_answer(turn.text) and asks_for_secret(self._question):
             spans = partial(answer_spans, of_phrase=asks_for_phrase(self._question))
@@ -151,8 +154,8 @@ class _ConversationScrubber:
     def _raw_arguments(self, raw: str) -> str:
         """Return arguments as a model wrote them, scrubbed both as parsed data and as text.
 
-        The outgoing check scans both. A placeholder may change how the text parses, so the steps are repeated until
-        stable.
+        The check before a request is sent also scans both. A placeholder may change how the text parses, so scrubbing
+        is repeated until the text no longer changes.
         """
         for _ in range(_MAX_ROUNDS):
             data = arguments_as_data(raw)
@@ -172,7 +175,7 @@ class _ConversationScrubber:
 
 
 def _no_spans(_: str) -> Iterable[Span]:
-    """Return no spans: a thought answers no question, but may repeat an answer."""
+    """Return no spans. It is used for thinking, which never answers a question but may repeat an earlier answer."""
     return ()
 
 

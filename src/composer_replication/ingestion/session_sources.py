@@ -81,7 +81,9 @@ class SessionSource:
 def replace_rows(
     source: SessionSource, rows: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
-    """Return the account of a session reduced to these rows, whose ids have no suffix."""
+    """Return the session's account with its counts and conversations limited to these rows, whose ids have no
+    suffix.
+    """
     # Counts of files and of records without a message do not depend on the rows.
     counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _ROW_COUNTS})
     for row in rows:
@@ -137,7 +139,7 @@ def add_totals(sources: Iterable[SessionSource], counts: Counter[str], drops: Co
 
 
 def first_locations(sources: Sequence[SessionSource]) -> dict[str, tuple[int, str]]:
-    """Return reason -> how often something was skipped for this reason, and the first location."""
+    """Return how often something was skipped for each reason, and the first location, by reason."""
     first: dict[str, tuple[int, str]] = {}
     for source in sources:
         locations: dict[str, str] = {}
@@ -174,7 +176,7 @@ class EarlierIngest:
     """id() of a source -> number of its first row. Paths are no keys, since two sources may have the same path."""
 
     def read_rows(self, source: SessionSource) -> tuple[int, list[Row]]:
-        """Return the offset in `file` of the rows from one of `sources`, and the rows as they were written."""
+        """Return the rows of a session from the last ingest, preceded by their offset in `file`."""
         if not source.conversations or self.file is None:
             return 0, []
         offset = self._offsets[self._first_rows[id(source)]]
@@ -294,7 +296,7 @@ def extract_facts(row: MarkRow, forgotten: frozenset[str]) -> RowFacts:
 
 
 def prefix_marks(row: MarkRow) -> Iterator[str]:
-    """Yield, for every turn, the mark of the conversation up to and including the turn."""
+    """Yield a mark (a hash) for every turn, which identifies the conversation up to and including this turn."""
     digest, length = hashlib.sha256(), 0
     for turn in row["turns"]:
         content = _encode_content(turn)
@@ -305,7 +307,7 @@ def prefix_marks(row: MarkRow) -> Iterator[str]:
 
 
 def _content_mark(row: MarkRow) -> str:
-    """Return the mark of the whole conversation."""
+    """Return the mark that identifies the whole conversation by a hash of its content."""
     return deque(prefix_marks(row), maxlen=1)[0] if row["turns"] else "whole:"
 
 
@@ -317,7 +319,7 @@ def _has_forgotten_mark(marks: Sequence[str], forgotten: frozenset[str] | set[st
 
 
 def id_mark(kind: str, identity: str) -> str:
-    """Return the mark of an id; `kind` is "session", "conversation" or "path"."""
+    """Return the mark of an id, which is a hash. `kind` is "session", "conversation" or "path"."""
     return f"{kind}:{hashlib.sha256(identity.encode('utf-8', 'surrogatepass')).hexdigest()[:_NUM_HEX_DIGITS]}"
 
 

@@ -107,7 +107,11 @@ def parse_records(
     *,
     weigh: Callable[[bytes], int] | None = None,
 ) -> Iterator[tuple[int, Record]]:
-    """Yield the records in numbered lines. `weigh` may be a cheaper measure for files that cannot reach the limit."""
+    """Yield the numbered records in the lines. Lines that are too long or invalid are counted and skipped.
+
+    `weigh` estimates the memory that a line needs. A cheaper estimate may be passed for files that cannot reach the
+    limit.
+    """
     weigh = weigh or _memory_weight
     total = 0
     for number, line in lines:
@@ -140,7 +144,10 @@ def is_too_large(data: bytes) -> bool:
 
 
 def _repaired_object(line: bytes, number: int, file: str, report: IngestReport) -> Record | None:
-    """Return the object in a line that strict JSON rejects, or None after counting the reason (unless blank)."""
+    """Return the object in a line that strict JSON rejects, or None if the line cannot be repaired.
+
+    The reason is counted, unless the line is blank.
+    """
     if line.isspace():
         return None
     try:
@@ -355,7 +362,10 @@ _INTERRUPT = "[Request interrupted by user"
 
 
 def count_contents(conversation: Conversation) -> Counter[str]:
-    """Return all counts in `COUNTED`, and the nonzero ones in `UNPLACED` and `IMAGES`."""
+    """Return the counts for a conversation, by name.
+
+    All counts in `COUNTED` are included. Those in `UNPLACED` and `IMAGES` are included only if they are not zero.
+    """
     counts: Counter[str] = Counter(dict.fromkeys(COUNTED, 0))
     counts["conversations"] = 1
     counts["sessions"] = int(conversation.parent is None)

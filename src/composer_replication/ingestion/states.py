@@ -173,7 +173,7 @@ def _gap_message(num_turns: int) -> Message:
 
 
 def load_tool_schemas(path: Path) -> dict[str, dict[str, Any]]:
-    """Return tool name -> schema from a JSON list of tools in the OpenAI, Anthropic or MCP format."""
+    """Return the schemas by tool name from a JSON list of tools in the OpenAI, Anthropic or MCP format."""
     try:
         value = orjson.loads(path.read_bytes())
     except (OSError, orjson.JSONDecodeError) as error:

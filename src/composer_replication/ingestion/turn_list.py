@@ -136,7 +136,7 @@ class TurnList:
         self._turn_of_call.update({call.id: index for call in calls})
 
     def extend_last(self, line: int, *, id: str | None = None, **fields: Any) -> None:
-        """Extend the last turn by fields from another line, and replace its id if one is passed."""
+        """Extend the last turn with fields from another line, and replace its id if one is passed."""
         last = self.turns[-1]
         lines = last.provenance.lines if line in last.provenance.lines else (*last.provenance.lines, line)
         name = last.id if id is None else make_unique(id, self._ids)

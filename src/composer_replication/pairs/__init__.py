@@ -1,4 +1,4 @@
-"""Build preference pairs: a teacher's action over the student's, and a session's corrections over its errors.
+"""Build preference pairs, which prefer a teacher's action to the student's, or the correction of an error to the error.
 
 extract      pairs from states and the teachers' answers
 corrections  pairs from a session's failed calls and the calls that should have been made instead

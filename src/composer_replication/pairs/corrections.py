@@ -157,8 +157,7 @@ _SYNTAX_KINDS = frozenset({"usage_error", "shell_syntax", "input_validation", "t
 
 
 def _choose_correct_call(failed: _FailedCall) -> CorrectCall:
-    """Return the call that should have been made, by the rule for this kind of failure, or None if there is no such
-    rule.
+    """Return the call that should have been made by the rule for this kind of failure, or None if it has no rule.
 
     Every rule returns the corrected call if the session had already shown everything that the call names. Otherwise it
     returns the first lookup that would have shown it, or None if there was no such lookup.
@@ -224,7 +223,7 @@ def _choose_search(failed: _FailedCall, path: str) -> CorrectCall:
 
 
 def _correct_folder(failed: _FailedCall) -> CorrectCall:
-    """Choose the same command with paths that had been shown, or without a folder that the shell was already in."""
+    """Choose the same command with paths that had been shown, or without a folder in which the shell already was."""
     later = _next_similar_call(failed, failed.later_or_failed_at_task)
     if later is None:
         typed = (word for word in Command.of(call_command(failed.call)).words if is_path(word) and "/" in word)
@@ -271,8 +270,9 @@ def _correct_syntax(failed: _FailedCall) -> CorrectCall:
 
 
 def _choose_same_command_with_other_paths(failed: _FailedCall) -> CorrectCall:
-    """Choose the next command if only its paths differ: they are parent folders, or paths below them that had been
-    shown.
+    """Choose the next command if it differs from the failed one in its paths only.
+
+    Its new paths must be parents of the old ones, or lie below them and have been shown.
     """
     later = next((candidate for candidate in failed.later[:1] if call_command(candidate.call)), None)
     paths = None if later is None else _find_new_subpaths(call_command(failed.call), later.words)
@@ -311,7 +311,7 @@ def _correct_as_user_said(failed: _FailedCall) -> CorrectCall:
 def _next_similar_call(failed: _FailedCall, calls: Sequence[LaterCall] | None = None) -> LaterCall | None:
     """Return the next call with the same tool and purpose if it is similar enough to the failed call, or None.
 
-    A call that is more similar to another failed call in the same turn is the correction of that one.
+    A call that is more similar to a different failed call in the same turn is taken as the correction of that call.
     """
     for later in (failed.later if calls is None else calls)[:_MAX_NEXT_CALLS]:
         is_same_tool = later.call.name == failed.call.name
@@ -322,7 +322,7 @@ def _next_similar_call(failed: _FailedCall, calls: Sequence[LaterCall] | None = 
 
 
 def _is_same_target(failed: _FailedCall, later: LaterCall, name: str) -> bool:
-    """Return whether a call is about a file with almost this name, with the same search pattern if it is a search."""
+    """Return whether a call concerns a file with almost the same name and, for a search, uses the same pattern."""
     later_name = (later.path or "").rstrip("/").rpartition("/")[2]
     similarity = difflib.SequenceMatcher(None, later_name[:_MAX_NAME_CHARS], name[:_MAX_NAME_CHARS]).ratio()
     same_pattern = failed.call.arguments.get("pattern") == later.call.arguments.get("pattern")
@@ -356,7 +356,7 @@ _TEXT_SHOWN_RULES = ("found_in_whole_file", "found_in_part")
 
 
 def _correct_unread_file(failed: _FailedCall) -> CorrectCall:
-    """Choose reading the file, if the session had never read it, or only before a compaction."""
+    """Choose a read of the file if the session had never read it, or had only read it before a compaction."""
     # After a compaction, the log no longer contains what was read earlier, and the agent requires a new read.
     rule, state = failed.judge.verdict(failed.call).rule, failed.judge.state
     is_forgotten = rule == "read_before" and state.texts.is_continued and not state.has_touched(failed.path or "")
@@ -366,15 +366,16 @@ def _correct_unread_file(failed: _FailedCall) -> CorrectCall:
 
 
 def _correct_stale_file(failed: _FailedCall) -> CorrectCall:
-    """Choose the read that the agent requires before an edit: the next read in the session, or else one of the whole
-    file.
+    """Choose the read that the agent requires before an edit.
+
+    This is the next read in the session, or else a read of the whole file.
     """
     whole_read = _build_whole_file_read(failed.call, failed.path or "", failed.judge.state)
     return _choose_first_lookup(failed, to_edit=True) or (None if whole_read is None else (whole_read, "look_first"))
 
 
 def _correct_unmatched_edit(failed: _FailedCall) -> CorrectCall:
-    """Choose the later successful edit if its old text had been shown, otherwise a read if the file was not known in
+    """Choose the later successful edit if its old text had been shown, or else a read if the file was not known in
     full.
 
     Return None if the file contained the text before the turn, or if the change had already been made: no call was
@@ -394,8 +395,9 @@ def _correct_ambiguous_edit(failed: _FailedCall) -> CorrectCall:
 
 
 def _choose_corrected_edit(failed: _FailedCall) -> CorrectCall:
-    """Choose the later successful edit that makes the same change in the same lines, if the session already knew all
-    its text.
+    """Choose the later successful edit that makes the same change in the same lines.
+
+    The session must already have known all of its text.
     """
     later_edit = _next_same_edit(failed)
     verdict = None if later_edit is None else failed.judge.verdict(later_edit)
@@ -416,7 +418,7 @@ def _is_already_applied(failed: _FailedCall) -> bool:
 
 
 def _uses_known_names_only(failed: _FailedCall, later_edit: ToolCall) -> bool:
-    """Return whether all identifiers in an edit were known before the failure, rather than shown between failure and
+    """Return whether all identifiers in an edit were known before the failure, not first shown between it and the
     edit.
     """
     calls_between = itertools.takewhile(lambda later: later.call.id != later_edit.id, failed.later)

@@ -1,4 +1,4 @@
-"""Export preference pairs as a JSONL data set that TRL's DPOTrainer takes unchanged, with `datasets` as its reader.
+"""Export preference pairs as a JSONL data set that `datasets` reads and TRL's DPOTrainer takes unchanged.
 
     dataset = datasets.load_dataset("json", data_files="preferences.jsonl", split="train")
 
@@ -97,7 +97,9 @@ def _find_secrets(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
 def _build_rows(
     pairs: Iterable[DPOPair | NormalizedDPOPair], tools: Tools | None, arguments: Arguments
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per pair. The first message in each column of the first row has the key `schema` (see above)."""
+    """Yield one row per pair. In the first row, the first message of each column has the key `schema` (see the
+    module).
+    """
     for number, pair in enumerate(pairs):
         row = build_preference_row(pair, number=number, tools=tools, arguments=arguments)
         if number == 0:
@@ -127,8 +129,9 @@ def build_preference_row(
 
 
 def _pair_fields(pair: DPOPair | NormalizedDPOPair, number: int) -> Mapping[str, Any]:
-    """Return the fields of either type of pair, with answers as text. Raises InputError if a field is missing or
-    invalid.
+    """Return the fields of an extracted or filtered pair, with its answers as text.
+
+    Raises InputError if a field is missing or has the wrong type.
     """
     if isinstance(pair, NormalizedDPOPair):
         sides = {"chosen": pair.chosen_messages, "rejected": pair.rejected_messages}

@@ -264,7 +264,9 @@ class _PairExtractor:
         answers: Mapping[str, TeacherCallResult],
         kind: str,
     ) -> PairRecord:
-        """Return the pair for a vote with a winner. The first teacher in the winning class provides the chosen text."""
+        """Return the pair for a vote with a winning action. The text is that of the first teacher that took this
+        action.
+        """
         assert vote.winner is not None
         first = vote.winner.teachers[0]
         action = actions[first]

@@ -121,8 +121,9 @@ class LaterCalls:
         self._turn_numbers = {turn_id: number for number, turn_id in enumerate(assistant_turn_ids)}
 
     def has_succeeded(self, call: ToolCall) -> bool:
-        """Return whether a call with a unique id has a result that neither the log nor a failure rule marks as a
-        failure.
+        """Return whether a call has a result that neither the log nor a rule marks as a failure.
+
+        The answer is False for a call whose id is not unique.
         """
         result = self._results.get(call.id)
         if result is None or call.id in self._reused_ids or call.id in self._failures:
@@ -143,7 +144,7 @@ class LaterCalls:
         return self._results[call.id].text if call.id in self._results else ""
 
     def turn_number(self, turn_id: str) -> int:
-        """Return the number of an assistant turn among the assistant's turns, starting at 0."""
+        """Return the index of an assistant turn among the conversation's assistant turns."""
         return self._turn_numbers[turn_id]
 
     def failed_siblings(self, site: ErrorSite) -> list[ToolCall]:
@@ -179,7 +180,8 @@ class LaterCalls:
         )
 
     def successful_calls_after(self, site: ErrorSite, *, with_failed_work: bool = False) -> list[LaterCall]:
-        """Return the successful calls after the site's turn, up to the next message from or question to the user.
+        """Return the successful calls after the site's turn, up to the next message from the user or question to the
+        user.
 
         Neither the message that is the site's own evidence nor the note of an interruption ends the search. With
         `with_failed_work`, the result includes calls that ran as intended but whose task failed, such as tests or a

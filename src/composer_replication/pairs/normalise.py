@@ -58,8 +58,9 @@ _FIELDS = frozenset({"state_id", "state_messages", "chosen", "rejected", "n_teac
 
 @dataclass(slots=True)
 class NormalizedDPOPair:
-    """A pair with its answers as messages. `metadata` has the pair's other fields, and records how the pair was
-    filtered.
+    """A pair with its answers as messages.
+
+    `metadata` has the pair's other fields, and records how the pair was filtered.
     """
 
     state_id: str
@@ -332,8 +333,8 @@ Judge = Callable[[str], bool]
 class _RangeFilter:
     """A filter that keeps values in a range, with the parameters that all data-juicer filters share.
 
-    None means no limit. `reversed_range` keeps the values outside the range. If the interval is closed at a limit, the
-    limit itself is kept in both cases.
+    A limit of None means no limit. With `reversed_range`, the values outside the range are kept. If the interval is
+    closed at a limit, a value equal to the limit is kept, whether or not the range is reversed.
     """
 
     min_closed_interval: bool = True
@@ -403,8 +404,8 @@ class _SpecialCharactersFilter(_RangeFilter):
 class _DocumentDeduplicator:
     """A filter that keeps the first of several equal texts.
 
-    Texts are compared without leading and trailing blanks. Options: in lower case, or without any blanks, digits and
-    ASCII punctuation (`ignore_non_character`).
+    Texts are compared without leading and trailing blanks, in lower case if `lowercase` is set, and without any blanks,
+    digits or ASCII punctuation if `ignore_non_character` is set.
     """
 
     lowercase: bool = False
