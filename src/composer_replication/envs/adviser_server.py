@@ -2,7 +2,7 @@
 
 A request is recognized by its first user message, which is a task's prompt. The server repeats the request's calls in a
 fresh workspace and answers with the next call: `world-expert` always with the right one, `world-flawed-0.3` with a
-mistake in 30% of the states where one is possible. The same request gets the same answer. No tests are executed: a
+mistake in 30% of the states in which a mistake is possible. Equal requests get equal answers. No tests are executed: a
 RunTests call in a request counts as done.
 """
 
@@ -45,7 +45,7 @@ class _HttpRefusal(Exception):
 
 
 class _NoRuns(TestRunner):
-    """A test runner that runs nothing; its reports are empty."""
+    """A test runner that runs no tests and returns empty reports."""
 
     __test__ = False
 
@@ -57,7 +57,9 @@ class _NoRuns(TestRunner):
 
 
 class _Transcript(NamedTuple):
-    """A request's prompt, tool calls, and the result of each call; None if the request does not contain it."""
+    """A request's prompt, its tool calls, and the result of each call, which is None if the request does not contain
+    it.
+    """
 
     prompt: str
     calls: list[tuple[str, Any]]
@@ -91,7 +93,10 @@ class _ScriptedTeachers:
         return _completion(str(model), move, len(json.dumps(body)), len(transcript.calls))
 
     def _replay(self, transcript: _Transcript) -> Situation:
-        """Return the situation after the request's calls. If several tasks have the prompt, its results decide."""
+        """Return the situation after the request's calls.
+
+        If several tasks share the prompt, the task whose results match those in the request is chosen.
+        """
         tasks = self._tasks_by_prompt.get(transcript.prompt)
         if not tasks:
             raise _HttpRefusal(400, "the first user message is not the prompt of a task of this server")
@@ -104,9 +109,9 @@ class _ScriptedTeachers:
 
 
 def _num_matching_results(task: Task, transcript: _Transcript) -> int:
-    """Return the number of calls before the first one whose result in this task differs from the request's.
+    """Return how many calls precede the first call whose result in this task differs from that in the request.
 
-    Results of RunTests are not compared, because no tests are run here.
+    Results of RunTests are not compared, because the server runs no tests.
     """
     workspace = Workspace(task, runner=_NoRuns())
     for number, ((tool, arguments), result) in enumerate(zip(transcript.calls, transcript.results, strict=True)):
@@ -181,8 +186,9 @@ def _model_entry(model: str) -> dict[str, Any]:
 
 
 class AdviserServer:
-    """Context manager that serves scripted teachers at `base_url` to clients on this machine. Port
-    0 picks a free port.
+    """Context manager that serves scripted teachers at `base_url` to clients on this machine.
+
+    With port 0, a free port is chosen.
     """
 
     models = MODELS
@@ -247,7 +253,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._refuse(400, "the body is nested too deeply")
 
     def log_message(self, format: str, *args: Any) -> None:
-        """Log nothing."""
+        """Discard log messages."""
 
     def _refuse(self, status: int, message: str) -> None:
         self._reply(status, {"error": {"code": status, "message": message}})

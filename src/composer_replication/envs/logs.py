@@ -1,6 +1,6 @@
 """Convert an episode to a conversation, an ATIF document or the lines of a Claude Code log.
 
-Ids and times are derived from the task and the seed, so the same episode gives the same bytes.
+Ids and times are derived from the task and the seed, so equal episodes give equal bytes.
 """
 
 from __future__ import annotations
@@ -109,7 +109,9 @@ def _log_records(episode: Episode) -> Iterator[dict[str, Any]]:
 
 
 class _LogWriter:
-    """Builds log records with the fields that all have, such as the parent's id and the time, and counts tokens."""
+    """Builds log records with the fields that all records have, such as the parent's id and the time, and counts
+    tokens.
+    """
 
     def __init__(self, episode: Episode) -> None:
         self._key, self._session = _episode_key(episode), session_id(episode)

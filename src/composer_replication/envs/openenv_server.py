@@ -2,8 +2,8 @@
 
     python -m composer_replication.envs.openenv_server --port 8000
 
-Use OpenEnv's WebSocket: its plain HTTP routes create a new environment for every request, so a step there has no task.
-The server accepts connections from this machine only, and limits the number of sessions and the size of messages.
+Use OpenEnv's WebSocket. Its plain HTTP routes create a new environment for every request, so a `step` request has no
+task. The server accepts connections from this machine only, and limits the number of sessions and the size of messages.
 """
 
 from __future__ import annotations
@@ -27,14 +27,17 @@ MAX_SESSIONS, IDLE_SECONDS, MAX_MESSAGE_BYTES = 64, 600.0, 2**20
 
 
 class WorkspaceAction(server.Action):
-    """A tool call as a model wrote it. `arguments` may be anything; the workspace answers malformed ones."""
+    """A tool call as a model wrote it.
+
+    `arguments` may be any value; the workspace answers malformed arguments with an error.
+    """
 
     name: str
     arguments: Any
 
 
 class WorkspaceObservation(server.Observation):
-    """The text that the agent sees: first the prompt, with the tools in `metadata`, then the result of each call."""
+    """The text shown to the agent: first the prompt, with the tools in `metadata`, then the result of each call."""
 
     text: str
     failed: bool = False
@@ -63,7 +66,7 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
     def reset(
         self, seed: int | None = None, episode_id: str | None = None, *, difficulty: Difficulty = "easy"
     ) -> WorkspaceObservation:
-        """Start the task of this seed, by default the first training task, and return its prompt."""
+        """Start the task with this seed (by default the first training task) and return its prompt."""
         task = generate_task(FIRST_TRAINING_SEED if seed is None else seed, difficulty=difficulty)
         self._workspace, self._episode = Workspace(task, max_calls=self._max_calls), episode_id
         self._reward = None
@@ -72,7 +75,10 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
         return WorkspaceObservation(text=task.prompt, metadata=metadata)
 
     def step(self, action: WorkspaceAction, timeout_s: float | None = None) -> WorkspaceObservation:  # noqa: ARG002
-        """Run one call. Calls after the end of the episode have no reward. Raises InputError before `reset`."""
+        """Run one call and return the observation. Calls after the end of the episode have no reward.
+
+        Raises InputError if `reset` has not been called.
+        """
         workspace = self._require_workspace()
         observation = {**asdict(workspace.call(action.name, action.arguments)), "done": workspace.finished}
         # The reward is given once, by the call that ends the episode.
@@ -103,7 +109,7 @@ class WorkspaceEnvironment(server.Environment[WorkspaceAction, WorkspaceObservat
 
 
 class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, _WorkspaceState]):
-    """A client's connection to the server, with `reset`, `step` and `state`.
+    """A client connection to the server, with `reset`, `step` and `state`.
 
     Use it as `async with WorkspaceClient(base_url=...)`, or as `with WorkspaceClient(base_url=...).sync()`.
     """
@@ -121,7 +127,10 @@ class WorkspaceClient(openenv.EnvClient[WorkspaceAction, WorkspaceObservation, _
 
 
 def create_app(*, max_sessions: int = MAX_SESSIONS, max_calls: int = 40) -> Any:
-    """Return the FastAPI application. It refuses sessions beyond the limit, and ends those idle for ten minutes."""
+    """Return the FastAPI application.
+
+    It refuses sessions beyond the limit, and ends sessions that have been idle for ten minutes.
+    """
     limits = server.ConcurrencyConfig(max_concurrent_envs=max_sessions, session_timeout=IDLE_SECONDS)
 
     def workspace() -> WorkspaceEnvironment:

@@ -1,8 +1,8 @@
 """Provide the workspace as an environment of TRL: its public methods are the tools, and `reset` takes a dataset row.
 
-A tool that fails returns the harness's message and does not raise. If it raised, TRL would show the model another
-message and would not count the call; `trainer/rollouts/sites.py` recognizes failures by the harness's messages. Invalid
-arguments are passed to the workspace, which answers them.
+A tool that fails returns the harness's message instead of raising an exception. After an exception, TRL would show the
+model a different message, but `trainer/rollouts/sites.py` recognizes failures by the harness's messages. TRL would also
+not count the call. Invalid arguments are passed to the workspace, which answers them with an error.
 
     [train.grpo]
     environment = "composer_replication.envs.trl_environment:WorkspaceEnvironment"
@@ -27,7 +27,7 @@ _DEFAULTS: dict[str, object] = {"string": "", "number": 0, "boolean": False}
 
 
 class WorkspaceEnvironment:
-    """A workspace whose task is set by `reset`. Its tools are methods, which are added at the end of this module."""
+    """A workspace whose task is set by `reset`. Its tools are methods, which are added at the end of the module."""
 
     def __init__(self, *, runner: TestRunner | None = None, max_calls: int = 40) -> None:
         self._runner, self._max_calls = runner, max_calls
@@ -40,7 +40,7 @@ class WorkspaceEnvironment:
         return None if prompt else task.prompt
 
     def get_reward(self) -> float:
-        """Return the reward of the files as they are now."""
+        """Return the reward for the current files."""
         return self._require_workspace().reward().value
 
     def _require_workspace(self) -> Workspace:

@@ -2,7 +2,7 @@
 
 The module has a taskset (tasks by seed), a harness (the loop that plays one task) and an environment that runs both in
 this process. The harness is our own because the workspace has to answer every call itself: unknown tools and arguments
-that are not JSON are errors to learn from, and a tool server would answer them in other words.
+that are not JSON are errors to learn from, and a tool server would answer them with different messages.
 """
 
 from __future__ import annotations
@@ -38,10 +38,10 @@ class _WorkspaceData(vf.TaskData):
 class _WorkspaceTask(vf.Task[_WorkspaceData, vf.State, vf.TaskConfig]):
     """A task of the workspace. The harness computes its reward, and this class reads it from the trace.
 
-    `trace.info["calls"]` has every call's name, arguments (as the model wrote them), text, failed and kind.
-    `trace.info["sites"]` has the error sites as `rollouts` reads them: turn (number of the assistant message, from 0),
-    kind, message and tool. They are not in the trace's `state`, which is not written to disk and does not reach an
-    orchestrator.
+    `trace.info["calls"]` has the fields `name`, `arguments` (as the model wrote them), `text`, `failed` and `kind` of
+    every call. `trace.info["sites"]` has the error sites as `rollouts` reads them: `turn` (the number of the assistant
+    message, from 0), `kind`, `message` and `tool`. Neither list is in the trace's `state`, which is not written to disk
+    and does not reach an orchestrator.
     """
 
     @property
@@ -58,7 +58,10 @@ class _WorkspaceTask(vf.Task[_WorkspaceData, vf.State, vf.TaskConfig]):
 
 
 class _WorkspaceTasksetConfig(vf.TasksetConfig):
-    """The tasks: an endless sequence of seeds from `first_seed` (`vf-eval -n` limits it; evaluations start at 0)."""
+    """The settings of the tasks, an endless sequence of seeds that starts at `first_seed`.
+
+    `vf-eval -n` limits the number of tasks. Evaluations start at seed 0.
+    """
 
     id: str = ID
     difficulty: Difficulty = "easy"
@@ -79,7 +82,7 @@ class WorkspaceTaskset(vf.Taskset[_WorkspaceTask, _WorkspaceTasksetConfig]):
 
 
 class _WorkspaceHarnessConfig(vf.HarnessConfig):
-    """The settings of the harness; `max_calls` limits the calls of an episode."""
+    """The settings of the harness. `max_calls` is the maximum number of calls in an episode."""
 
     id: str = ID
     max_calls: int = 40
@@ -133,7 +136,7 @@ class WorkspaceHarness(vf.Harness[_WorkspaceHarnessConfig]):
 
 
 class _WorkspaceEnvConfig(vf.SingleAgentEnvConfig):
-    """The config of a single agent that runs in this process instead of on verifiers' default, a remote machine."""
+    """The config of a single agent that runs in this process. By default, verifiers would use a remote machine."""
 
     agent: vf.AgentConfig = vf.AgentConfig(runtime=vf.SubprocessConfig())  # pyright: ignore[reportInvalidTypeForm]
 
@@ -148,14 +151,14 @@ class WorkspaceEnv(vf.Env[_WorkspaceEnvConfig]):
 def load_environment(
     *, difficulty: Difficulty = "easy", first_seed: int = FIRST_TRAINING_SEED, max_calls: int = 40
 ) -> WorkspaceEnv:
-    """Return the environment, for use from Python. `vf-eval` and prime-rl build it from a config by its id."""
+    """Return the environment, for use from Python. `vf-eval` and prime-rl create it by its id from a config."""
     taskset = {"id": ID, "difficulty": difficulty, "first_seed": first_seed}
     agent = {"harness": {"id": ID, "max_calls": max_calls}}
     return vf.load_environment(vf.resolve_env_config({"taskset": taskset, "agent": agent}))
 
 
 def _is_context_overflow(reply: Any) -> bool:
-    """Return whether a model's server refused a request because the conversation fills the model's context."""
+    """Return whether a model server refused a request because the conversation exceeds the model's context."""
     text = reply.text.casefold() if reply.status_code in (400, 413) else ""
     return any(marker in text for marker in CONTEXT_OVERFLOW_MARKERS)
 
@@ -163,7 +166,10 @@ def _is_context_overflow(reply: Any) -> bool:
 def _execute_calls(
     workspace: Workspace, info: dict[str, Any], message: dict[str, Any], turn: int
 ) -> list[dict[str, Any]]:
-    """Execute the calls of a turn, add them and their error sites to `info`, and return the messages that answer."""
+    """Execute the calls of a turn and return their results as tool messages.
+
+    Calls and error sites are added to `info`.
+    """
     answers: list[dict[str, Any]] = []
     for call in message.get("tool_calls") or []:
         name, raw_arguments = call["function"]["name"], call["function"]["arguments"]

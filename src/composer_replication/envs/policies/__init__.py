@@ -1,8 +1,8 @@
 """Scripted agents that play the workspace: an expert, and agents that make and correct mistakes at set rates.
 
-situation   what a transcript has shown so far, moves and played turns
+situation   what a transcript has shown so far; moves and played turns
 flawed      the expert, the mistakes, and agents that make them
-episode     `play`: one task, one policy, one seed; and what error sites and pairs have to find in the episode
+episode     `play`: one task, one policy, one seed; also the error sites and pairs to be found in the episode
 """
 
 from composer_replication.envs.policies.episode import (

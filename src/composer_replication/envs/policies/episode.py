@@ -1,7 +1,7 @@
 """Play a task with a policy, and derive the error sites and pairs that must be found in the episode.
 
-Mistakes are scripted, so the correct findings are known. `expected_findings` derives them from the script alone,
-without the rules and heuristics of the code that is tested against them.
+Mistakes are scripted, so the correct findings are known. `expected_findings` derives these findings from the script
+alone, without the rules and heuristics of the code under test.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from composer_replication.envs.workspace.workspace import Reward, Workspace
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Scripted:
-    """A mistake in an episode: its turn, its name, the kind of its failure, and the turn that corrected it, if any."""
+    """A mistake in an episode: its turn, its name, the kind of failure, and the turn that corrected it, if any."""
 
     turn: int
     mistake: str
@@ -29,7 +29,7 @@ class Scripted:
 
 @dataclass(frozen=True, kw_only=True)
 class Episode:
-    """A played task: its turns and the reward of its final files."""
+    """A played task: its turns, and the reward for the final files."""
 
     task: Task
     policy: str
@@ -39,7 +39,7 @@ class Episode:
 
     @property
     def script(self) -> tuple[Scripted, ...]:
-        """The mistakes that were made, in the order of their turns."""
+        """The mistakes made in the episode, in the order of their turns."""
         corrections = {turn: number for number, played_turn in enumerate(self.turns) for turn in played_turn.corrects}
         return tuple(
             Scripted(
@@ -54,7 +54,7 @@ class Episode:
 
     @property
     def opportunities(self) -> Mapping[str, tuple[int, ...]]:
-        """By mistake: the turns at which it was or could have been made."""
+        """For each mistake, the turns at which it was or could have been made."""
         turns: dict[str, tuple[int, ...]] = {}
         for number, turn in enumerate(self.turns):
             for name in turn.could:
@@ -63,7 +63,7 @@ class Episode:
 
 
 class RememberingRunner(TestRunner):
-    """A test runner that caches results, because episodes of a task often test the same files."""
+    """A test runner that caches results, because episodes on the same task often test the same files."""
 
     __test__ = False
 
@@ -106,7 +106,7 @@ def play(
     runner: TestRunner | None = None,
     max_calls: int = 40,
 ) -> Episode:
-    """Play a task and return the episode, which is the same for the same task, policy and seed.
+    """Play a task and return the episode. The same task, policy and seed always give the same episode.
 
     Args:
         force: Mistakes to make at certain turns (from 0), whatever the policy's rates. Raises InputError for a turn
@@ -133,7 +133,7 @@ def play(
 
 
 def retrace(task: Task, calls: Iterable[tuple[str, Any]], *, runner: TestRunner | None = None) -> Situation:
-    """Return the situation after these calls (tool names with their arguments), made in a fresh workspace."""
+    """Make these calls (tool names with arguments) in a fresh workspace, and return the resulting situation."""
     workspace = Workspace(task, runner=runner)
     situation = Situation(workspace)
     for tool, arguments in calls:
@@ -149,9 +149,9 @@ How = Literal["corrected", "look_first"]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Finding:
-    """A failed call that is the agent's error. `chosen` is a better call, or None if the episode shows none.
+    """A failed call that is the agent's own error. `chosen` is a better call, or None if the episode shows none.
 
-    `repeats` counts the earlier failures of the same call, and `how` says how `chosen` was found.
+    `repeats` is the number of earlier failures of the same call, and `how` says how `chosen` was found.
     """
 
     turn: int
@@ -162,7 +162,7 @@ class Finding:
 
 
 def expected_findings(episode: Episode) -> list[Finding]:
-    """Return the errors that must be found in an episode: one per scripted mistake, in the order of turns."""
+    """Return the errors that must be found in an episode: one per scripted mistake, ordered by turn."""
     findings: list[Finding] = []
     first: Scripted | None = None  # the mistake that a repetition repeats
     for scripted in episode.script:
@@ -173,7 +173,7 @@ def expected_findings(episode: Episode) -> list[Finding]:
 
 
 def _num_repeats(episode: Episode, finding: Finding) -> int:
-    """Return the number of times that the same call has failed with the same kind since it last succeeded."""
+    """Return how often the same call has failed with the same kind of failure since it last succeeded."""
     number = 0
     for turn in episode.turns[: finding.turn]:
         move, failed = turn.move, episode.turns[finding.turn].move
@@ -186,8 +186,8 @@ def _num_repeats(episode: Episode, finding: Finding) -> int:
 def _better_call(episode: Episode, scripted: Scripted, mistake: str) -> tuple[How, Move] | None:
     """Return the call that should have been made instead, or None if the episode does not show one.
 
-    It is the corrected call if the transcript had shown the path in it before the mistake. Otherwise it is the call
-    that would have shown the path, if the episode has such a call.
+    It is the corrected call if the path in this call had been shown before the mistake. Otherwise it is a call that
+    would have shown the path, if the episode has such a call.
     """
     failed = episode.turns[scripted.turn].move
     right = None if scripted.corrected_at is None else episode.turns[scripted.corrected_at].move

@@ -1,8 +1,8 @@
 """Play the workspace with scripted agents: an expert, and agents that make mistakes at set rates.
 
 `expert_move` returns the right next call for any transcript. A `FlawedAgent` follows it, except where it randomly makes
-one of the `MISTAKES`. It then corrects the mistake or gives up, again at a set rate. Its random choices depend only on
-the seed.
+one of the `MISTAKES`. After a mistake, it makes the correction at another set rate, or gives up. Its random choices
+depend only on the seed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _RATE_TOLERANCE = 1e-9  # rates such as 0.1 + 0.2 + 0.7 add up to slightly more 
 
 
 class _ScriptedMove(NamedTuple):
-    """A move with its role in the script, as in `PlayedTurn`."""
+    """A move and its role in the script, with the same meaning as in `PlayedTurn`."""
 
     move: Move
     mistake: str | None = None
@@ -57,7 +57,7 @@ class _Player(Protocol):
 
 
 class Policy(Protocol):
-    """An agent that can play episodes. `force` maps turns to the mistakes that must be made there."""
+    """An agent that can play episodes. `force` maps turns to the mistakes that must be made in these turns."""
 
     @property
     def name(self) -> str: ...
@@ -74,8 +74,8 @@ class FlawedAgent:
         rates: The probability of each mistake, by name, per opportunity.
         corrects: The share of mistakes that the agent corrects; after the others it gives up.
 
-    Raises InputError for an unknown mistake, for a rate outside [0, 1], and where the rates of mistakes that can
-    replace the same tool add up to more than 1, because at most one mistake is made per turn.
+    Raises InputError for an unknown mistake and for a rate outside [0, 1]. At most one mistake is made per turn, so
+    InputError is also raised if the rates of mistakes that can replace the same tool add up to more than 1.
     """
 
     name: str = "flawed"
@@ -102,7 +102,7 @@ class FlawedAgent:
 
 
 class _FlawedPlayer:
-    """Plays one episode for an agent. Random choices at a turn depend only on the seed and the number of the turn."""
+    """Plays one episode for an agent. Random choices at a turn depend only on the seed and the turn's number."""
 
     def __init__(self, agent: FlawedAgent, seed: str, force: Mapping[int, str]) -> None:
         self._agent, self._seed, self._force = agent, seed, force
@@ -156,8 +156,10 @@ class _FlawedPlayer:
         return _ScriptedMove(self._correction(situation, corrected_turns[0]), corrects=corrected_turns, could=could)
 
     def _correction(self, situation: Situation, turn: int) -> Move:
-        """Return the move that corrects a mistake: the expert's, or after a guessed path the search
-        that was left out.
+        """Return the move that corrects a mistake.
+
+        It is the expert's move, except that the agent lists the root folder after reading a folder, and searches for
+        the file after guessing a path that was never shown.
         """
         failed = situation.turns[turn]
         right_move = expert_move(situation, self._style)
@@ -199,10 +201,11 @@ _MIN_DISTINCT_CHARS = 8  # a shorter text may occur in a file by chance
 class Mistake:
     """A mistake that an agent can make instead of the right move.
 
-    A turn is an opportunity for it if the agent is about to make the right move, the move's tool is in `at`, and
-    `instead` returns a call that the workspace refuses with a failure of `kind` (as in sites/rule.py). A turn that
-    corrects a mistake is no opportunity, so a mistake is corrected before the next one is made. Until then it can only
-    be repeated (`repeat`, which has the kind of the first mistake). `meaning` describes the mistake for people.
+    A turn is an opportunity for the mistake if the right move comes next, the tool of this move is in `at`, and
+    `instead` returns a call that the workspace refuses with a failure of kind `kind` (as in sites/rule.py). A turn that
+    corrects a mistake is not an opportunity, so a mistake is corrected before the next one is made. Until then, the
+    agent can only repeat the failed call. This repetition is the mistake named `repeat`, and its kind is that of the
+    first mistake. `meaning` describes the mistake for human readers.
     """
 
     name: str
@@ -213,14 +216,16 @@ class Mistake:
 
 
 def opportunities(situation: Situation, right_move: Move, random: Random) -> dict[str, Move]:
-    """Return the calls of all mistakes that can be made here instead of the right move, by the mistake's name."""
+    """Map the name of every mistake that can be made here to the call that replaces the right move."""
     possible = (mistake for mistake in _MISTAKE_TABLE if right_move.tool in mistake.at)
     moves = ((mistake.name, mistake.instead(situation, right_move, random)) for mistake in possible)
     return {name: move for name, move in moves if move is not None}
 
 
 def _plain_text(sentences: Sequence[str], path: str) -> str:
-    """Return the sentence of an agent that believes its mistake is right: the first one, whatever its style."""
+    """Return the first of the sentences, whatever the agent's style, because the agent believes that its mistake is
+    right.
+    """
     return sentences[0].format(name=path.rpartition("/")[2])
 
 
@@ -243,7 +248,9 @@ def _wrong_folder(situation: Situation, right_move: Move, random: Random) -> Mov
 
 
 def _in_wrong_folder(situation: Situation, path: str, move: Move, random: Random) -> Move | None:
-    """Return the move with the file in a folder that does not contain it, or None if no such folder is known."""
+    """Return the move with the file's folder replaced by one that does not contain the file, or None if there is
+    none.
+    """
     name = path.rpartition("/")[2]
     paths = [f"{folder}/{name}" for folder in _FOLDERS]
     paths = [candidate for candidate in paths if candidate != path and situation.is_unheard_of(candidate)]
@@ -274,7 +281,10 @@ def _whitespace(situation: Situation, right_move: Move, random: Random) -> Move 
 
 
 def _spacing_variants(old: str) -> Iterator[str]:
-    """Yield the text with different whitespace: no blanks around "=", double indentation, tabs, a double blank."""
+    """Yield variants of the text with different whitespace.
+
+    The variants have no spaces around "=", a doubled indentation, tabs for indentation, and a doubled space.
+    """
     yield old.replace(" = ", "=", 1)
     # "    return a" -> "        return a"
     yield re.sub(r"^( +)", r"\1\1", old, count=1, flags=re.MULTILINE)
@@ -296,7 +306,10 @@ def _guessed_text(situation: Situation, right_move: Move, random: Random) -> Mov
 
 
 def _with_unmatched_text(situation: Situation, right_move: Move, texts: Callable[[str], Iterator[str]]) -> Move | None:
-    """Return the edit with the first text that is neither in the file nor the new text, or None if there is none."""
+    """Return the edit with a wrong old text, which does not occur in the file, or None if there is no such text.
+
+    The wrong text is the first of `texts(old)` that is neither in the file nor equal to the new text.
+    """
     old, new = right_move.arguments["old_string"], right_move.arguments["new_string"]
     file_text = situation.files[right_move.path]
     wrong = next((text for text in texts(old) if text not in file_text and text != new), None)
@@ -314,7 +327,10 @@ def _made_before(situation: Situation, right_move: Move, random: Random) -> Move
 
 
 def _ambiguous(situation: Situation, right_move: Move, random: Random) -> Move | None:
-    """Return the edit with its old text cut to the longest prefix of words that occurs more than once in the file."""
+    """Return the edit with its old text shortened until it is ambiguous, or None if this is impossible.
+
+    The old text becomes its longest prefix of whole words that occurs more than once in the file.
+    """
     if not right_move.arguments["new_string"].strip():
         return None
     old, file_text = right_move.arguments["old_string"], situation.files[right_move.path]
@@ -383,7 +399,7 @@ MISTAKES: Mapping[str, Mistake] = {mistake.name: mistake for mistake in _MISTAKE
 
 @dataclass(frozen=True, slots=True)
 class Style:
-    """Choices that do not affect the result: the tool for the first look, and which sentences to say."""
+    """Choices that do not affect the result: the tool used to look around first, and the sentences to say."""
 
     look: str = "Glob"
     words: int = 0
@@ -435,7 +451,7 @@ def _look_move(situation: Situation, style: Style) -> Move:
 
 
 def _find_test(situation: Situation, edit: Edit) -> str | None:
-    """Return the path of the edited file's test, or else of any test; None if there is no test."""
+    """Return the path of the edited file's test, or else of any test, or None if there are no tests."""
     tests = sorted(path for path in situation.files if path.rpartition("/")[2].startswith("test_"))
     stem = edit.path.rpartition("/")[2].removesuffix(".py")
     return next((path for path in tests if stem in path), tests[0] if tests else None)

@@ -27,7 +27,7 @@ class Move:
 
     @property
     def path(self) -> str:
-        """The path below the root of the file that the call names, or "" if it names none."""
+        """The path below the root of the file that the call names, or an empty string if it names no file."""
         file_path = self.arguments.get("file_path")
         return (below_root(file_path) or "") if isinstance(file_path, str) else ""
 
@@ -36,8 +36,8 @@ class Move:
 class PlayedTurn:
     """A move with its outcome and its role in the script.
 
-    `mistake` is the mistake that the move makes, `corrects` are the turns whose mistakes it corrects, and `could` are
-    the mistakes that could have been made instead.
+    `mistake` names the mistake that the move makes, if any. `corrects` lists the turns whose mistakes it corrects, and
+    `could` the mistakes that could have been made instead of it.
     """
 
     move: Move
@@ -48,7 +48,7 @@ class PlayedTurn:
 
 
 class Situation:
-    """The state of an episode after the turns so far, as far as a scripted agent may use it."""
+    """The state of an episode after the turns so far, limited to what a scripted agent may use."""
 
     def __init__(self, workspace: Workspace) -> None:
         self.task: Task = workspace.task
@@ -92,13 +92,14 @@ class Situation:
         return path in self.read or is_mentioned(path, self._shown)
 
     def is_unheard_of(self, path: str) -> bool:
-        """Return whether the path is not that of a file and occurs neither in the prompt nor in a result."""
+        """Return whether the path belongs to no file and occurs neither in the prompt nor in a result."""
         return path not in self.files and not any(path in text for text in self._shown)
 
     def next_edit(self) -> Edit | None:
         """Return the first edit of the solution that has not been made yet, or None if the task is solved.
 
-        A file that was changed in another way is rewritten: then `old` is empty and `new` is the whole text.
+        A file that was changed in some other way is rewritten as a whole: `old` is then empty, and `new` is the whole
+        text.
         """
         for path, stages in self._stages.items():
             text = self.files.get(path)
@@ -121,7 +122,8 @@ class Situation:
 def is_mentioned(path: str, texts: Sequence[str]) -> bool:
     """Return whether one of the texts mentions a path below the root.
 
-    A path without a folder counts only in the first text, the prompt. In a result it may mean a file in any folder.
+    A path without a folder counts only in the first text, which is the prompt. In a result, such a name may refer to a
+    file in any folder.
     """
     # "shop/prices.py" -> "In shop/prices.py, TAX must be 7"; not "my-shop/prices.py" or "shop/prices.pyc"
     pattern = re.compile(rf"(?<![\w-]){re.escape(path)}(?![\w-])")
@@ -130,14 +132,16 @@ def is_mentioned(path: str, texts: Sequence[str]) -> bool:
 
 @dataclass(frozen=True, slots=True)
 class _Stage:
-    """The text of a file after some edits of the solution, and the next edit, or None after the last one."""
+    """The text of a file after some edits of the solution, and the next edit, which is None after the last edit."""
 
     text: str | None
     edit: Edit | None
 
 
 def _stages(task: Task) -> dict[str, list[_Stage]]:
-    """Return the stages of every file: first the files that the solution edits, in its order, then the others."""
+    """Return the stages of every file: first the files that the solution edits, in the order of its edits, then the
+    others.
+    """
     stages: dict[str, list[_Stage]] = {}
     for path in dict.fromkeys([*(edit.path for edit in task.solution), *task.files]):
         text = task.files.get(path)

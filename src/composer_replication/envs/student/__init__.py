@@ -1,7 +1,7 @@
 """Load the embedded student: a 5M-parameter agent that works in the workspace, makes errors and follows hints.
 
-`README.md` in this folder is its card. `weights` is a folder for `from_pretrained`: a Qwen3 model in bf16 with its own
-tokenizer and a chat template with tools. `scripts/student` trains it.
+`README.md` in this folder is its model card. `weights` is a folder for `from_pretrained`: a Qwen3 model in bf16 with
+its own tokenizer and a chat template with tools. `scripts/student` trains it.
 """
 
 from __future__ import annotations
@@ -18,7 +18,9 @@ TRAINED_CONTEXT = 2048
 
 
 def student_folder() -> Path:
-    """Return the folder of weights, tokenizer and template, for `crf train --model` or any `from_pretrained`."""
+    """Return the folder that contains weights, tokenizer and template, for `crf train --model` or any
+    `from_pretrained`.
+    """
     return Path(__file__).parent / "weights"
 
 

@@ -1,13 +1,14 @@
-"""A small coding workspace: files in memory, a coding agent's tools, tasks from a seed, tests that decide the reward.
+"""A small coding workspace: files in memory, a coding agent's tools, generated tasks, and tests that determine the
+reward.
 
 task            a task's files, solution and checks; the tools' schemas; the nouns that tasks are made of
-generate        a task from a seed
+generate        generates a task from a seed
 files           the files in memory
 workspace       one episode: calls, their outcomes in the words of a harness, and the reward
 regex           regular expressions in bounded time
 sandbox         runs tests in an isolated process
-sandbox_server  that process: it isolates itself and forks for every run
-in_sandbox      what one run does
+sandbox_server  the isolated process, which forks for every run
+in_sandbox      runs tests inside the sandbox
 """
 
 from composer_replication.envs.workspace.generate import generate_task

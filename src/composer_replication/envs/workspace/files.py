@@ -1,6 +1,6 @@
-"""Hold a workspace's files in memory.
+"""Hold the files of a workspace in memory.
 
-Paths are keys of a dictionary and never reach a disk, so no path can leave the root.
+Paths are the keys of a dictionary and are never used on a disk, so no path can escape the root.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ Refusal = Literal["null", "too long", "not a folder", "no space"]
 
 
 def below_root(path: str) -> str | None:
-    """Return the path below the root: "" for the root itself, None for a path outside it."""
+    """Return the path relative to the root: an empty string for the root itself, None for a path outside it."""
     # A shell expands "~" to the home folder. The length check keeps normpath from working on huge texts.
     if path.startswith("~") or len(path) > MAX_PATH * 4:
         return None
@@ -35,12 +35,12 @@ def below_root(path: str) -> str | None:
 
 
 def absolute(name: str) -> str:
-    """Return the absolute path of a path below the root."""
+    """Return the absolute form of a path below the root."""
     return f"{ROOT}/{name}" if name else ROOT
 
 
 class Files:
-    """The texts of the files by path below the root. A folder exists if it contains a file."""
+    """The texts of the files, by path below the root. A folder exists if it contains a file."""
 
     def __init__(self, texts: Mapping[str, str]) -> None:
         self._texts = dict(texts)
@@ -80,7 +80,7 @@ class Files:
         return sorted(path for path in self._texts if not folder or path.startswith(f"{folder}/"))
 
     def entries(self, folder: str) -> list[str]:
-        """Return the names directly in a folder, folders with a slash, sorted."""
+        """Return the sorted names of the files and folders directly in a folder. Folder names end with a slash."""
         start = len(folder) + 1 if folder else 0
         parts = [path[start:].partition("/") for path in self.below(folder)]
         return sorted({name + slash for name, slash, _ in parts})
@@ -100,7 +100,10 @@ class Files:
         ]
 
     def similar(self, name: str) -> str | None:
-        """Return the file that was probably meant: by its path in another case, by its name, or by a similar path."""
+        """Return the path of the file that was probably meant, or None.
+
+        A path that differs only in case is preferred, then a file with the same name, then a similar path.
+        """
         names, last = sorted(self._texts), posixpath.basename(name).lower()
         same_name = [path for path in names if last and posixpath.basename(path).lower() == last]
         # Only the end of the path, because difflib takes quadratic time and the path comes from a model.
@@ -120,7 +123,7 @@ class Files:
 
 
 def _expand_braces(pattern: str) -> list[str] | None:
-    """Return the patterns that a pattern with braces stands for, or None if there are more than `MAX_ALTERNATIVES`."""
+    """Return the patterns that a pattern with braces expands to, or None if there are more than `MAX_ALTERNATIVES`."""
     waiting, finished = [pattern], list[str]()
     while waiting:
         alternative = waiting.pop(0)

@@ -1,11 +1,11 @@
 """Generate a task from a seed: a few modules of correct code, and a copy of them with faults.
 
 easy    one fault; the prompt says what to change and where
-medium  two modules or more, one or two faults; the prompt names the wrong functions, and their tests say what is right
+medium  two modules or more, one or two faults; the prompt names the faulty functions, whose tests define what is right
 hard    four modules or more, two or three faults; the prompt only says that tests fail
 
 A module consists of functions. Each function is a `_Kernel` (a template) with its names and numbers filled in. The
-texts of tasks and the order of random draws are data: results refer to tasks by seed.
+texts of tasks and the order of random draws must not change, because results refer to tasks by seed.
 """
 
 from __future__ import annotations
@@ -28,7 +28,10 @@ Arguments = tuple[Any, ...]
 
 
 def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
-    """Return the task of a seed, which is the same on every machine. Raises InputError for an unknown difficulty."""
+    """Return the task with this seed, which is the same on every machine.
+
+    Raises InputError for an unknown difficulty.
+    """
     if difficulty not in _SIZES:
         raise InputError(explain("difficulty", got=repr(difficulty), expected=" or ".join(_SIZES)))
     rng = random.Random(f"workspace:{difficulty}:{seed}")  # noqa: S311 (a task, not a secret)
@@ -62,10 +65,11 @@ def generate_task(seed: int, *, difficulty: Difficulty = "easy") -> Task:
 
 @dataclass(frozen=True)
 class _Fault:
-    """A way to break a function: replace `right`, which occurs once in it, by `wrong`.
+    """A way to break a function: replace `right`, which occurs once in it, with `wrong`.
 
-    `complaint` describes the fault in the prompt of an easy task. A fault may have a twin: a function in which the
-    wrong line is correct. In a file with both functions, an edit that names only this line is ambiguous.
+    `complaint` describes the fault in the prompt of an easy task. A fault may have a twin, which is a function in which
+    the wrong line is correct. In a file with the faulty function and its twin, an edit that names only this line is
+    ambiguous.
     """
 
     family: str
@@ -82,7 +86,8 @@ class _Kernel:
 
     Placeholders: `$f` is the function, `$a` and `$b` its parameters, `$K` a constant of the module and `$k` its value,
     `$x` a wrong value, `$y` a wrong name, `$w`, `$v` and `$u` words, `$p` and `$q` numbers, `$t` and `$e` the nouns
-    that names are made of. `reference` takes the value (or words) first, then the arguments of the call.
+    from which names are made. `reference` takes the value (or words) as its first argument, followed by the arguments
+    of the call.
     """
 
     name: str
@@ -103,7 +108,10 @@ def _two_numbers(rng: random.Random, _value: int) -> list[Arguments]:
 
 
 def _around(rng: random.Random, value: int) -> list[Arguments]:
-    """Return numbers around a limit. The first three are below, above and at the limit, so the test shows all cases."""
+    """Return numbers around a limit.
+
+    The first three are below, above and at the limit, so the test that shows them to the agent covers all cases.
+    """
     near = [value - 1, value + 1, value, value - rng.randrange(2, 9), value + rng.randrange(2, 20)]
     return [(number,) for number in near]
 
@@ -117,7 +125,7 @@ def _long_lists(rng: random.Random, value: int) -> list[Arguments]:
 
 
 def _signed(rng: random.Random, value: int) -> list[Arguments]:
-    """Return numbers below and above 0, but not `-value`, for which `safe_$t` returns 0 even with its fault."""
+    """Return numbers below and above 0. They exclude `-value`, for which `safe_$t` returns 0 even with its fault."""
     low = -rng.randrange(2, 40)
     more_numbers = [rng.randrange(2, 40), -rng.randrange(41, 90), rng.randrange(41, 90)]
     return [(number,) for number in (low - (low == -value), *more_numbers)]
@@ -301,7 +309,7 @@ _HARD_PROMPTS = (
 
 
 class _Size(NamedTuple):
-    """The size of the tasks of one difficulty; each pair is a minimum and a maximum."""
+    """The size of tasks of one difficulty. Each pair is a minimum and a maximum."""
 
     functions: tuple[int, int]
     other_modules: tuple[int, int]
@@ -327,7 +335,10 @@ class _Complaint(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _Function:
-    """A kernel with its names and numbers filled in. The reward uses all cases, the test file the first `num_shown`."""
+    """A kernel with its names and numbers filled in.
+
+    The reward uses all cases; the test file uses the first `num_shown`.
+    """
 
     name: str
     constant: str
@@ -357,8 +368,9 @@ class _Module:
         return f"tests/test_{self.path.rpartition('/')[2]}"
 
     def text(self, *, right: bool) -> str:
-        """Return the text of the file, correct or with its faults. Functions may share a constant,
-        which appears once.
+        """Return the source text of the module, either correct or with its faults.
+
+        A constant that several functions share appears only once.
         """
         constants: dict[str, None] = {}
         sources: list[str] = []
@@ -374,7 +386,7 @@ class _Module:
         return "\n\n".join([head] * bool(head) + sources)
 
     def tests(self) -> str:
-        """Return the text of the test file, which has the shown cases of every function."""
+        """Return the text of the test file, with the shown cases of every function."""
         names = ", ".join(sorted(function.name for function in self.functions))
         blocks = [f"from {self.name} import {names}\n"]
         for function in self.functions:
@@ -383,7 +395,7 @@ class _Module:
         return "\n\n".join(blocks)
 
     def checks(self) -> list[Check]:
-        """Return the checks of the reward: all cases of all functions, including the hidden ones."""
+        """Return the checks that determine the reward: all cases of all functions, including hidden cases."""
         return [
             Check(test=f"test_{function.name}", module=self.name, expression=call, expected=canonical(value))
             for function in self.functions
@@ -400,7 +412,7 @@ def _comparison(value: object) -> str:
 
 @dataclass(kw_only=True)
 class _Draft:
-    """A task that is being generated: its modules and the descriptions of their faults so far."""
+    """A task under construction: the modules and the descriptions of their faults so far."""
 
     rng: random.Random
     size: _Size
@@ -411,7 +423,10 @@ class _Draft:
     complaints: list[_Complaint] = field(default_factory=list[_Complaint])
 
     def add_module(self, first: Sequence[_Kernel] = (), *, exactly: bool = False) -> _Module:
-        """Add a module with the kernels in `first`, and, unless `exactly` is true, with randomly chosen ones."""
+        """Add a module with the kernels in `first`.
+
+        Unless `exactly` is true, randomly chosen kernels may be added to it.
+        """
         thing = self.things.pop()
         unused_kernels = [kernel for kernel in KERNELS if kernel not in first]
         count = len(first) if exactly else max(self.rng.randint(*self.size.functions), len(first))
@@ -465,7 +480,7 @@ def _remove_function(draft: _Draft, family: str) -> None:
 
 
 def _break_import(draft: _Draft, family: str) -> None:
-    """Add two modules, one of which imports a function of the other from a wrong module or by an old name."""
+    """Add two modules, one of which imports a function of the other from the wrong module or by an old name."""
     home = draft.add_module([draft.rng.choice(KERNELS[:3])])
     function = home.functions[0]
     user = draft.add_module([draft.rng.choice(KERNELS[3:])])
@@ -522,7 +537,7 @@ _BREAKERS = {
 
 
 def _fill_kernel(kernel: _Kernel, rng: random.Random, thing: str, extra: str) -> _Function:
-    """Return a function made from a template with random words and numbers."""
+    """Return a function made from a kernel with random words and numbers."""
     # Do not change the order of random calls: that would change the tasks of all seeds.
     value = rng.randrange(3, 6) if "first" in kernel.name else rng.randrange(5, 40)
     wrong = value + rng.choice((-2, -1, 1, 2, 10))
@@ -578,7 +593,7 @@ def _fill(text: str, names: dict[str, str]) -> str:
 
 
 def _literal(value: object) -> str:
-    """Return a value as source code, like `repr` but with double quotes, as in the files."""
+    """Return a value as source code, like `repr` but with double quotes, which the generated files use."""
     if isinstance(value, str):
         return f'"{value}"'
     if isinstance(value, list):
@@ -604,7 +619,7 @@ def _edits_of(path: str, before: str, after: str) -> list[Edit]:
 
 
 def _unique_edit(path: str, lines: list[str], first: int, last: int, replacement: list[str]) -> Edit:
-    """Return an edit of lines [first, last), with enough context to make the old text unique."""
+    """Return an edit of lines [first, last), with enough context lines to make the old text unique in the file."""
     text = "\n".join(lines)
     # A pure insertion or deletion gets a line of context, so that neither its old nor its new text is empty.
     is_pure = first == last or not replacement
@@ -619,9 +634,10 @@ def _unique_edit(path: str, lines: list[str], first: int, last: int, replacement
 
 
 def _edits_between(before: Mapping[str, str], after: Mapping[str, str]) -> tuple[Edit, ...]:
-    """Return edits that turn the files `before` into `after` when applied in order.
+    """Return edits that turn the files in `before` into those in `after` when applied in order.
 
-    The text that an edit replaces occurs once in its file at that point. New files are written whole.
+    The text that an edit replaces occurs exactly once in the file when the edit is applied. New files are written
+    whole.
     """
     edits: list[Edit] = []
     for path in sorted(after):

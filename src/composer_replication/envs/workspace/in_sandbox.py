@@ -1,7 +1,7 @@
 """Run tests or evaluate expressions inside the sandbox.
 
 Only the standard library is imported. Answers must not be trusted, because the code under test runs in the same process
-and can write anything. `Workspace.reward` therefore compares values outside the sandbox.
+and can write any answer. `Workspace.reward` therefore compares values outside the sandbox.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ COMPARISONS: dict[type[ast.cmpop], str] = {
 
 
 class _ShowBothSides(ast.NodeTransformer):
-    """Rewrites `assert a == b` so that its message shows both values, as pytest does."""
+    """AST transformer that rewrites `assert a == b` so that the failure message shows both values, as in pytest."""
 
     def visit_Assert(self, node: ast.Assert) -> Any:
         test = node.test
@@ -108,7 +108,7 @@ def _run_tests(root: str, paths: list[str]) -> dict[str, Any]:
 
 
 def _error_line(error: BaseException, root: str, test_file: str) -> str:
-    """Return an error as one line, with the place that raised it unless this is the test itself."""
+    """Return an error as one line, with the location that raised it unless this is the test itself."""
     # `__str__` may be code of the agent, which may raise.
     try:
         text = " ".join(str(error).split())
@@ -123,7 +123,10 @@ def _error_line(error: BaseException, root: str, test_file: str) -> str:
 
 
 def _values(expressions: list[list[str]]) -> list[str]:
-    """Return the canonical value of each (module, expression), or "raises" and the exception's type."""
+    """Return the canonical value of each (module, expression).
+
+    If an expression raises, its value is "raises" and the exception's type.
+    """
     answers: list[str] = []
     for module, expression in expressions:
         try:

@@ -18,7 +18,7 @@ class BudgetError(RuntimeError):
 
 
 class Regex:
-    """A compiled pattern. Its budget is for all lines together that it is matched against."""
+    """A compiled pattern. All lines that it is matched against share one budget."""
 
     def __init__(self, pattern: str) -> None:
         self._program = _compile(pattern)
@@ -42,7 +42,10 @@ class Regex:
         return False
 
     def _enter(self, state: int, line: str, position: int, states: set[int]) -> bool:
-        """Add a state and all states reachable from it without a character. Return whether a match is among them."""
+        """Add a state and all states reachable from it without consuming a character.
+
+        Return whether a match state is among them.
+        """
         waiting = [state]
         while waiting:
             state = waiting.pop()
@@ -78,7 +81,7 @@ CharTest = Callable[[str], bool]
 
 
 class PatternError(ValueError):
-    """Raised for an invalid pattern, with ripgrep's message."""
+    """Raised for an invalid pattern, with the same message as ripgrep's."""
 
 
 # Unicode classes, as in ripgrep: "é" is a word character, "٣" a digit.
@@ -103,7 +106,7 @@ class _Instruction:
 
 @dataclass
 class _PatternParser:
-    """A recursive-descent parser: each method reads a part of the pattern and appends its instructions."""
+    """A recursive-descent parser. Each method parses a part of the pattern and appends the instructions for it."""
 
     pattern: str
     position: int = 0
@@ -126,7 +129,7 @@ class _PatternParser:
         return len(self.program) - 1
 
     def parse(self) -> list[_Instruction]:
-        """Return the program of the whole pattern. Raises PatternError."""
+        """Parse the whole pattern and return its program. Raises PatternError for an invalid pattern."""
         self.ignore_case = self.pattern.startswith("(?i)")
         self.position = 4 * self.ignore_case
         self.alternation()
@@ -136,7 +139,11 @@ class _PatternParser:
         return self.program
 
     def alternation(self) -> None:
-        """Parse alternatives. Each but the last starts with a split to the next one and ends with a jump to the end."""
+        """Parse alternatives separated by `|`.
+
+        The program of each alternative but the last starts with a split to the next alternative, and ends with a jump
+        to the end.
+        """
         # Jumps to the end are written before the end is known, and get their target at the bottom.
         ends: list[int] = []
         start = len(self.program)
@@ -152,7 +159,7 @@ class _PatternParser:
             self.program[end].first = len(self.program)
 
     def insert(self, index: int, instruction: _Instruction) -> None:
-        """Insert an instruction and move the targets of the later ones."""
+        """Insert an instruction, and adjust the jump targets of the instructions after it."""
         self.add(instruction)  # checks the size
         self.program.insert(index, self.program.pop())
         for later in self.program[index + 1 :]:
@@ -250,7 +257,10 @@ class _PatternParser:
         )
 
     def member(self, tests: list[CharTest]) -> str | None:
-        """Parse a member of a bracket. Return its character, or add a class (`\\d`) to `tests` and return None."""
+        r"""Parse a member of a bracket expression.
+
+        Return its character, or, for a class such as `\d`, add a test to `tests` and return None.
+        """
         char = self.peek()
         if not char:
             raise self.error("unclosed character class")
@@ -267,7 +277,10 @@ class _PatternParser:
         return _CONTROLS.get(char, char)
 
     def repeat(self, start: int) -> bool:
-        """Repeat the instructions from `start`. Return False if the operator is a brace that is a literal character."""
+        """Parse a repetition operator and repeat the instructions from `start` accordingly.
+
+        Return False if the operator turns out to be a brace that is a literal character.
+        """
         low, high = self.bounds()
         if low is None:
             self.literal("{")
@@ -302,9 +315,9 @@ class _PatternParser:
             self.add(_Instruction(instruction.op, instruction.test, first, second))
 
     def bounds(self) -> tuple[int | None, int | None]:
-        """Parse `*`, `+`, `?` or braces, and return the minimum and the maximum count.
+        """Parse `*`, `+`, `?` or a count in braces, and return the minimum and the maximum count.
 
-        The maximum is None if there is none; both are None if the text is not a repetition.
+        The maximum is None if it is unlimited. Minimum and maximum are None if the text is not a repetition.
         """
         simple = {"*": (0, None), "+": (1, None), "?": (0, 1)}
         if self.peek() in simple:
@@ -325,7 +338,7 @@ class _PatternParser:
 
 
 def _compile(pattern: str) -> list[_Instruction]:
-    """Return the program that matches a pattern. Raises PatternError."""
+    """Compile a pattern and return its program. Raises PatternError for an invalid pattern."""
     if len(pattern) > MAX_PATTERN:
         raise PatternError("regex parse error:\nerror: compiled regex exceeds size limit")
     return _PatternParser(pattern).parse()

@@ -1,7 +1,7 @@
-"""Run tests in a process that is isolated from files, network and other processes.
+"""Run tests in a process that is isolated from files, the network and other processes.
 
-A runner starts one isolated server process (`sandbox_server.py`). Each test run is a fork of it, which takes a few
-milliseconds.
+A runner starts one isolated server process (`sandbox_server.py`). This process forks for every test run, which takes a
+few milliseconds.
 """
 
 from __future__ import annotations
@@ -57,12 +57,13 @@ class TestRunner:
     """Runs tests in an isolated process, which it starts when it is first needed.
 
     Args:
-        kind: The isolation. Unset: the environment variable `CRF_SANDBOX`, else bubblewrap if it is installed, else
-            namespaces (root tries namespaces first). `rlimits` hides nothing and is used only if it is named.
-        seconds: Processor time of a run. By the clock it may take about twice as long.
+        kind: The isolation method. By default, it is the value of the environment variable `CRF_SANDBOX`; if that is
+            unset, bubblewrap if it is installed, else namespaces (root tries namespaces first). `rlimits` hides
+            nothing and is used only if chosen explicitly.
+        seconds: CPU time limit of a run. In wall-clock time, a run may take about twice as long.
 
-    A runner may be shared by workspaces and threads. In a process forked from its own it starts a new server.
-    Raises InputError for an unknown kind; the first run raises SandboxError if no isolation is available.
+    A runner may be shared by workspaces and threads. After a fork, the child process starts a new server. Raises
+    InputError for an unknown kind; the first run raises SandboxError if no isolation is available.
     """
 
     __test__ = False
@@ -83,7 +84,7 @@ class TestRunner:
 
     @property
     def kind(self) -> Isolation:
-        """The isolation in use. Reading it starts the server if none is running."""
+        """The isolation method in use. Reading this property starts the server if none is running."""
         with self._lock:
             return self._running().kind
 
@@ -101,7 +102,9 @@ class TestRunner:
         return TestReport(text=text, passed=passed, failed=failed)
 
     def values(self, files: Mapping[str, str], expressions: Sequence[tuple[str, str]]) -> list[str]:
-        """Return the value of each (module, expression) as canonical text, or [] if the process gave no answer."""
+        """Return the value of each (module, expression) as canonical text, or an empty list if the process gave no
+        answer.
+        """
         reply = self._ask({"files": dict(files), "expressions": [list(expression) for expression in expressions]})
         return (
             [clean(str(value)) for value in reply] if isinstance(reply, list) and len(reply) == len(expressions) else []
@@ -144,7 +147,11 @@ _RUNNERS = weakref.WeakSet[TestRunner]()
 
 
 def _renew_locks() -> None:
-    """Replace the locks of all runners in a forked process, where no thread can release a lock that was held."""
+    """Replace the locks of all runners in a forked process.
+
+    A lock that was held during the fork would never be released, because the thread that holds it does not exist in the
+    child.
+    """
     for runner in list(_RUNNERS):
         runner._lock = threading.Lock()
 
@@ -154,12 +161,12 @@ os.register_at_fork(after_in_child=_renew_locks)
 
 @functools.cache
 def shared_runner() -> TestRunner:
-    """Return the runner that workspaces share if they are created without one."""
+    """Return the runner shared by all workspaces that are created without a runner of their own."""
     return TestRunner()
 
 
 class _SandboxProcess:
-    """A server process with the pipes to it. A message is JSON, preceded by its length in four bytes."""
+    """A server process and the pipes to it. Each message is JSON, preceded by its length in four bytes."""
 
     def __init__(self, kind: Isolation, seconds: int) -> None:
         self.kind: Isolation = kind
@@ -225,7 +232,10 @@ def _default_kinds() -> tuple[Isolation, ...]:
 
 
 def _start_server(kinds: Sequence[Isolation], seconds: int) -> _SandboxProcess:
-    """Return a server with the first isolation that works here. Raises SandboxError with the reasons if none does."""
+    """Return a server with the first isolation method that works here.
+
+    Raises SandboxError with the reasons if no method works.
+    """
     reasons: list[str] = []
     for kind in kinds:
         if kind == "bubblewrap" and shutil.which("bwrap") is None:

@@ -5,10 +5,11 @@ standard library and `in_sandbox.py` from the same folder.
 
 namespaces  The process has its own root with Python's library (read-only) and an empty `/tmp`: no home, no network, no
             other processes, no programs. It is process 1 there, so it can kill everything that a run has started.
-bubblewrap  `bwrap` has set up the same before this process started.
+bubblewrap  `bwrap` has set up the same isolation before this process starts.
 rlimits     Only the limits of `_limit_child` apply.
 
-Requests and replies are JSON after four bytes of length, on file descriptors that children close.
+Requests and replies are JSON, preceded by their length in four bytes. Children close the file descriptors used for
+them.
 """
 
 from __future__ import annotations
@@ -66,7 +67,10 @@ def _mount(source: str, target: str, kind: str | None, flags: int, data: str | N
 
 
 def _enter_namespaces(scratch: str, library: list[str]) -> None:
-    """Enter new namespaces and continue in a child, which is process 1 there. The parent waits and exits with it."""
+    """Enter new namespaces and continue in a child, which is process 1 in them.
+
+    The parent waits for the child and then exits with the same status.
+    """
     user, group = os.geteuid(), os.getegid()
     is_root = user == 0
     # Without root, only a user namespace gives the right to create the others.
@@ -126,7 +130,7 @@ def _build_root(root: str, library: list[str]) -> None:
 
 
 def _drop_rights(user: int | None) -> None:
-    """Drop all capabilities for good, and become `user` unless it is None."""
+    """Drop all capabilities permanently, and switch to `user` unless it is None."""
     # The kernel refuses numbers beyond its last capability.
     for capability in range(64):
         if libc.prctl(PR_CAPBSET_DROP, capability, 0, 0, 0) != 0:
@@ -141,7 +145,9 @@ def _drop_rights(user: int | None) -> None:
 
 
 def _drop_to_nobody(scratch: str) -> None:
-    """Become nobody if this is root, so that limits apply and tests cannot access the files of other users."""
+    """Switch to the user nobody if this process is root, so that limits apply and tests cannot access other users'
+    files.
+    """
     if os.geteuid() == 0:
         os.chown(scratch, NOBODY, NOBODY)
         _drop_rights(NOBODY)
@@ -160,14 +166,17 @@ def _limit_child(seconds: int) -> None:
 
 
 class _RequestRunner:
-    """Executes requests in child processes, one at a time. Children close the server's descriptors (`channel`)."""
+    """Executes requests in child processes, one at a time. Children close the server's file descriptors (`channel`)."""
 
     def __init__(self, in_sandbox: Any, folder: str, seconds: int, channel: tuple[int, int]) -> None:
         self.in_sandbox, self.root, self.seconds, self.channel = in_sandbox, f"{folder}/workspace", seconds, channel
         self.is_process_1 = os.getpid() == 1
 
     def run(self, request: dict[str, Any]) -> Any:
-        """Execute a request in a new child. Return its answer, or None if there was none in time or it is not JSON."""
+        """Execute a request in a new child and return its answer.
+
+        The result is None if there is no answer in time, or if the answer is not valid JSON.
+        """
         os.mkdir(self.root)
         read_end, write_end = os.pipe()
         child = os.fork()
@@ -191,7 +200,7 @@ class _RequestRunner:
         return None
 
     def _run_in_child(self, request: dict[str, Any], out: int) -> None:
-        """Execute the request, write the answer to `out` and exit. Called in the child process; never returns."""
+        """Execute the request in the child process, write the answer to `out`, and exit. This method never returns."""
         try:
             os.setsid()  # a process group of its own, which `_stop` kills
             null = os.open("/dev/null", os.O_RDWR)
@@ -205,7 +214,7 @@ class _RequestRunner:
             os._exit(0)
 
     def _stop(self, child: int) -> None:
-        """Kill the child and everything that it has started."""
+        """Kill the child and all processes that it has started."""
         with contextlib.suppress(ProcessLookupError, PermissionError):
             os.killpg(child, signal.SIGKILL)
         os.kill(child, signal.SIGKILL)
@@ -219,7 +228,7 @@ class _RequestRunner:
 
 
 def _empty_folder(folder: str) -> bool:
-    """Delete what a run has written. Return whether that worked and the next run can use the folder."""
+    """Delete everything that a run has written. Return whether the folder is now empty and usable for the next run."""
     try:
         for entry in list(os.scandir(folder)):
             shutil.rmtree(entry.path) if entry.is_dir(follow_symlinks=False) else os.unlink(entry.path)
@@ -247,12 +256,12 @@ def _send(target: int, value: Any) -> None:
 
 
 def wall_seconds(seconds: int) -> int:
-    """Return the wall-clock limit for a run with this limit of processor time, with room for a busy machine."""
+    """Return the wall-clock limit for a run with this CPU time limit, with some slack for a busy machine."""
     return 2 * seconds + 2
 
 
 def _main(kind: str, scratch: str, seconds: str) -> None:
-    """Isolate this process, report how, and answer requests until the runner closes the pipe."""
+    """Isolate this process, report the isolation method, and answer requests until the runner closes the pipe."""
     # Loaded by its path, because the package cannot be imported without site-packages.
     spec = importlib.util.spec_from_file_location(
         "in_sandbox", os.path.join(os.path.dirname(__file__), "in_sandbox.py")

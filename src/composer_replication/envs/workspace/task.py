@@ -1,8 +1,8 @@
 """Define tasks and tools: a task's prompt, files, solution and checks, and the schemas of the tools' arguments.
 
-The agent can read and run the tests among the files. The reward does not depend on them: it evaluates expressions, some
-of which the agent has not seen, and compares their values outside the process that runs the agent's code. So an agent
-gains nothing by editing a test, replacing the test runner or printing "OK".
+The agent can read and run the tests among the files. The reward does not depend on these tests: it evaluates
+expressions, some of which the agent has not seen, and compares their values outside the process that runs the agent's
+code. So an agent gains nothing by editing a test, replacing the test runner or printing "OK".
 """
 
 from __future__ import annotations
@@ -18,7 +18,10 @@ Difficulty = Literal["easy", "medium", "hard"]
 
 @dataclass(frozen=True, kw_only=True)
 class Edit:
-    """Replaces `old`, which occurs once in the file at that point, by `new`. An empty `old` writes the whole file."""
+    """Replaces `old` with `new`.
+
+    `old` occurs exactly once in the file at that point; if it is empty, `new` is the whole file.
+    """
 
     path: str
     old: str
@@ -27,9 +30,10 @@ class Edit:
 
 @dataclass(frozen=True, kw_only=True)
 class Check:
-    """An expression in a module of the workspace, and its value in a solved task as text (`in_sandbox.canonical`).
+    """An expression in a module of the workspace, and the value that it has in a solved task, as canonical text.
 
-    `test` is the name of the test that the check belongs to. A test passes if all of its checks hold.
+    `in_sandbox.canonical` defines the text. `test` is the name of the test that the check belongs to. A test passes if
+    all of its checks hold.
     """
 
     test: str
@@ -42,7 +46,8 @@ class Check:
 class Task:
     """A task, determined by its seed and difficulty.
 
-    `files` maps paths below the root to texts, tests included. `solution` turns them into correct ones.
+    `files` maps paths below the root to texts, including tests. The edits in `solution` turn these texts into correct
+    ones.
     """
 
     seed: int
@@ -99,7 +104,7 @@ SCHEMAS: dict[str, dict[str, Any]] = {tool["function"]["name"]: tool["function"]
 
 
 def parse_arguments(arguments: object) -> dict[str, Any] | None:
-    """Return a call's arguments as a mapping, parsed if they are JSON text, or None if they are no JSON object."""
+    """Return a call's arguments as a mapping, or None if they are not a JSON object. JSON text is parsed."""
     if isinstance(arguments, str) and len(arguments) <= MAX_ARGUMENTS:
         try:
             arguments = json.loads(arguments)
@@ -112,12 +117,15 @@ def parse_arguments(arguments: object) -> dict[str, Any] | None:
 
 
 def clean(value: Any) -> Any:
-    """Return text with lone surrogates replaced by "?", because UTF-8 cannot encode them; other values as they are."""
+    """Return text with lone surrogates replaced by "?", because UTF-8 cannot encode them.
+
+    Other values are returned unchanged.
+    """
     return value.encode("utf-8", "replace").decode("utf-8") if isinstance(value, str) else value
 
 
 def find_argument_problems(tool: str, arguments: Mapping[str, Any]) -> list[str]:
-    """Return a harness's messages about arguments that are missing, unexpected or of the wrong type, in this order."""
+    """Return a harness's messages about missing, unexpected and wrongly typed arguments, in this order."""
     properties = SCHEMAS[tool]["properties"]
     missing = [
         f"The required parameter `{name}` is missing" for name in SCHEMAS[tool]["required"] if name not in arguments

@@ -1,6 +1,6 @@
 """Run one episode: answer tool calls as a coding harness does, and compute the reward of the files.
 
-The texts of results are data: the embedded student was trained on them, and the failure rules recognize them.
+The texts of results must not change: the embedded student was trained on them, and the failure rules recognize them.
 """
 
 from __future__ import annotations
@@ -22,7 +22,10 @@ _CHARS_PER_TOKEN = 4
 
 @dataclass(frozen=True, kw_only=True)
 class Outcome:
-    """The result of a call. `kind` is the kind of failure in sites/rule.py, or None if it is not the model's error."""
+    """The result of a call.
+
+    `kind` is the kind of failure as in sites/rule.py, or None if the call did not fail through the model's own error.
+    """
 
     text: str
     failed: bool = False
@@ -31,7 +34,7 @@ class Outcome:
 
 @dataclass(frozen=True, kw_only=True)
 class Effort:
-    """The cost of an episode. `tokens` estimates the length of all results at four characters per token."""
+    """The cost of an episode. `tokens` estimates the length of all results, assuming four characters per token."""
 
     calls: int
     failed_calls: int
@@ -40,10 +43,10 @@ class Effort:
 
 @dataclass(frozen=True, kw_only=True)
 class Reward:
-    """The reward of an episode's files, and how many of all tests (`total`) pass (`passed`).
+    """The reward for an episode's files, and how many tests pass (`passed`) out of all tests (`total`).
 
-    `value` is 1 if every test passes. Otherwise it is half the share of initially failing tests that pass now, or 0 if
-    a test that passed at the start fails now.
+    `value` is 1 if every test passes, and 0 if a test that passed at the start fails now. Otherwise it is half the
+    fraction of initially failing tests that pass now.
     """
 
     value: float
@@ -69,11 +72,14 @@ class Workspace:
 
     @property
     def files(self) -> Mapping[str, str]:
-        """The current texts of the files, by path below the root."""
+        """The current texts of the files, keyed by path below the root."""
         return self._files.texts
 
     def call(self, name: str, arguments: object) -> Outcome:
-        """Run a tool call, and return the result that a harness would show. The episode ends with call `max_calls`."""
+        """Run a tool call, and return the result that a harness would show.
+
+        The episode ends after `max_calls` calls.
+        """
         outcome = self._outcome(name, arguments)
         self.calls += 1
         self._failed_calls += outcome.failed
@@ -83,10 +89,10 @@ class Workspace:
         return outcome
 
     def reward(self) -> Reward:
-        """Return the reward of the files as they are now.
+        """Return the reward for the current files.
 
-        The checks evaluate expressions, some of which are not in the tests that the agent can read. Raises
-        SandboxError if the sandbox cannot evaluate the task's original files.
+        The checks evaluate expressions, some of which are not in the tests that the agent can read. Raises SandboxError
+        if the sandbox cannot evaluate the task's original files.
         """
         before, now = self._initial_results(), self._test_results(self._check_values(self.files))
         broken = [test for test, passes in before.items() if not passes]
@@ -120,7 +126,7 @@ class Workspace:
         return self._get_runner().values(files, [(check.module, check.expression) for check in self.task.checks])
 
     def _test_results(self, values: list[str]) -> dict[str, bool]:
-        """Return for every test whether all of its checks hold. Without values no test passes."""
+        """Map each test to whether all of its checks hold. If `values` is empty, no test passes."""
         checks = self.task.checks
         passes = {check.test: True for check in checks}
         for check, value in zip(checks, values or [None] * len(checks), strict=True):
@@ -160,10 +166,10 @@ _TRUNCATED = "(Results are truncated. Consider using a more specific path or pat
 
 
 class _Toolbox:
-    """The tools on one set of files. Names, arguments and results are those of Claude Code where it has the tool.
+    """The tools that work on one set of files.
 
-    Like Claude Code, it remembers the text of every file that was read, and refuses edits of files that were not
-    read or have changed since.
+    Names, arguments and results follow Claude Code for the tools that it has. Like Claude Code, the toolbox remembers
+    the text of every file that was read. It refuses to edit files that were not read or have changed since.
     """
 
     def __init__(self, files: Files, runner: Callable[[], TestRunner]) -> None:
@@ -180,7 +186,7 @@ class _Toolbox:
         }
 
     def use(self, name: str, arguments: Mapping[str, Any]) -> Outcome:
-        """Run a tool; the arguments must match its schema."""
+        """Run a tool. The arguments must match the tool's schema."""
         return self._functions[name](**arguments)
 
     def list_folder(self, path: str) -> Outcome:
@@ -291,7 +297,7 @@ class _Toolbox:
         return Outcome(text=text) if report.ended else _tool_error(None, text)
 
     def _find_file(self, path: str) -> str | Outcome:
-        """Return the path of a file below the root, or the failure to answer if there is no such file."""
+        """Return the path of an existing file below the root, or a failed outcome if there is no such file."""
         name = below_root(path)
         if name is not None and name in self.files:
             return name
@@ -321,7 +327,10 @@ def _hits_outcome(lines: list[str], text_if_none: str) -> Outcome:
 
 
 def _line_number_text(value: float) -> str:
-    """Return a line number as the model wrote it, but huge numbers in scientific notation to keep the text short."""
+    """Return a line number as the model wrote it.
+
+    Huge numbers are written in scientific notation to keep the text short.
+    """
     return str(value) if abs(value) < 1e15 else f"{float(min(value, 1e300)):.3g}"
 
 
@@ -338,12 +347,12 @@ _SHORTER = (
 
 
 def _tool_error(kind: str | None, text: str) -> Outcome:
-    """Return an error of the tool or the operating system, which a harness passes on unchanged."""
+    """Return an error from the tool or the operating system, which a harness passes on unchanged."""
     return Outcome(text=text[:MAX_TEXT], failed=True, kind=kind)
 
 
 def _harness_error(kind: str, text: str) -> Outcome:
-    """Return an error of a harness that did not run the call. As in real logs, its text is in tags."""
+    """Return an error from a harness that did not run the call. As in real logs, its text is enclosed in tags."""
     return Outcome(text=f"<tool_use_error>{text[:MAX_TEXT]}</tool_use_error>", failed=True, kind=kind)
 
 

@@ -39,9 +39,9 @@ MOST_IN_ONE_FILE = 50
 
 
 class Report(NamedTuple):
-    """The files of a report, and what `crf report` prints about it.
+    """The files of a report, and what `crf report` prints about them.
 
-    `folder` has the session pages; it is None if all sessions are in one file.
+    `folder` contains the session pages; it is None if all sessions are in a single file.
     """
 
     html: Path
@@ -59,7 +59,7 @@ def folder_of(html: Path) -> Path:
 
 
 def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
-    """Write the report of a run to `html`, and as markdown to the same name with the suffix `.md`.
+    """Write the report of a run to `html`, and as Markdown to the same path with the suffix `.md`.
 
     Session pages are written first, so that the report has no broken links. Artifacts that the run lacks are listed.
     """
@@ -95,7 +95,7 @@ def build_report(run: RunDir, html: Path, *, trained_in: Path) -> Report:
 
 
 def _template_values(records: RunRecords, session_list: _SessionList) -> dict[str, Any]:
-    """Return the values that the templates of both pages need."""
+    """Return the values that the templates of the HTML page and of the Markdown page need."""
     return {
         "run_name": records.run.root.resolve().name,
         **evaluation_values(records, len(session_list.sessions)),
@@ -121,7 +121,7 @@ def _rules_by_project(records: RunRecords) -> Mapping[str, list[Any]]:
 
 
 class _Links:
-    """Makes the links to sessions and sites in the pages."""
+    """Creates the links to sessions and error sites in the pages."""
 
     def __init__(self, session_list: _SessionList, folder: Path | None) -> None:
         self._session_list, self._folder = session_list, folder
@@ -130,7 +130,7 @@ class _Links:
         return f"#{session.key}" if self._folder is None else f"{self._folder.name}/{_page_name(session)}"
 
     def site(self, conversation_id: str, site_id: str) -> str:
-        """Return the link to a site, or an empty string if the run does not contain its conversation."""
+        """Return the link to an error site, or an empty string if the run lacks the site's conversation."""
         session = self._session_list.by_conversation.get(conversation_id)
         if session is None:
             return ""
@@ -205,7 +205,10 @@ def _read_template(name: str) -> str:
 
 
 def _replace_invisible(value: Any) -> Any:
-    """Return a value as a template writes it, before escaping: without invisible characters, and empty for None."""
+    """Return a value as a template should write it, before escaping.
+
+    Invisible characters become replacement characters, and None becomes an empty string.
+    """
     # Not isinstance: Markup, a subclass of str, is trusted and must stay Markup.
     if type(value) is str:
         return _INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", value)
@@ -213,7 +216,7 @@ def _replace_invisible(value: Any) -> Any:
 
 
 def _number_text(value: Any) -> str:
-    """Return a number as text, with decimals that fit its size."""
+    """Return a number as text, with a number of decimals that suits its size."""
     if isinstance(value, bool) or value is None:
         return {None: "", True: "yes", False: "no"}[value]
     if isinstance(value, float):
@@ -229,7 +232,7 @@ def _duration_text(seconds: float) -> str:
 
 
 def _markdown_text(text: Any) -> str:
-    """Return text on one line, escaped for markdown and HTML."""
+    """Return text on one line, escaped for Markdown and HTML."""
     line = " ".join(_INVISIBLE.sub("\N{REPLACEMENT CHARACTER}", str(text)).split())
     return _MARKDOWN_SYNTAX.sub(r"\\\g<0>", line).replace("\\<", "&lt;").replace("\\&", "&amp;")
 
@@ -242,7 +245,7 @@ _MAX_NAME_CHARS = 110
 
 @dataclass(slots=True)
 class _Session:
-    """A line in the list of sessions. `number` is its position from 1; `kinds` counts its errors by kind."""
+    """A row in the list of sessions. `number` is its position from 1; `kinds` counts its errors by kind."""
 
     id: str
     name: str
@@ -264,7 +267,7 @@ class _Session:
 
 
 class _SessionList(NamedTuple):
-    """All sessions, the earliest first, and the session and project of each conversation."""
+    """All sessions in order of time, and the session and project of each conversation."""
 
     sessions: list[_Session]
     by_conversation: Mapping[str, _Session]
@@ -272,7 +275,7 @@ class _SessionList(NamedTuple):
 
 
 def _list_sessions(records: RunRecords) -> _SessionList:
-    """Return the sessions of a run; none if its conversations cannot be read."""
+    """Return the sessions of a run, or an empty list if its conversations cannot be read."""
     sessions: dict[str, _Session] = {}
     by_conversation: dict[str, _Session] = {}
     projects: dict[str, str] = {}
@@ -298,9 +301,10 @@ def _find_session(
     sessions: dict[str, _Session],
     by_conversation: Mapping[str, _Session],
 ) -> _Session:
-    """Return the session that a conversation belongs to, and add it to `sessions` if it is new.
+    """Return the session that a conversation belongs to, and add the session to `sessions` if it is new.
 
-    The split decides. Without a split it is the session of the parent conversation, or the session named in the log.
+    The split determines the session. Without a split, it is the session of the parent conversation, or else the session
+    named in the log.
     """
     row = records.sides.get(conversation.id)
     parent = by_conversation.get(conversation.parent.conversation_id) if conversation.parent else None
@@ -313,7 +317,7 @@ def _find_session(
 
 
 def _session_name(conversation: Conversation) -> str:
-    """Return the title of a conversation, or else the beginning of its first prompt."""
+    """Return the title of a conversation or, if it has none, the beginning of its first prompt."""
     prompts = (turn.text for turn in conversation.turns if turn.role == "user" and turn.origin == "human")
     text = " ".join((conversation.title or next(filter(str.strip, prompts), "") or conversation.id).split())
     return text if len(text) <= _MAX_NAME_CHARS else text[: _MAX_NAME_CHARS - 1] + "…"
@@ -333,7 +337,7 @@ def _count_rows(records: RunRecords, by_conversation: Mapping[str, _Session]) ->
 def _conversations_by_session(
     records: RunRecords, session_list: _SessionList
 ) -> Iterator[tuple[_Session, Sequence[Conversation]]]:
-    """Yield each session with its conversations as soon as all of them are read, which limits the memory needed."""
+    """Yield each session with its conversations as soon as all of these have been read, which limits memory use."""
     incomplete: dict[str, list[Conversation]] = defaultdict(list)
     for conversation in _read_conversations(records, verify=False):
         session = session_list.by_conversation[conversation.id]
@@ -375,7 +379,7 @@ _CHANNELS = {"lm_ce": "good turns", "sdpo_kl": "hints", "trace_replay_dpo": "pai
 
 
 class _PairGroup(NamedTuple):
-    """The pairs from one source: counts by kind of error, and examples with their conversations."""
+    """The preference pairs from one source: counts by kind of error, and examples with their conversations."""
 
     source: str
     meaning: str
@@ -385,7 +389,7 @@ class _PairGroup(NamedTuple):
 
 
 def _pair_groups(records: RunRecords) -> list[_PairGroup]:
-    """Return the pairs grouped by source, the largest group first."""
+    """Return the preference pairs grouped by source, with the largest group first."""
     grouped: dict[str, list[int]] = defaultdict(list)
     for at, row in enumerate(records.pairs):
         grouped[str(row.get("source") or "teachers")].append(at)
@@ -406,7 +410,7 @@ def _kind(metadata: Mapping[str, object]) -> str:
 
 
 class _Drop(NamedTuple):
-    """The number of items that a step left out for one reason."""
+    """The number of items that a pipeline step left out for one reason."""
 
     stage: str
     reason: str
@@ -415,7 +419,7 @@ class _Drop(NamedTuple):
 
 
 def _list_drops(records: RunRecords) -> list[_Drop]:
-    """Return the drops of every step in the order of the pipeline, the most frequent reason first."""
+    """Return the items that each step left out, in pipeline order, with the most frequent reason first."""
     drops_by_step: dict[str, Mapping[str, int]] = {
         step: records.run.meta(name).drops
         for name, step in _STEPS.items()
@@ -440,7 +444,7 @@ def _list_drops(records: RunRecords) -> list[_Drop]:
 
 
 class _File(NamedTuple):
-    """An artifact in the report's table of files; `made_from` names the artifacts it was made from."""
+    """An artifact in the report's table of files. `made_from` names the artifacts from which it was made."""
 
     name: str
     command: str
@@ -453,7 +457,7 @@ class _File(NamedTuple):
 
 
 def _list_files(records: RunRecords) -> list[_File]:
-    """Return the files of a run in the order of the pipeline."""
+    """Return the files of a run in pipeline order."""
     files: list[_File] = []
     for name, artefact in ARTEFACTS.items():
         if not records.has(name) or artefact.kind not in ("records", "file") or name in _UNLISTED_ARTEFACTS:
@@ -484,6 +488,6 @@ def _describe_file(records: RunRecords, name: str) -> _File:
 
 
 def _read_config(records: RunRecords) -> str:
-    """Return the text of the training's resolved config."""
+    """Return the resolved config of the training as text."""
     path = records.path("config")
     return path.read_text(encoding="utf-8", errors="replace") if path.exists() else ""

@@ -1,6 +1,7 @@
 """Prepare the sessions for the report, turn by turn.
 
-At each error a page shows the hint, the tokens that it affects, the correction, the pairs, and the effect of training.
+For each error, a page shows the hint, the tokens that the hint affects, the correction, the preference pairs, and the
+effect of training.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ _EXCLUDED, _HELD_OUT, _TRAINED_ON = "out", "held", "taught"
 
 
 class _CreditedToken(NamedTuple):
-    """A target token with its gap before and after training, and the CSS classes that shade it accordingly."""
+    """A target token with its gap before and after training, and the CSS classes that shade the token by these gaps."""
 
     text: str
     before: float
@@ -50,7 +51,7 @@ class _CreditedToken(NamedTuple):
 
 
 class _Gaps(NamedTuple):
-    """The target tokens of a site; `most_moved` are those with the largest gaps before training."""
+    """The target tokens of an error site. `most_moved` holds those with the largest gaps before training."""
 
     tokens: list[_CreditedToken]
     num_left_out: int
@@ -60,7 +61,7 @@ class _Gaps(NamedTuple):
 
 
 class _DecisionView(NamedTuple):
-    """The mean log-probs of the decisions in one role as text, and the expected change.
+    """The mean log-probs of the decisions in one role as text, and the change expected from training.
 
     `state` is "clear" if the change is as expected, "wrong" if it is the opposite, and "open" if it is small.
     """
@@ -75,7 +76,7 @@ class _DecisionView(NamedTuple):
 
 
 class _ReportedSite(NamedTuple):
-    """An error site with everything that the report shows about it; `why` explains its `state`."""
+    """An error site with everything that the report shows about it. `why` is the reason for its `state`."""
 
     site: ErrorSite
     hint: Hint | None
@@ -101,7 +102,7 @@ class _TurnView(NamedTuple):
 
 
 class _ConversationPart(NamedTuple):
-    """A conversation of a session as stretches of turns, each with whether it is open or folded."""
+    """A conversation of a session, divided into stretches of turns that are shown either open or folded."""
 
     id: str
     what: str
@@ -109,7 +110,7 @@ class _ConversationPart(NamedTuple):
 
 
 class Credit:
-    """Prepares conversations of a run for the session pages."""
+    """Prepares the conversations of a run for the session pages."""
 
     def __init__(self, records: RunRecords, meanings: Mapping[str, str]) -> None:
         self._records, self._meanings = records, meanings
@@ -118,7 +119,7 @@ class Credit:
             self._sites[site.conversation_id].append((site, hint))
 
     def parts(self, conversations: Sequence[Conversation]) -> list[_ConversationPart]:
-        """Return the conversations of a session as a page shows them."""
+        """Return the conversations of a session in the form in which a page shows them."""
         return [
             _ConversationPart(
                 conversation.id, _conversation_label(conversation), list(_stretches(self._turns(conversation)))
@@ -169,7 +170,7 @@ class Credit:
         )
 
     def _state(self, site: ErrorSite, hint: Hint | None) -> tuple[str, str]:
-        """Return the state of a site, and the reason why it is or is not trained on."""
+        """Return the state of an error site, and the reason why it is used for training or not."""
         side = self._records.sides.get(site.conversation_id, {}).get("side", "train")
         proof = self._records.proofs.get(site.id)
         if not site.is_kept:
@@ -186,7 +187,7 @@ class Credit:
         return _TRAINED_ON, "taught"
 
     def _sampled(self, site: ErrorSite) -> list[tuple[str, list[Row]]]:
-        """Return by arm a few sampled actions at the state before the erring turn."""
+        """Return, for each arm, a few actions sampled at the state before the erring turn."""
         by_arm: dict[str, list[Row]] = defaultdict(list)
         for row in self._records.sampled.get((site.conversation_id, site.turn_id), ()):
             if len(by_arm[row["arm"]]) < _MAX_SAMPLES:
@@ -195,8 +196,9 @@ class Credit:
 
 
 def _stretches(turns: Iterator[_TurnView]) -> Iterator[tuple[bool, list[_TurnView]]]:
-    """Yield stretches of turns with whether they are open: those with errors, results of errors,
-    pairs or user prompts.
+    """Yield stretches of turns, each with a flag for whether it is shown open.
+
+    A turn is open if it contains an error, the result of an error, a preference pair or a user prompt.
     """
     folded: list[_TurnView] = []
     # The turn after an error shows the result of its call, so it is open too.
@@ -249,7 +251,7 @@ def _decisions(rows: Sequence[Row]) -> list[_DecisionView]:
 
 
 def _decision(means: MeanLogprobs, what: str, expected: str, sign: int) -> _DecisionView:
-    """Return the decisions of one role as the report shows them."""
+    """Return the decisions in one role as the report shows them."""
     before, after, control = ("" if mean is None else signed(mean, "nats") for mean in means)
     change = means.after - means.before
     is_visible = abs(change) >= _SHADE_STEPS[0]
@@ -295,7 +297,7 @@ _MAX_NEAR_SITE = 4000
 
 
 class _Text(NamedTuple):
-    """The beginning of a text, and the number of characters after it."""
+    """The beginning of a text, and the number of characters that were left out after it."""
 
     text: str
     num_left_out: int
@@ -329,7 +331,7 @@ def pair_view(row: Row) -> PairView:
 
 
 def _readable(text: str) -> str:
-    """Return an action in readable form: its text, then the name of each call with one argument per line."""
+    """Return an action in readable form: its text, then each call as its name and one argument per line."""
     action = parse_action_text(text).action
     calls = [f"{call.name}\n{_arguments_text(call)}" for call in action.calls]
     return "\n\n".join(filter(None, [action.text, *calls])) if calls else text

@@ -52,13 +52,13 @@ class ReportVerdict(NamedTuple):
 
     @property
     def headline(self) -> str:
-        """The first sentence up to its colon, which precedes the number."""
+        """The part of the first sentence before its colon, which introduces a number."""
         head, colon, _ = self.sentences[0].partition(": ")
         return f"{head}." if colon else head
 
     @property
     def figure(self) -> str:
-        """The part of the first sentence after its colon, as a sentence; empty if there is no colon."""
+        """The part of the first sentence after its colon, as a sentence of its own; empty if there is no colon."""
         rest = self.sentences[0].partition(": ")[2]
         return rest[:1].upper() + rest[1:]
 
@@ -94,7 +94,10 @@ class _ReportFigure(NamedTuple):
 
     @property
     def is_still(self) -> bool:
-        """Whether no arm changed the metric. The primary metric is never folded away, so it counts as changed."""
+        """Whether the metric changed in no arm.
+
+        The primary metric must not be folded away, so for it the value is false.
+        """
         return not self.is_primary and all(arm.interval == UNCHANGED for arm in self.arms)
 
     @property
@@ -102,7 +105,7 @@ class _ReportFigure(NamedTuple):
         return self.of("control") is not None
 
     def of(self, arm: str) -> _ArmInterval | None:
-        """Return the value for an arm, given its name in the evaluation record, or None."""
+        """Return the value of the arm with this name in the evaluation record, or None if there is none."""
         return next((interval for interval in self.arms if interval.arm == _ARMS[arm]), None)
 
 
@@ -134,7 +137,10 @@ def evaluation_values(records: RunRecords, num_sessions: int) -> dict[str, Any]:
 
 
 def _make_verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
-    """Return the verdict of the evaluation, or one that says what the run has and lacks if it is not evaluated."""
+    """Return the verdict of the evaluation.
+
+    For a run without an evaluation, the verdict says what the run has and lacks.
+    """
     evaluation = records.evaluation
     if evaluation is not None:
         verdict_record = evaluation["verdict"]
@@ -160,7 +166,10 @@ def _make_verdict(records: RunRecords, num_sessions: int) -> ReportVerdict:
 
 
 def _control_lacks(evaluation: Row) -> list[str]:
-    """Return the channels that did not run in the control. Evaluations by older versions have these but no remarks."""
+    """Return the channels that did not run in the control.
+
+    Evaluations by older versions list these channels but have no remark about them.
+    """
     control = (evaluation.get("models") or {}).get("control") or {}
     return list(control.get("lacks") or ())
 
@@ -168,7 +177,7 @@ def _control_lacks(evaluation: Row) -> list[str]:
 def _near_duplicates_sentence(evaluation: Row | None) -> str:
     """Return a sentence on the held-out states that were excluded as near-duplicates of training states.
 
-    It is empty if there are none.
+    The result is empty if no state was excluded.
     """
     split = (evaluation or {}).get("split") or {}
     number, states = split.get("near_duplicates") or 0, split.get("states")
@@ -179,7 +188,7 @@ def _near_duplicates_sentence(evaluation: Row | None) -> str:
 
 
 def _shuffles_sentence(evaluation: Row | None) -> str:
-    """Return a sentence on how many shuffles the intervals of the control cover; empty without a control."""
+    """Return a sentence on how many shuffles the control's intervals cover. Without a control, it is empty."""
     rows = (evaluation or {}).get("figures") or ()
     number = max((row.get("shuffles") or 0 for row in rows), default=0)
     if number == 1:
@@ -188,12 +197,12 @@ def _shuffles_sentence(evaluation: Row | None) -> str:
 
 
 def _make_figures(evaluation: Row | None) -> list[_ReportFigure]:
-    """Return the metrics over all kinds of errors, the primary metric first."""
+    """Return the metrics over all kinds of errors, with the primary metric first."""
     return _group_rows(evaluation, by_kind=False)
 
 
 def _primary_figure(evaluation: Row | None) -> _ReportFigure | None:
-    """Return the primary metric with a strip that is scaled to its own interval, or None."""
+    """Return the primary metric, with its strip scaled to its own interval, or None if there is no primary metric."""
     rows = (evaluation or {}).get("figures", ())
     primary_names = {row["name"] for row in rows if row["is_primary"]}
     return next(
@@ -202,7 +211,10 @@ def _primary_figure(evaluation: Row | None) -> _ReportFigure | None:
 
 
 def _worse_metrics(all_figures: Iterable[_ReportFigure]) -> list[str]:
-    """Return text on the metrics, except the primary one, whose interval lies on the worse side of 0 after training."""
+    """Return the label and value of each metric, except the primary one, that became worse in training.
+
+    A metric became worse if its interval lies entirely on the worse side of 0.
+    """
     return [
         f"{figure.label} ({figure.arms[0].estimate} {figure.unit})"
         for figure in all_figures
@@ -211,7 +223,7 @@ def _worse_metrics(all_figures: Iterable[_ReportFigure]) -> list[str]:
 
 
 def _figures_by_kind(evaluation: Row | None) -> list[_ReportFigure]:
-    """Return the primary metric after training for each kind of error."""
+    """Return the primary metric after training, separately for each kind of error."""
     primary = evaluation["primary"] if evaluation else ""
     rows = [row for row in (evaluation or {}).get("figures", ()) if row["name"] == primary and row["arm"] == "after"]
     return _group_rows({"figures": rows}, by_kind=True)
@@ -281,7 +293,7 @@ def signed(value: float, unit: str = "") -> str:
 
 
 def _sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[Any]]]]:
-    """Return the arms, and the rows of the table of sampled actions: a label with one value per arm."""
+    """Return the arms and the rows of the table of sampled actions. A row is a label with one value per arm."""
     arms = _sampled_arms(evaluation)
     columns = {
         arm: {
@@ -297,9 +309,9 @@ def _sampled_table(evaluation: Row | None) -> tuple[list[str], list[tuple[str, l
 
 
 def _call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[float]]]]:
-    """Return the arms, and for each tool its share of the calls of each arm.
+    """Return the arms and, for each tool, its share of each arm's calls.
 
-    A policy that only looks around is visible here.
+    The shares reveal a policy that only looks around and never acts.
     """
     shares: dict[str, dict[str, float]] = {}
     for arm, counts in _sampled_arms(evaluation).items():
@@ -316,7 +328,7 @@ def _call_mix(evaluation: Row | None) -> tuple[list[str], list[tuple[str, list[f
 
 
 def _sampled_arms(evaluation: Row | None) -> dict[str, Row]:
-    """Return the record's counts for each arm that actions were sampled from."""
+    """Return the record's counts for each arm from which actions were sampled."""
     by_arm: Mapping[str, Row] = ((evaluation or {}).get("sampled") or {}).get("by_arm") or {}
     return {arm: counts for arm, counts in by_arm.items() if counts}
 
@@ -337,7 +349,7 @@ _MIN_PLOTTED_VALUES = 3
 
 
 class _Changes(NamedTuple):
-    """Changes of log-prob per token by the role of the decision, one value per decision."""
+    """Changes in log-prob per token, grouped by the role of the decision, with one value per decision."""
 
     after: Mapping[str, list[float]]
     control: Mapping[str, list[float]]
@@ -356,7 +368,7 @@ def _role_changes(evaluated: Iterable[Sequence[Row]]) -> _Changes:
 
 
 def _changes_plot(records: RunRecords) -> str:
-    """Return a plot of the changes of the held-out decisions, by role, with those of the control."""
+    """Return a plot of the changes of the held-out decisions by role, for the trained model and the control."""
     changes = _role_changes(records.evaluated.values())
     groups: dict[str, tuple[list[float], str]] = {}
     for role, (label, color) in _ROLES.items():

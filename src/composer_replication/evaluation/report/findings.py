@@ -41,7 +41,7 @@ def site_values(records: RunRecords, project_by_conversation: Mapping[str, str])
 
 
 class _Group(NamedTuple):
-    """Counts of the sites with the same kind, blame or project."""
+    """Counts of the error sites that share a kind, blame or project."""
 
     name: str
     meaning: str
@@ -52,7 +52,10 @@ class _Group(NamedTuple):
 
 
 def _group_sites(records: RunRecords, group_name: Callable[[ErrorSite], str]) -> list[_Group]:
-    """Return the counts of error sites by the name that `group_name` gives a site, the largest group first."""
+    """Count the error sites in groups, with the largest group first.
+
+    `group_name` returns the name of a site's group.
+    """
     grouped: dict[str, list[tuple[ErrorSite, Hint | None]]] = defaultdict(list)
     for site, hint in failures(records):
         grouped[group_name(site)].append((site, hint))
@@ -71,12 +74,14 @@ def _group_sites(records: RunRecords, group_name: Callable[[ErrorSite], str]) ->
 
 
 def failures(records: RunRecords) -> Iterator[tuple[ErrorSite, Hint | None]]:
-    """Yield the error sites with their hints; false alarms are left out."""
+    """Yield the error sites with their hints, except false alarms."""
     return (site_and_hint for site_and_hint in records.sites if site_and_hint[0].kind != NO_FAILURE)
 
 
 class HintTests(NamedTuple):
-    """Counts of hints by the result of the hint check: passed (and trained on), failed, and not checked, by reason."""
+    """The numbers of hints that passed the hint check (and were trained on), failed it, or were not checked, by
+    reason.
+    """
 
     proved: int
     not_proved: int
@@ -88,7 +93,7 @@ class HintTests(NamedTuple):
 
 
 def _count_hint_tests(records: RunRecords) -> HintTests:
-    """Count the hints of all kept error sites by the result of their check."""
+    """Count the hints of all kept error sites by the result of the hint check."""
     num_checked, untested = Counter[bool](), Counter[str]()
     why_none = _why_not_tested(records)
     for site, hint in failures(records):
@@ -117,7 +122,7 @@ def _why_not_tested(records: RunRecords) -> str:
 
 
 class _Proof(NamedTuple):
-    """A summary of the hint checks: counts by reason, median hint effects in nats/token, and a plot."""
+    """A summary of the hint checks: counts by reason, the hints' median effects in nats/token, and a plot."""
 
     num_sites: int
     by_reason: list[tuple[str, int]]
@@ -175,7 +180,7 @@ def _median(values: Iterable[float]) -> str:
 
 
 class _Suspect(NamedTuple):
-    """A site used for training that may be wrong, with the reason to review it."""
+    """An error site that was used for training but may be wrong, with the reason to review it."""
 
     site: ErrorSite
     hint: Hint | None
@@ -183,9 +188,10 @@ class _Suspect(NamedTuple):
 
 
 def _sites_to_review(records: RunRecords) -> list[_Suspect]:
-    """Return the sites used for training that a user should review first.
+    """Return the error sites used for training that the user should review first.
 
-    Sites whose erring call became more likely come first, then sites with harmful hints, then those of unsure rules.
+    Sites whose erring call became more likely come first, then sites with harmful hints, then sites found by rules with
+    low confidence.
     """
     trained_on = [
         (site, hint)
@@ -205,7 +211,10 @@ def _sites_to_review(records: RunRecords) -> list[_Suspect]:
 
 
 def _doubts(records: RunRecords, site: ErrorSite) -> Iterator[tuple[float, str]]:
-    """Yield the size and the sentence of each doubt, the most serious first; the sentence is empty if there is none."""
+    """Yield the size of each possible doubt about a site, and a sentence on it, starting with the most serious one.
+
+    The sentence is empty if the doubt is too small to mention.
+    """
     erring = mean_logprobs(records.evaluated.get(site.id, ()), "erring")
     change = erring.after - erring.before if erring else 0.0
     sentence = f"after training the erring call is more likely: {signed(change, _NATS)} nats/token"

@@ -1,6 +1,6 @@
 """Prepare the training for the report: the curve of each channel, the held-out loss, and the time and money spent.
 
-Plots are drawn by matplotlib as inline SVG in the page's colors and fonts. The same values give the same bytes.
+matplotlib draws the plots as inline SVG in the page's colors and fonts. The same values give the same bytes.
 """
 
 from __future__ import annotations
@@ -46,7 +46,7 @@ _MAX_POINTS = 400
 
 
 class _ChannelPlot(NamedTuple):
-    """A channel with its curve. `steps` is a text on the steps it was trained in, or on why there are none."""
+    """A channel with its curve. `steps` says in which steps the channel was trained, or why there were none."""
 
     name: str
     label: str
@@ -59,7 +59,10 @@ class _ChannelPlot(NamedTuple):
 
 
 class _Training(NamedTuple):
-    """The training as the page shows it. `windows_seen` of `windows` were used in its steps; both are 0 if unknown."""
+    """The training as the page shows it.
+
+    Its steps used `windows_seen` out of `windows` windows; both numbers are 0 if unknown.
+    """
 
     channels: list[_ChannelPlot]
     svg_held_out: str
@@ -151,7 +154,7 @@ def _held_out_plot(rows: list[Row], control: list[Row]) -> str:
 
 
 def _points(rows: Iterable[Row], key: str) -> list[tuple[int, float]]:
-    """Return (step, value) of the rows that have a value; long curves are averaged over neighboring steps."""
+    """Return (step, value) for the rows that have a value. Long curves are averaged over neighboring steps."""
     points = [(int(row["step"]), float(row[key])) for row in rows if row.get(key) is not None and "step" in row]
     size = math.ceil(len(points) / _MAX_POINTS)
     if size <= 1:
@@ -165,7 +168,7 @@ def _last(rows: list[Row], key: str) -> Any:
 
 
 def _sum_times(records: RunRecords) -> list[tuple[str, float]]:
-    """Return the seconds of each part of the work, in order; a killed training has recorded no time.
+    """Return the seconds spent on each part of the work, in order. A training that was killed has recorded no time.
 
     Parts that took no time are listed as well, because the list shows which parts were run.
     """
@@ -195,7 +198,7 @@ class _TeacherCost(NamedTuple):
 def _sum_teacher_costs(records: RunRecords) -> list[_TeacherCost]:
     """Return the cost of each teacher model. Cached answers are counted only once.
 
-    The model that wrote hints has a row without tokens, because only its price is stored.
+    The row of the model that wrote hints has no token counts, because only its price is stored.
     """
     totals_by_teacher: dict[str, list[float]] = defaultdict(lambda: [0, 0, 0, 0, 0.0])
     for row in records.rows("teacher_calls"):
@@ -264,7 +267,7 @@ class _Curve(NamedTuple):
 
 
 def _plot_curves(lines: Sequence[_Curve], *, name: str, description: str, x_label: str) -> str:
-    """Return a plot of curves over training steps; a curve of a single point is drawn as a dot."""
+    """Return a plot of curves over training steps. A curve with a single point is drawn as a dot."""
 
     def draw(axes: Axes) -> None:
         for line in lines:
@@ -297,7 +300,7 @@ def scatter(groups: Mapping[str, tuple[Sequence[tuple[float, float]], str]], *, 
 
 
 def histograms(groups: Mapping[str, tuple[Sequence[float], str]], *, name: str, description: str) -> str:
-    """Return histograms above each other on a common axis; a thick line marks the median of each."""
+    """Return histograms stacked vertically on a common axis, each with a thick line at its median."""
     low = min(min(values) for values, _ in groups.values())
     high = max(max(values) for values, _ in groups.values())
     width = max(high - low, 1e-6) / 32
@@ -339,9 +342,9 @@ def _figure(draw: Any, name: str, description: str, *, left_margin: float = 0.1)
 
 
 def _inline(svg: str, name: str, description: str) -> str:
-    """Return an SVG document as an element of a page.
+    """Return an SVG document as an element that can be embedded in a page.
 
-    Its ids become unique, it uses the page's colors and font, and it gets a description for screen readers.
+    Its ids are made unique, it takes over the page's colors and font, and it gets a description for screen readers.
     """
     from markupsafe import escape
 

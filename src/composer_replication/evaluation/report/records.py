@@ -1,4 +1,4 @@
-"""Read the artifacts of a run for the report, each once and without torch, and list those that are missing."""
+"""Read the artifacts of a run for the report, each only once and without torch, and list the missing ones."""
 
 from __future__ import annotations
 
@@ -59,7 +59,7 @@ _ON_REQUEST = {
 
 
 class Absent(NamedTuple):
-    """An artifact that the run lacks, or that cannot be read for the given reason."""
+    """An artifact that the run lacks, or that cannot be read for the reason given."""
 
     name: str
     file_name: str
@@ -68,14 +68,14 @@ class Absent(NamedTuple):
 
 
 class _Metrics(NamedTuple):
-    """The lines of a training's `metrics.jsonl`, and whether a crash cut off the last one."""
+    """The rows of a training's `metrics.jsonl`, and whether a crash cut off the last line."""
 
     rows: list[Row]
     is_torn: bool
 
 
 def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
-    """Return the names of missing files by the command that writes them; unreadable files are not listed."""
+    """Group the names of missing files by the command that writes them. Unreadable files are not listed."""
     names_by_command: dict[str, list[str]] = defaultdict(list)
     for artefact in absent:
         if not artefact.reason:
@@ -85,14 +85,14 @@ def by_command(absent: Iterable[Absent]) -> dict[str, list[str]]:
 
 @dataclass
 class RunRecords:
-    """The artifacts of a run, each read when it is first used. `training` is the folder that the training wrote to."""
+    """The artifacts of a run, each read on first use. `training` is the folder to which the training wrote."""
 
     run: RunDir
     training: Path
     unreadable: dict[str, str] = field(default_factory=dict[str, str])
 
     def absent(self) -> list[Absent]:
-        """Return the artifacts that a finished run has and this one lacks, and those that cannot be read."""
+        """Return the artifacts that a finished run should have but this one lacks, and those that cannot be read."""
         return [
             Absent(name, ARTEFACTS[name].file_name, self.command(name), self.unreadable.get(name, ""))
             for name in ARTEFACTS
@@ -100,13 +100,13 @@ class RunRecords:
         ]
 
     def _is_not_needed(self, name: str) -> bool:
-        """Return whether the step that uses the artifact has finished without it."""
+        """Return whether an artifact is no longer needed: the step that would have used it has finished without it."""
         if name in ("pairs", "hint_proof"):
             return self.training_record is not None
         return name in ("evaluated", "token_gaps") and self.evaluation is not None
 
     def on_request(self) -> dict[str, str]:
-        """Return the optional files that the run lacks, and what the absence of each means."""
+        """Return the optional files that the run lacks, each with an explanation of what its absence means."""
         missing = {artefact.name for artefact in self.absent()}
         return {
             ARTEFACTS[name].file_name: why
@@ -118,7 +118,7 @@ class RunRecords:
         return self.path(name).exists()
 
     def path(self, name: str) -> Path:
-        """Return the path of an artifact; those of the training may be in a folder outside the run."""
+        """Return the path of an artifact. Artifacts of the training may be in a folder outside the run."""
         # The hint checks and the reference log-probs belong to the run, because all trainings on it share them.
         is_in_training = ARTEFACTS[name].command == "crf train" and name not in ("hint_proof", "ref_logprobs")
         return (self.training if is_in_training else self.run.root) / ARTEFACTS[name].file_name
@@ -137,7 +137,7 @@ class RunRecords:
 
     @cached_property
     def pairs_at(self) -> Mapping[tuple[str, int], list[Row]]:
-        """The pairs by conversation id and number of the assistant turn, from 0."""
+        """The preference pairs by conversation id and by the number of the assistant turn, counted from 0."""
         pairs_by_turn: dict[tuple[str, int], list[Row]] = defaultdict(list)
         for row in self.pairs:
             pairs_by_turn[row["conversation_id"], row["turn_number"]].append(row)
@@ -153,9 +153,9 @@ class RunRecords:
 
     @cached_property
     def why_no_proof(self) -> str:
-        """The reason why this training did not check hints; empty if its settings ask for the check.
+        """The reason why this training did not check hints; empty if its settings enable the check.
 
-        The folder may have hint checks by an earlier training nevertheless.
+        Even if there is a reason, the folder may contain hint checks from an earlier training.
         """
         settings: Row = self.settings or {}
         train: Row = settings.get("train", {})
@@ -167,10 +167,10 @@ class RunRecords:
 
     @cached_property
     def proofs(self) -> Mapping[str, Row]:
-        """Hint checks by site id.
+        """The hint checks by site id.
 
-        Empty if this training checked no hints, or if they were written by an older version, which measured something
-        else.
+        The result is empty if this training checked no hints, or if an older version, which measured something else,
+        wrote the checks.
         """
         if self.why_no_proof:
             return {}
@@ -188,7 +188,7 @@ class RunRecords:
 
     @cached_property
     def evaluated(self) -> Mapping[str, list[Row]]:
-        """The scored decisions by site id; decisions without a site are under an empty id."""
+        """The scored decisions by site id. Decisions that belong to no site are listed under an empty id."""
         rows_by_site: dict[str, list[Row]] = defaultdict(list)
         for row in self.rows("evaluated"):
             rows_by_site[row["site_id"] or ""].append(row)
@@ -208,7 +208,9 @@ class RunRecords:
 
     @cached_property
     def other_weights(self) -> list[str]:
-        """The arms whose evaluated weights are not the weights in this folder, so the metrics do not apply to it."""
+        """The arms whose evaluated weights differ from the weights in this folder, so that the metrics do not apply
+        to them.
+        """
         models = (self.evaluation or {}).get("models") or {}
         other_arms: list[str] = []
         controls = ((name, control_folder(self.training, shuffle_number(name))) for name in controls_among(models))
@@ -227,7 +229,7 @@ class RunRecords:
         return next((self._read_json("adapter", path) for path in paths if path.exists()), None)
 
     def control_times(self) -> Iterator[tuple[Mapping[str, float], list[Row]]]:
-        """Yield for each shuffle of the control the seconds of its setup by part, and its metrics."""
+        """Yield, for each shuffle of the control, the seconds of each part of its setup, and its metrics."""
         for folder in control_folders(self.training):
             record = folder / ARTEFACTS["adapter"].file_name / "training.json"
             control_record = (self._read_json("control", record) if record.exists() else None) or {}
@@ -251,7 +253,7 @@ class RunRecords:
             return []
 
     def rows(self, name: str) -> Iterator[Row]:
-        """Yield the rows of an artifact; none if it does not exist or cannot be read."""
+        """Yield the rows of an artifact, or nothing if the artifact does not exist or cannot be read."""
         schema, version = _SCHEMAS[name]
         return self._read_or_note(name, lambda: self.run.read_jsonl(name, schema=schema, version=version))
 
@@ -291,7 +293,7 @@ class MeanLogprobs(NamedTuple):
 
 
 def mean_logprobs(rows: Sequence[Row], role: str) -> MeanLogprobs | None:
-    """Return the means over a site's decisions in a role, or None if it has no such decision."""
+    """Return the mean log-probs of a site's decisions in one role, or None if the site has no such decision."""
     decisions = [row for row in rows if row["role"] == role]
     if not decisions:
         return None
@@ -339,13 +341,15 @@ MEANINGS = {
 
 
 def _reason_in(name: str) -> str:
-    """Return the reason in a count's name: "channel: reason" -> "reason", "note:details" -> "note"."""
+    """Extract the reason from the name of a count: "channel: reason" -> "reason", "note:details" -> "note"."""
     _, colon, reason = name.partition(": ")
     return reason if colon else name.partition(":")[0]
 
 
 def explained(counts: Iterable[str], drops: Iterable[str]) -> list[str]:
-    """Return a line of explanation for each count and drop that has one in `MEANINGS`, labeled as in the tables."""
+    """Return one line of explanation for each count or drop reason in `MEANINGS`, with the labels used in the
+    tables.
+    """
     count_labels = {reason: reason.replace("_", " ") for reason in map(_reason_in, sorted(counts))}
     drop_labels = {reason: reason for reason in map(_reason_in, sorted(drops))}
     return [
@@ -354,7 +358,7 @@ def explained(counts: Iterable[str], drops: Iterable[str]) -> list[str]:
 
 
 def of_good_turns(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[str]:
-    """Return a line on good turns that were dropped because no window has room for them; none if there are none."""
+    """Return a line on the good turns that were left out because they fit into no window, or an empty list."""
     if "good_turns" not in counts:
         return []
     num_left_out = sum(number for name, number in drops.items() if name.startswith("lm_ce: "))
