@@ -66,7 +66,7 @@ def group_advantages(rewards: Tensor, num_generations: int, scale_rewards: Liter
 def clipped_terms(
     logprobs_BT: Tensor, old_logprobs_BT: Tensor, advantages: Tensor, *, epsilon: float, epsilon_high: float
 ) -> tuple[Tensor, Tensor]:
-    """Return each token's term, and whether it was clipped, which makes its gradient 0.
+    """Return each token's term of the objective, and whether it was clipped. A clipped term has no gradient.
 
     `advantages` are (B,) or (B, T).
     """
@@ -130,7 +130,7 @@ def _denominator(
     num_items: float | None,
     accumulation: int,
 ) -> Tensor | float:
-    """Return the divisor for the sum over all tokens."""
+    """Return the number by which the sum of the terms of all tokens is divided."""
     if loss_type == "dr_grpo":
         if max_completion_length is None or max_completion_length < 1:
             what = 'max_completion_length of loss_type "dr_grpo"'

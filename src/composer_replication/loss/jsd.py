@@ -37,7 +37,10 @@ def log_prob_divergence(log_s_NK: Tensor, log_t_NK: Tensor, beta: float) -> Tens
 
 @dataclass(frozen=True, kw_only=True)
 class JSD:
-    """Generalized JSD per row; with `top_k`, on the teacher's k most likely entries, renormalized on both sides."""
+    """The generalized JSD of each row.
+
+    With `top_k`, only the teacher's k most likely entries are used, renormalized for both student and teacher.
+    """
 
     beta: float = 0.5
     temperature: float = 1.0
@@ -96,7 +99,7 @@ def generalized_jsd_loss(
 
 
 def _labels_to_mask(labels: Tensor | None, logits: Tensor, name: str = "labels") -> Tensor | None:
-    """Return a mask of the rows that count by upstream's convention: everything but -100, including 0."""
+    """Return a mask of the rows whose label is not -100, which is upstream's convention; a label of 0 counts."""
     if labels is None:
         return None
     rows.check_mask_shape(labels, logits, name)

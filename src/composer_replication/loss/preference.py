@@ -73,7 +73,7 @@ def simpo_loss(
 
 
 def _check_pair_vectors(**logprobs: Tensor) -> list[Tensor]:
-    """Cast the vectors to the compute dtype. Raises ShapeError unless all are floating point and equally long."""
+    """Cast the vectors to the compute dtype. Raises ShapeError unless they are all floating point and equally long."""
     for name, values in logprobs.items():
         if not isinstance(values, Tensor):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise ShapeError(explain(name, got=type(values).__name__, expected="a tensor (B,), one entry per pair"))

@@ -1,7 +1,7 @@
-"""The shared parts of all row-wise losses: input checks, selection of the rows that count, and reductions.
+"""The shared parts of all row-wise losses: input checks, row selection, and reductions.
 
-A *row* is the logits of one position over the vocabulary. Rows are selected before any arithmetic, so an ignored row
-costs nothing, gets no gradient, and may contain NaN. Shape suffixes: B batch, T time, N rows, V vocabulary.
+A *row* is the logits of one position over the vocabulary. Rows that are ignored are left out before any arithmetic, so
+they cost nothing, get no gradient, and may contain NaN. Shape suffixes: B batch, T time, N rows, V vocabulary.
 """
 
 from __future__ import annotations
@@ -35,7 +35,7 @@ def in_compute_dtype(logits: Tensor) -> Tensor:
 
 
 def check_logit_pair(student: Tensor, teacher: Tensor) -> None:
-    """Raise ShapeError unless both are floating point and have the same (B, T, V) or (N, V) shape."""
+    """Raise ShapeError unless both tensors are floating point and have the same (B, T, V) or (N, V) shape."""
     for name, logits in (("student_logits", student), ("teacher_logits", teacher)):
         if not logits.is_floating_point():
             raise ShapeError(explain(f"{name} dtype", got=logits.dtype, expected="a floating-point dtype"))
@@ -61,7 +61,7 @@ def check_mask_shape(mask: Tensor, logits: Tensor, name: str) -> None:
 
 
 def to_boolean_mask(mask: Tensor | None, logits: Tensor, name: str = "mask") -> Tensor | None:
-    """Return a mask of the rows that count by the 0/1 convention: those with 1. Raises InputError on other numbers."""
+    """Return a boolean mask of the entries that are 1. Raises InputError on numbers other than 0 and 1."""
     if mask is None:
         return None
     check_mask_shape(mask, logits, name)
@@ -107,7 +107,7 @@ def check_token_dtype(token_ids: Tensor) -> None:
 
 
 def check_token_ids(token_ids: Tensor, vocab: int) -> None:
-    """Raise unless the ids are integers in the vocabulary."""
+    """Raise an error unless the ids are integers in the vocabulary."""
     check_token_dtype(token_ids)
     outside = (token_ids < 0) | (token_ids >= vocab)
     if bool(outside.any()):
@@ -137,7 +137,8 @@ def check_finite_rows(values_N: Tensor, what: str) -> None:
 
 
 def cap_rows(values_N: Tensor, token_clip: float | None) -> Tensor:
-    """Return d * min(1, cap / sg(d)): each token's divergence, summed over the vocabulary, scaled down to the cap.
+    """Return d * min(1, cap / sg(d)): the divergence of each token (summed over the vocabulary), scaled down to the
+    cap.
 
     Upstream clamps single vocabulary entries instead, which can make the loss negative and reverse the gradient on the
     teacher's own token. Scaling the sum keeps the gradient's direction and bounds its size.
@@ -155,7 +156,7 @@ def cap_factor(values_N: Tensor, token_clip: float) -> Tensor:
 
 
 def select_rows(logits: Tensor, row_mask: Tensor | None) -> Tensor:
-    """Return the rows that count, in order: (B, T, V) -> (N, V)."""
+    """Return the rows that the mask selects, or all rows without a mask, in order: (B, T, V) -> (N, V)."""
     return logits.flatten(0, -2) if row_mask is None else logits[row_mask]
 
 

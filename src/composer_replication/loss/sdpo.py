@@ -34,7 +34,7 @@ _LOG_RATIO_LIMIT = 20.0
 def with_tail_bucket(log_probs_NK: Tensor) -> Tensor:
     """Append log(1 - sum exp(log_probs)), the log-mass of all entries that are not listed.
 
-    Meant for callers that have only these entries. In fp32 the difference is off by up to 2e-6, so a tail of 1e-5 is
+    Use this only if no other entries are available. In fp32 the difference is off by up to 2e-6, so a tail of 1e-5 is
     wrong by up to a fifth, and a tail below 1e-7 has no gradient. `entries_with_tail` needs the whole row but has
     neither limitation.
     """
@@ -92,7 +92,10 @@ def importance_weights(logprobs_N: Tensor, old_logprobs_N: Tensor, is_clip: floa
 
 
 def sampled_token_values(student_logprobs_N: Tensor, teacher_logprobs_N: Tensor) -> Tensor:
-    """Return sg(log p_S - log p_T) * log p_S per sampled token; its gradient is an unbiased estimate of kl_st's."""
+    """Return sg(log p_S - log p_T) * log p_S of each sampled token.
+
+    The gradient is an unbiased estimate of the gradient of kl_st.
+    """
     return (student_logprobs_N - teacher_logprobs_N).detach() * student_logprobs_N
 
 

@@ -54,10 +54,10 @@ def taid_loss(student_logits: Tensor, teacher_logits: Tensor, mask: Tensor | Non
 
 
 class TAIDScheduler:
-    """Moves t from `t_start` to `t_end`, faster while the loss falls. Call `update_t` only on steps where TAID ran.
+    """Moves t from `t_start` to `t_end`, faster while the loss falls.
 
-    A step without this channel has no loss. Reporting it as 0 would look like a sudden drop followed by an explosion,
-    from which the momentum would need thousands of steps to recover.
+    Call `update_t` only after steps in which TAID ran. Other steps have no loss, and a loss of 0 would look like a
+    sudden drop followed by an explosion, from which the momentum would need thousands of steps to recover.
     """
 
     def __init__(

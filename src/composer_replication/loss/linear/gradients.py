@@ -1,4 +1,4 @@
-"""The loop of the fused losses: logits tile by tile, gradients slab by slab; and checks after the backward pass.
+"""Compute logits of the fused losses tile by tile, and gradients slab by slab; check results after backward.
 
 Shape suffixes: N rows, n rows of a tile or slab, V vocabulary.
 """
@@ -26,19 +26,19 @@ class NeededGradients(NamedTuple):
 
 
 class Gradients(NamedTuple):
-    """The gradients of the three inputs, in the operands' dtype or a wider one."""
+    """The gradients of the three inputs, in the operands' dtypes or wider ones."""
 
     hidden: Tensor | None
     weight: Tensor | None
     bias: Tensor | None
 
     def stored_like(self, *originals: Tensor | None) -> Gradients:
-        """Cast the gradients to the dtypes for storage until backward: those of the originals, but never fp16."""
+        """Cast the gradients for storage until backward: to the dtypes of the original inputs, but never to fp16."""
         pairs = zip(self, originals, strict=True)
         return Gradients(*(None if g is None or o is None else g.to(_grad_dtype(o)) for g, o in pairs))
 
     def scaled_like(self, factor: Tensor | None, *originals: Tensor | None) -> list[Tensor | None]:
-        """Multiply the gradients by `factor` in place, and cast them to the originals' dtypes, as autograd expects."""
+        """Multiply the gradients by `factor` in place, and cast them to the dtypes of the original inputs."""
         # In place, so that there are never two copies of the head's gradient.
         if factor is not None:
             for grad in self:
@@ -50,8 +50,9 @@ class Gradients(NamedTuple):
 def visit_tiles(
     operands: Operands, plan: TilePlan, slab: slice, visit: TileVisitor, *, num_scratch: int, with_grad: bool
 ) -> Tensor | None:
-    """Call `visit` with the logits of every tile of a slab; with `with_grad`, return d loss / d (hidden @ weight.T +
-    bias).
+    """Call `visit` with the logits of every tile of a slab.
+
+    With `with_grad`, return the gradient d loss / d (hidden @ weight.T + bias) of the slab.
     """
     hidden, head = operands.hidden, operands.head
     slab_rows = slab.stop - slab.start
@@ -77,7 +78,7 @@ def visit_tiles(
 def accumulate_gradients(
     operands: Operands, plan: TilePlan, needed: NeededGradients, visit: TileVisitor, *, num_scratch: int = 0
 ) -> Gradients:
-    """Visit all tiles, and return the needed gradients summed over slabs."""
+    """Visit the tiles of all slabs, and return the gradients that are needed."""
     hidden, weight = operands.hidden, operands.head.weight
     wide = product_dtype(hidden)
     # The product of a single slab is rounded once, directly to the weight's dtype. Several slabs are summed in fp32.
@@ -126,7 +127,7 @@ class _PendingCheck:
         torch.autograd.Variable._execution_engine.queue_callback(self.resolve)  # pyright: ignore
 
     def resolve(self) -> None:
-        """Wait for the result, and raise the error if the check failed."""
+        """Wait for the result, and raise the check's error if it failed."""
         self._arrived.synchronize()
         if not bool(self._passed):
             self._raise_error()
@@ -135,7 +136,10 @@ class _PendingCheck:
 def check_now_or_after_backward(
     passed: Tensor, raise_error: Callable[[], None], *, backward_follows: bool
 ) -> _PendingCheck | None:
-    """Check now on CPU or without a backward pass; otherwise return a check for the backward pass to resolve."""
+    """Check a result now, or return a check that the backward pass resolves.
+
+    The check is postponed only for a result on a GPU that is followed by a backward pass.
+    """
     if passed.is_cuda and backward_follows:
         return _PendingCheck(passed, raise_error)
     if not bool(passed):
@@ -156,7 +160,7 @@ def _grad_dtype(operand: Tensor) -> torch.dtype:
 
 
 def _grad_hidden(grad_nV: Tensor, weight_VH: Tensor) -> Tensor:
-    """Return d loss / d hidden = grad @ weight, rounded once after the sum over the vocabulary."""
+    """Return d loss / d hidden = grad @ weight; the sum over the vocabulary is rounded only once."""
     if grad_nV.dtype == weight_VH.dtype:
         return grad_nV @ weight_VH
     total_nH = grad_nV.new_zeros(grad_nV.shape[0], weight_VH.shape[1])

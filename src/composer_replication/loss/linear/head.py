@@ -47,7 +47,7 @@ class LinearHead:
         return replace(self, weight=self.weight.detach(), bias=bias)
 
     def logits(self, hidden: Tensor) -> Tensor:
-        """Return all logits at once, differentiable. For small inputs and tests; the fused losses do not call this."""
+        """Return the differentiable logits of all rows at once. Only for small inputs and tests."""
         logits = rows.in_compute_dtype(hidden) @ rows.in_compute_dtype(self.weight).T
         if self.bias is not None:
             logits = logits + self.bias
@@ -65,7 +65,10 @@ class LinearHead:
             out_nV.div_(self.softcap).tanh_().mul_(self.softcap)
 
     def grad_through_transform(self, grad_nV: Tensor, logits_nV: Tensor) -> None:
-        """Convert d/d logits to d/d (hidden @ weight.T + bias) in place; `logits_nV` are the capped logits."""
+        """Convert gradients of capped, scaled logits to gradients of (hidden @ weight.T + bias), in place.
+
+        `logits_nV` are the capped logits.
+        """
         # tanh' = 1 - tanh^2, and logits / softcap is the tanh.
         if self.softcap is not None:
             grad_nV.mul_(1.0 - (logits_nV / self.softcap).square())
@@ -107,7 +110,7 @@ class Operands:
 
 
 def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
-    """Detach hidden states and head and make them contiguous; under autocast, cast them to its dtype."""
+    """Detach the hidden states and the head, cast them to autocast's dtype if it is on, and make them contiguous."""
     hidden, head = hidden_NH.detach(), head.detached()
     device = hidden.device.type
     # Autocast would cast the inputs of the model's own head the same way, but does not apply to these products.
@@ -118,7 +121,7 @@ def prepare_operands(hidden_NH: Tensor, head: LinearHead) -> Operands:
 
 
 def prepare_teacher_operands(term: TeacherTerm) -> TeacherTerm:
-    """Prepare the operands of a term."""
+    """Return the term with its hidden states and head prepared for matrix products."""
     if term.hidden is None or term.head is None:
         return term
     operands = prepare_operands(term.hidden, term.head)
@@ -154,7 +157,7 @@ def check_rows_and_head(hidden: Tensor, head: LinearHead, name: str) -> None:
 
 
 def check_teacher_terms(terms: Sequence[TeacherTerm], num_rows: int, vocab: int) -> None:
-    """Raise unless some coefficient is not 0 and all terms match the student's shape."""
+    """Raise an error unless some coefficient is nonzero and all terms match the student's shape."""
     if not terms:
         raise InputError(explain("teacher_terms", got="an empty sequence", expected="at least one TeacherTerm"))
     if all(term.coefficient == 0.0 for term in terms):
@@ -178,7 +181,7 @@ def check_teacher_terms(terms: Sequence[TeacherTerm], num_rows: int, vocab: int)
 
 
 def check_row_vector(values: Tensor, hidden_NH: Tensor, name: str) -> None:
-    """Raise ShapeError unless there is one value per hidden row."""
+    """Raise ShapeError unless the vector has one value per row of the hidden states."""
     if values.shape != hidden_NH.shape[:1]:
         raise ShapeError(explain(f"{name} shape", got=tuple(values.shape), expected=f"({hidden_NH.shape[0]},)"))
 
@@ -207,7 +210,7 @@ def _project(hidden_nH: Tensor, weight_VH: Tensor, out_nV: Tensor) -> None:
 
 
 def vocab_blocks(weight_VH: Tensor) -> Iterator[slice]:
-    """Yield the blocks of the vocabulary in which a wide copy of the weight may exist."""
+    """Yield slices of the vocabulary that are small enough to copy their part of the weight to a wider dtype."""
     for start in range(0, weight_VH.shape[0], _BLOCK_ROWS):
         yield slice(start, min(start + _BLOCK_ROWS, weight_VH.shape[0]))
 
@@ -249,7 +252,10 @@ class TilePlan:
 def plan_tiles(
     num_rows: int, vocab: int, *, device: torch.device, element_bytes: int, has_kernel: bool, tile_rows: int | None
 ) -> TilePlan:
-    """Choose sizes for this device; `tile_rows` overrides the size of a tile and the minimum size of a slab."""
+    """Choose tile and slab sizes for this device.
+
+    `tile_rows` overrides the size of a tile, and is the minimum size of a slab.
+    """
     if tile_rows is not None:
         if tile_rows < 1:
             raise InputError(explain("tile_rows", got=tile_rows, expected="None or an integer >= 1"))

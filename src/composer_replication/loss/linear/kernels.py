@@ -22,7 +22,7 @@ BACKENDS = ("auto", "torch", "triton")
 
 
 class _TokenStats(NamedTuple):
-    """The log normalizer, the logit of the given token, and the mean logit of each row."""
+    """The log normalizer, the logit of the given token, and the mean logit, for each row."""
 
     log_z: Tensor
     chosen: Tensor
@@ -31,7 +31,7 @@ class _TokenStats(NamedTuple):
 
 @dataclass(frozen=True)
 class DivergenceKernel:
-    """A divergence that `triton_kernels` implements; `mode` selects the formula there."""
+    """A divergence that `triton_kernels` implements; `mode` selects its formula."""
 
     mode: str
     beta: float = 0.0
@@ -58,7 +58,7 @@ def _triton_kernels() -> ModuleType:
 
 
 def should_use_triton(backend: str, operand: Tensor) -> bool:
-    """Whether to use Triton: with "auto", for CUDA tensors other than fp64 if Triton is installed.
+    """Return whether to use Triton: with "auto", for CUDA tensors other than fp64 if Triton is installed.
 
     Raises InputError if the backend is "triton" but Triton cannot be used.
     """

@@ -156,7 +156,7 @@ _apply = cast("Callable[..., Tensor]", _LinearTokenLogprobs.apply)  # pyright: i
 
 
 class RowStats(NamedTuple):
-    """Statistics per row at temperature 1: the log-probs of its token, and the teacher's entropy in nats."""
+    """Statistics of each row at temperature 1: the log-probs of its token, and the teacher's entropy in nats."""
 
     student_logprobs: Tensor
     teacher_logprobs: Tensor

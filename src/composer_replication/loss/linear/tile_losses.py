@@ -1,4 +1,4 @@
-"""The losses of one tile of logits: row values, and the gradient of their weighted sum.
+"""The losses of one tile of logits: the value of each row, and the gradient of their weighted sum.
 
 Autograd differentiates the row functions of the dense losses on the tile, so dense and fused losses share one formula.
 On CUDA, divergences with a Triton kernel are computed by the kernel, in three passes over the tile.
@@ -24,9 +24,9 @@ from composer_replication.loss.lm_ce import TokenCrossEntropy
 
 @dataclass(frozen=True, eq=False)
 class ChosenTokens:
-    """Token ids, and a copy clamped to the vocabulary that is safe as an index.
+    """The chosen token ids, and a copy of them clamped to the vocabulary, which is safe for indexing.
 
-    This allows checking the ids later, without waiting for the GPU.
+    With the copy, the ids can be checked later, without waiting for the GPU.
     """
 
     ids_N: Tensor
@@ -35,7 +35,7 @@ class ChosenTokens:
 
     @classmethod
     def from_ids(cls, token_ids_N: Tensor, vocab: int) -> ChosenTokens:
-        """Clamp the ids to the vocabulary."""
+        """Store the ids with a clamped copy."""
         # A copy, because the caller may reuse the buffer before the ids are checked.
         return cls(token_ids_N.clone(), token_ids_N.clamp(0, vocab - 1).contiguous(), vocab)
 
@@ -49,7 +49,7 @@ class ChosenTokens:
 
 
 class TileLoss(Protocol):
-    """A loss of one tile of student logits."""
+    """A loss that is computed on one tile of student logits at a time."""
 
     @property
     def has_kernel(self) -> bool:
@@ -94,7 +94,7 @@ def _values_and_grad_by_autograd(
 
 @dataclass(frozen=True, eq=False)
 class DivergenceTile:
-    """A divergence from the teacher, whose logits are a sum of terms."""
+    """The divergence of the student's rows from the teacher's; the teacher's logits are a sum of terms."""
 
     divergence: rows.Divergence
     terms: Sequence[TeacherTerm]
@@ -124,12 +124,12 @@ class DivergenceTile:
 
 
 def num_term_tiles(terms: Sequence[TeacherTerm]) -> int:
-    """Return the number of scratch tiles for `sum_of_terms`: one for the sum, and one for further heads if any."""
+    """Return the number of scratch tiles for `sum_of_terms`: one, or two if there are several heads."""
     return 1 + (sum(term.hidden is not None for term in terms) > 1)
 
 
 def sum_of_terms(terms: Sequence[TeacherTerm], student_nV: Tensor, tile: slice, scratch: list[Tensor]) -> Tensor:
-    """Compute the teacher's logits for a tile, in the first of `num_term_tiles` scratch tiles."""
+    """Compute the teacher's logits for a tile, and return them; they are stored in the first scratch tile."""
     total_nV = scratch[0]
     is_empty = True
     # Heads come before the student's own logits, so that the first head can write directly into the sum.
@@ -196,13 +196,13 @@ _RECORDS = (ChosenTokens, CrossEntropyTile, DivergenceTile, LinearHead, Operands
 
 @dataclass(frozen=True)
 class _Slot:
-    """A placeholder for a saved tensor: its index."""
+    """A placeholder for a tensor that was taken out of a record: the tensor's index in the list of tensors."""
 
     index: int
 
 
 def take_out_tensors(record: Any, tensors: list[Tensor]) -> Any:
-    """Replace every tensor of a record by a placeholder, and append the tensors to `tensors`."""
+    """Return the record with every tensor replaced by a placeholder, and append the tensors to `tensors`."""
     if isinstance(record, Tensor):
         tensors.append(record)
         return _Slot(len(tensors) - 1)
@@ -210,14 +210,14 @@ def take_out_tensors(record: Any, tensors: list[Tensor]) -> Any:
 
 
 def put_back_tensors(record: Any, tensors: tuple[Tensor, ...]) -> Any:
-    """Restore the tensors of a record: the inverse of `take_out_tensors`."""
+    """Return the record with every placeholder replaced by its tensor: the inverse of `take_out_tensors`."""
     if isinstance(record, _Slot):
         return tensors[record.index]
     return _map_parts(record, partial(put_back_tensors, tensors=tensors))
 
 
 def _map_parts(record: Any, change: Callable[[Any], Any]) -> Any:
-    """Apply `change` to every part of a record or tuple; return anything else unchanged."""
+    """Apply `change` to every element of a tuple or field of a record; return any other value unchanged."""
     if isinstance(record, tuple):
         return tuple(change(part) for part in cast("tuple[Any, ...]", record))
     if isinstance(record, _RECORDS):

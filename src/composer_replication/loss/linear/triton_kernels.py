@@ -72,7 +72,10 @@ def _row_sums(
     MODE: tl.constexpr,
     BLOCK: tl.constexpr,
 ):
-    """Return the two sums for the row's value and gradient, and for `entropy_soft` the teacher's entropy."""
+    """Return two sums over a row, from which its value and gradient are computed.
+
+    For `entropy_soft`, also return the teacher's entropy.
+    """
     # One sum per lane, reduced only at the end, so that the loop has no reduction across warps.
     first_sum = tl.zeros((BLOCK,), dtype=tl.float32)
     second_sum = tl.zeros((BLOCK,), dtype=tl.float32)

@@ -53,7 +53,7 @@ from composer_replication.loss.taid import CrossEntropyToTeacher
 
 
 class LinearLoss(NamedTuple):
-    """The differentiable weighted sum, and the detached value of each row before cap and weights."""
+    """The differentiable weighted sum, and the detached value of each row before the cap and the weights."""
 
     loss: Tensor
     row_values: Tensor
@@ -70,10 +70,10 @@ def linear_divergence(
     tile_rows: int | None = None,
     backend: kernels.Backend = "auto",
 ) -> LinearLoss:
-    """Return sum_n weight_n * min(1, token_clip / d_n) * d_n, with d_n the divergence of row n from the teacher.
+    """Return sum_n weight_n * min(1, token_clip / d_n) * d_n, where d_n is the divergence of row n from the teacher.
 
-    Differentiable in `hidden_NH`, `head.weight` and `head.bias`. The weights (default 1 / N), the clip factor and the
-    teacher terms are constants.
+    The result is differentiable in `hidden_NH`, `head.weight` and `head.bias`. The weights (default 1 / N), the clip
+    factor and the teacher terms are treated as constants.
     """
     num_rows, vocab = hidden_NH.shape[0], head.vocab
     check_rows_and_head(hidden_NH, head, "student")
@@ -110,7 +110,7 @@ def linear_cross_entropy(
 
 
 def _divergence_kernel(divergence: rows.Divergence, vocab: int) -> kernels.DivergenceKernel | None:
-    """Return the Triton kernel for a divergence; None for top-k variants and custom divergences."""
+    """Return the Triton kernel for a divergence, or None for top-k variants and custom divergences."""
     # The exact type is compared, because a subclass may have changed the formula.
     if type(divergence) is JSD and divergence.top_k is None:
         mode = {0.0: "kl_ts", 1.0: "kl_st"}.get(divergence.beta, "jsd")
@@ -151,7 +151,7 @@ def _weighted_sum(
 
 
 class _Job(NamedTuple):
-    """A weighted sum on detached operands, which can be recomputed for a second backward pass."""
+    """The arguments of a weighted sum on detached operands, so that it can be recomputed for a second backward pass."""
 
     student: Operands
     tile_loss: TileLoss
@@ -172,7 +172,7 @@ class _Job(NamedTuple):
 
 
 def _raise_error(tokens: ChosenTokens | None, values_N: Tensor, loss: Tensor) -> None:
-    """Raise the most specific error that explains a failed check."""
+    """Find out why a check failed, and raise the most specific error."""
     if tokens is not None:
         tokens.check()
     rows.check_finite_rows(values_N, "linear-fused loss")

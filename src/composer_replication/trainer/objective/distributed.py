@@ -89,10 +89,10 @@ def inside_forward(model: nn.Module, causal_lm: nn.Module, work: Callable[[], T]
 
 
 def max_over_shards(models: Sequence[nn.Module], counts: list[int]) -> list[int]:
-    """Return the maximum of each count over the processes that share a model's weights; a no-op if none is sharded.
+    """Return the maximum of each count over the processes that share a model's weights.
 
-    Processes that hold shards of the same weights must make the same passes, so each makes as many as any of them
-    needs.
+    If no model is sharded, the counts are returned unchanged. Processes that hold shards of the same weights must make
+    the same passes, so each makes as many as the process that needs the most.
     """
     groups = {id(group): group for model in models for group in _process_groups(unwrapped(model))}
     if not groups:
@@ -111,7 +111,7 @@ def is_sharded(model: nn.Module) -> bool:
 
 
 def _process_groups(model: nn.Module) -> list[Any]:
-    """Return the process groups over which a model's weights are sharded: those of its mesh, not the default one."""
+    """Return the process groups over which a model's weights are sharded, which need not be the default group."""
     if not is_sharded(model):
         return []
     # FSDP2's parameters are DTensors with a mesh.
@@ -135,7 +135,7 @@ def _mesh_from_fsdp_state(model: nn.Module) -> Any:
 
 
 def _outermost_wrapper(model: nn.Module, causal_lm: nn.Module) -> nn.Module | None:
-    """Return the outermost wrapper that has to be called, or None if there is none."""
+    """Return the outermost DDP or FSDP2 wrapper whose forward has to be called, or None if there is none."""
     bare = getattr(model, "_orig_mod", model)
     # Without gradients DDP has nothing to do, and would only wait for the other processes.
     if isinstance(bare, nn.parallel.DistributedDataParallel) and torch.is_grad_enabled():
@@ -147,7 +147,7 @@ def _outermost_wrapper(model: nn.Module, causal_lm: nn.Module) -> nn.Module | No
 
 
 def _fsdp_class() -> type[nn.Module] | None:
-    """Return FSDP2's class, or None if it was never imported (in which case no model can be an instance)."""
+    """Return FSDP2's module class, or None if it was never imported, in which case no model can be sharded."""
     loaded = sys.modules.get("torch.distributed.fsdp")
     return None if loaded is None else loaded.FSDPModule
 
@@ -180,8 +180,8 @@ def without_trained_rows(layer: Any) -> Any:
 def merged_token_rows(model: nn.Module) -> Iterator[None]:
     """Write the rows that an adapter trains into the weights inside the block, and restore the old rows afterwards.
 
-    PEFT's wrapper builds a new matrix in every call. That takes most of the time of a pass over one token, and cannot
-    be recorded as a CUDA graph, because its indices come from the host. Nothing may be trained inside the block.
+    PEFT's wrapper builds a new matrix in every call. This takes most of the time of a pass over one token, and cannot
+    be recorded as a CUDA graph, because the row indices come from the host. Nothing may be trained inside the block.
     """
     layers: list[Any] = [module for module in model.modules() if hasattr(module, "trainable_tokens_delta")]
     layers = [layer for layer in layers if not (layer.merged or layer.disable_adapters)]
@@ -208,7 +208,7 @@ def merged_token_rows(model: nn.Module) -> Iterator[None]:
 
 @contextmanager
 def adapter_disabled(model: nn.Module) -> Iterator[None]:
-    """Switch the adapter off inside the block, and restore everything afterwards."""
+    """Switch the adapter off inside the block, and restore it and all `requires_grad` flags afterwards."""
     # Copied because PEFT's own switch turns requires_grad on for frozen weights when it is undone.
     inner: Any = unwrapped(model)
     check_adapter_can_be_disabled(model)

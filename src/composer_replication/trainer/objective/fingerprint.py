@@ -48,7 +48,10 @@ _digests: WeakKeyDictionary[nn.Module, tuple[str, str]] = WeakKeyDictionary()
 
 
 class Fingerprint(NamedTuple):
-    """Three digests and a dtype. If any of them differs, stored log-probs are stale."""
+    """Digests of the weights, the tokenizer and the template, and the precision.
+
+    Stored log-probs are stale if any of these differs.
+    """
 
     weights: str
     tokenizer: str
@@ -57,19 +60,19 @@ class Fingerprint(NamedTuple):
     """The value of `compute_precision`: the same weights give other log-probs under autocast."""
 
     def differences(self, other: Fingerprint) -> list[str]:
-        """Return the names of the fields that differ."""
+        """Return the names of the fields in which two fingerprints differ."""
         values = zip(self._fields, self, other, strict=True)
         return [name for name, value, other_value in values if value != other_value]
 
 
 def compute_fingerprint(model: nn.Module, renderer: Renderer, *, with_adapter: bool = False) -> Fingerprint:
-    """Return the fingerprint of the reference weights and of everything that turns conversations into token ids."""
+    """Return the fingerprint of the reference weights, the tokenizer, the template and the precision."""
     tokenizer, template = tokenizer_digest(renderer.tokenizer), _hash_json(renderer.settings)
     return Fingerprint(weights_digest(model, with_adapter=with_adapter), tokenizer, template, compute_precision(model))
 
 
 def compute_precision(model: nn.Module) -> str:
-    """Return the dtype that a pass would compute in now: autocast's if it is on, else that of the weights."""
+    """Return the name of the dtype in which a pass would compute now: autocast's if on, else the weights'."""
     tensors = _base_tensors(get_causal_lm(model)).values()
     own_dtypes = {tensor.dtype for tensor in tensors if tensor.is_floating_point()}
     device = next(iter(tensors)).device.type
@@ -84,7 +87,7 @@ def compute_precision(model: nn.Module) -> str:
 
 
 def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
-    """Return the dtype that FSDP2 casts weights to during a pass, or None if its policy does not set one."""
+    """Return the dtype to which FSDP2 casts weights during a pass, or None if it does not cast them."""
     states: list[Any] = (
         [getattr(module, "_get_fsdp_state", None) for module in model.modules()] if is_sharded(model) else []
     )
@@ -92,10 +95,11 @@ def _dtype_of_shards(model: nn.Module) -> torch.dtype | None:
 
 
 def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
-    """Return a digest of the config and of all weights and buffers below an adapter: names, dtypes, shapes, bytes.
+    """Return a digest of the config, and of all weights and buffers of the model without its adapter.
 
-    `with_adapter` includes the adapter's own weights. For a model that is not sharded, the digest is cached as long as
-    `_change_marker` reports no change. Tensors on the meta device have no bytes.
+    It covers their names, dtypes, shapes and bytes; tensors on the meta device have no bytes. `with_adapter` includes
+    the adapter's own weights. For a model that is not sharded, the digest is cached as long as `_change_marker` reports
+    no change.
     """
     module, sharded = _model_below_adapter(model), is_sharded(model)
     for submodule in module.modules() if sharded else ():
@@ -117,10 +121,10 @@ def weights_digest(model: nn.Module, *, with_adapter: bool = False) -> str:
 
 
 def has_no_weights(model: nn.Module) -> bool:
-    """Return whether all parameters below an adapter are zeros or on the meta device (if sharded: those on this rank).
+    """Return whether all parameters of the model without its adapter are zeros or on the meta device.
 
-    Such a model was created but never loaded: with FSDP's `cpu_ram_efficient_loading` all ranks but rank 0 start that
-    way.
+    Such a model was created but its weights were never loaded: with FSDP's `cpu_ram_efficient_loading`, all ranks but
+    rank 0 start that way. If the model is sharded, only the parameters on this rank are checked.
     """
     below = _model_below_adapter(model)
     own_ids = {id(tensor) for tensor in adapter_tensors(below).values()}
@@ -132,7 +136,10 @@ def has_no_weights(model: nn.Module) -> bool:
 
 
 def trained_adapter_digest(model: nn.Module) -> str | None:
-    """Return a digest of an adapter's own weights; None without an adapter or with a fresh LoRA (all B are zero)."""
+    """Return a digest of an adapter's own weights.
+
+    Returns None without an adapter, or if it is a LoRA that was never trained (all B are zero).
+    """
     own_tensors = adapter_tensors(_model_below_adapter(model))
     lora_Bs = [tensor for name, tensor in own_tensors.items() if _LORA_B.search(name)]
     is_fresh = lora_Bs and not any(not tensor.is_meta and bool(_full_tensor(tensor).any()) for tensor in lora_Bs)
@@ -156,10 +163,10 @@ def _full_tensor(tensor: Tensor) -> Tensor:
 
 
 def _change_marker(config: str, tensors: dict[str, Tensor]) -> str:
-    """Return a cheap digest that changes with the weights: their addresses, version counters and a sample of values.
+    """Return a digest that is cheap to compute and changes if the weights change.
 
-    The sample alone would miss a change of a single value; the version counters of torch miss changes by custom
-    kernels.
+    It covers their addresses, version counters and a sample of their values. The sample alone would miss a change of a
+    single value, and torch's version counters miss changes by custom kernels.
     """
     hasher = hashlib.sha256(config.encode())
     for name, tensor in tensors.items():
@@ -179,7 +186,7 @@ def _model_below_adapter(model: nn.Module) -> Any:
 
 
 def _base_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
-    """Return the weights and saved buffers of the model below its adapter, under their original names."""
+    """Return the weights and saved buffers of the model without its adapter, under their original names."""
     # The attributes of PEFT's wrappers that hold the wrapped layer: trained rows, LoRA, modules_to_save.
     rows = [name for name, module in causal_lm.named_modules() if hasattr(module, "token_adapter")]
     adapted = [name for name, module in causal_lm.named_modules() if hasattr(module, "base_layer")]
@@ -198,7 +205,7 @@ def _base_tensors(causal_lm: nn.Module) -> dict[str, Tensor]:
 
 
 def adapter_tensors(model: nn.Module) -> dict[str, Tensor]:
-    """Return an adapter's own weights by name: all parameters that do not belong to the model below it."""
+    """Return an adapter's own weights by name: all parameters that the model without its adapter does not have."""
     causal_lm = _model_below_adapter(model)
     below = {id(tensor) for tensor in _base_tensors(causal_lm).values()}
     return {bare_name(name): tensor for name, tensor in causal_lm.named_parameters() if id(tensor) not in below}
@@ -228,7 +235,7 @@ def _quantization_scales(tensor: Tensor) -> dict[str, Tensor]:
 
 
 def _name_below_adapters(name: str, wrapped: Mapping[str, list[str]]) -> str | None:
-    """Return the original name of a weight, without the adapter's wrappers, or None for a weight of the adapter.
+    """Return the name that a weight had before adapters wrapped its layer, or None if it is an adapter's own weight.
 
     `wrapped` maps the attribute that holds the wrapped layer to the names of the wrapper modules.
     """

@@ -52,9 +52,9 @@ class DecidedCall(NamedTuple):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ProvableSite:
-    """An erring turn, the rendering that contains it, its hint, and the kind of its error.
+    """An erring turn with its hint, the kind of its error, and the rendering that contains it.
 
-    Without a `decision` the whole call is scored. `good_calls` are calls that the hint should not make less likely.
+    Without a `decision`, the whole call is scored. `good_calls` are calls that the hint should not make less likely.
     """
 
     site_id: str
@@ -68,11 +68,11 @@ class ProvableSite:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HintProof:
-    """The hint check of one site: mean log-probs per token at the erring decision and at good calls.
+    """The result of the hint check for one site, with mean log-probs per token of the erring call and of good calls.
 
-    `basis` says which tokens the `num_tokens` of the decision are (see `Decision`). The log-probs of good calls are
-    means over `num_good_calls` calls, of which `num_good_elsewhere` are from other sessions; they are None without good
-    calls.
+    Only the tokens that decide a call are scored. `basis` says which tokens of the erring call these are (see
+    `Decision`), and `num_tokens` how many. The log-probs of good calls are means over `num_good_calls` calls, of which
+    `num_good_elsewhere` are from other sessions. They are None if there are no good calls.
     """
 
     site_id: str
@@ -91,19 +91,19 @@ class HintProof:
 
     @property
     def advantage(self) -> float | None:
-        """How much more the site's own hint lowers the erring decision than an unrelated hint does, in nats/token."""
+        """How much more the own hint lowers the erring call's log-prob than an unrelated hint, in nats/token."""
         return None if self.with_other_hint is None else self.with_other_hint - self.with_hint
 
     @property
     def good_effect(self) -> float | None:
-        """How much the site's own hint changes the log-probs of good calls, in nats/token."""
+        """The change in the log-prob of good calls under the site's own hint, in nats/token; positive if it rises."""
         if self.good_with_hint is None or self.good_without_hint is None:
             return None
         return self.good_with_hint - self.good_without_hint
 
     @property
     def advantage_over_good(self) -> float | None:
-        """How much more the site's own hint lowers the erring decision than it lowers good calls, in nats/token."""
+        """How much more the own hint lowers the erring call's log-prob than that of good calls, in nats/token."""
         good_effect = self.good_effect
         return None if good_effect is None else self.without_hint - self.with_hint + good_effect
 
@@ -121,11 +121,12 @@ def prove_hints(
     stored: Sequence[HintProof] = (),
     on_proof: Callable[[HintProof], None] | None = None,
 ) -> list[HintProof]:
-    """Return one proof per site, in order. A site is rejected if no site with a different kind of error has a hint.
+    """Return one result per site, in order. A site is rejected if no site with a different kind of error has a hint.
 
-    `max_context` limits the tokens before a turn. All calls that are scored for a site share this context in one tree.
-    Good calls more than half of it away, or in another sequence, get half as much context of their own. `stored`
-    proofs, from an earlier call with the same arguments, are reused; `on_proof` is called with every new proof.
+    `max_context` limits the number of tokens before a turn. All calls that are scored for a site share this context in
+    one tree. Good calls that are further than half of it before the site, or in another sequence, get a context of
+    their own, which is half as long. `stored` results from an earlier call with the same arguments are reused.
+    `on_proof` is called with every new result.
     """
     if margin < 0:
         raise InputError(explain("margin", got=margin, expected="0 or more nats"))
@@ -144,12 +145,12 @@ def prove_hints(
 
 
 def is_near(call: TurnSpan, site: TurnSpan, max_context: int) -> bool:
-    """Return whether a call before a site in the same sequence has at least half of the site's context before it."""
+    """Return whether a call precedes a site in the same sequence by at most half of `max_context` tokens."""
     return 0 <= site.header_start - call.header_start <= max_context // 2
 
 
 class _Scores:
-    """Mean log-probs per token at the decisions of one site and its good calls, all from one pass."""
+    """Computes the mean log-probs per token of one site's erring call and good calls, in one pass."""
 
     def __init__(
         self,
@@ -168,7 +169,7 @@ class _Scores:
         self._max_context = max_context
 
     def of(self, hints: Sequence[str]) -> tuple[list[float], list[tuple[DecidedCall, float, float]]]:
-        """Return the means at the erring decision for each hint, and at good calls without and with the site's hint."""
+        """Return the means of the erring call under each hint, and of each good call without and with the own hint."""
         erring = [self._responses(self._own, hint) for hint in hints]
         for variant, hint in zip(erring, hints, strict=True):
             if isinstance(variant, str):
@@ -188,7 +189,10 @@ class _Scores:
         return [next(means) for _ in hints], [(call, next(means), next(means)) for call, _ in good]
 
     def _responses(self, call: DecidedCall, hint: str) -> list[Response] | str:
-        """Return one response per stretch of the decision, after the hint; or the reason why a hint is not possible."""
+        """Return one response for each stretch of a call's deciding tokens, after the hint.
+
+        If the call cannot be rendered with the hint, return the reason as a string.
+        """
         first = self._first_token(call)
         turn = hinted_turn(self._renderer, call.rendered, call.span, hint, placement=self._placement, first=first)
         if isinstance(turn, str):
@@ -205,7 +209,7 @@ class _Scores:
         ]
 
     def _first_token(self, call: DecidedCall) -> int:
-        """Return where the call's context begins; calls near the site share the site's context."""
+        """Return the index at which the call's context begins; calls near the site share the site's context."""
         if self._max_context is None:
             return 0
         if call.rendered is self._own.rendered and is_near(call.span, self._own.span, self._max_context):
@@ -259,11 +263,12 @@ def _exceeds_margin(over_other: float | None, over_good: float | None, margin: f
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _HintVerdict:
-    """The verdict on whether a model reacts to hints on some logs, over all sites that could be compared.
+    """The verdict on whether a model reacts to the hints in some logs, over all sites that could be compared.
 
-    It does if the sites' own hints win all comparisons at more than half of the sites, and at a number of sites two
-    standard deviations above chance. If hints have no effect, a hint wins at half of the sites that have no good calls,
-    where there is one comparison, and at a third of those with good calls, where there are two.
+    The model reacts to hints if the sites' own hints win all comparisons at more than half of the sites, and at more
+    sites than chance would explain (by two standard deviations). If hints had no effect, a hint would win at half of
+    the sites without good calls, where there is one comparison, and at a third of those with good calls, where there
+    are two.
     """
 
     num_sites: int
@@ -276,19 +281,19 @@ class _HintVerdict:
 
     @property
     def by_chance(self) -> float:
-        """The expected number of sites at which own hints would win by chance."""
+        """The expected number of sites at which the own hint would win if hints had no effect."""
         return self.num_with_good / 3 + (self.num_sites - self.num_with_good) / 2
 
     @property
     def num_needed(self) -> int:
-        """The minimum number of sites at which own hints must win."""
+        """The minimum number of sites at which the own hint must win for the model to count as reacting to hints."""
         # Variances of a Bernoulli variable: 1/3 * 2/3 = 2/9 with good calls, 1/4 without.
         deviation = math.sqrt(self.num_with_good * 2 / 9 + (self.num_sites - self.num_with_good) / 4)
         return max(self.num_sites // 2 + 1, math.ceil(self.by_chance + 2 * deviation))
 
     @property
     def heeds(self) -> bool | None:
-        """Whether the model reacts to hints beyond chance, or None if there are too few sites to tell."""
+        """Whether the model reacts to hints more than by chance, or None if there are too few sites to tell."""
         return None if self.num_sites < _MIN_SITES else self.over_both >= self.num_needed
 
     def summary(self, *, can_warm_up: bool = True) -> str:
@@ -320,7 +325,7 @@ class _HintVerdict:
 
 
 def verdict(proofs: Sequence[HintProof]) -> _HintVerdict:
-    """Return the verdict over all sites that could be compared, whether kept or rejected; margins are ignored."""
+    """Return the verdict over all sites that could be compared, whether they were kept or not; margins are ignored."""
     compared = [proof for proof in proofs if proof.advantage is not None]
     with_good = [proof for proof in compared if proof.good_effect is not None]
     effects = [proof.good_effect or 0.0 for proof in with_good]

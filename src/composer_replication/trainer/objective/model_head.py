@@ -33,7 +33,7 @@ class _Transform(NamedTuple):
 
 
 class _ProbeResult(NamedTuple):
-    """The transform of a model's logits, with the head and the candidates for which it was determined."""
+    """The logit transform found for a model, with the head and the candidates from which it was determined."""
 
     head_id: int
     candidates: list[_Transform]
@@ -102,7 +102,7 @@ def get_body(causal_lm: Any) -> Any:
 def get_linear_head(model: nn.Module, probe_ids: Tensor) -> LinearHead:
     """Return the model's head with its logit scale and soft-cap, checked once against the model's own logits.
 
-    If an adapter trains some rows of the head, they are part of its weight and receive their gradient through it.
+    Rows of the head that an adapter trains are part of the returned weight, and receive their gradient through it.
     """
     causal_lm = get_causal_lm(model)
     layer = causal_lm.get_output_embeddings()
@@ -142,7 +142,10 @@ def get_linear_head(model: nn.Module, probe_ids: Tensor) -> LinearHead:
 
 
 def _warn_of_cast(model: nn.Module) -> None:
-    """Warn once if accelerate's mixed precision has no effect, as it wraps a forward that is never called here."""
+    """Warn once if accelerate's mixed precision has no effect.
+
+    It has no effect without autocast, because it wraps the model's own forward, which is never called here.
+    """
     inner, device = unwrapped(model), next(model.parameters()).device.type
     wrapped = getattr(inner, "_original_forward", None) is not None
     if wrapped and not torch.is_autocast_enabled(device) and id(inner) not in _warned:
@@ -193,7 +196,10 @@ def _find_transform(causal_lm: Any, layer: Any, candidates: list[_Transform], pr
 
 
 def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Tensor:
-    """Return one row whose logits reach twice the largest soft-cap under every scale, so that all candidates differ."""
+    """Return one random row, scaled so that its logits reach twice the largest soft-cap under every candidate scale.
+
+    Logits that large differ from candidate to candidate.
+    """
     generator = torch.Generator().manual_seed(0)
     row = torch.randn(weight.shape[1], generator=generator).to(weight)
     largest = (weight.float() @ row.float()).abs().max().item()
@@ -202,14 +208,17 @@ def _rows_with_large_logits(weight: Tensor, candidates: list[_Transform]) -> Ten
 
 
 def _is_close(got: Tensor, want: Tensor) -> bool:
-    """Return whether both are equal up to rounding in the narrower dtype; a wrong scale or cap differs far more."""
+    """Return whether two tensors are equal up to rounding in the narrower dtype.
+
+    A wrong scale or cap makes a far larger difference.
+    """
     narrow = any(t.dtype in (torch.float16, torch.bfloat16) for t in (got, want))
     got, want = got.float().expand_as(want), want.float()
     return bool(((got - want).abs() <= (2e-2 if narrow else 1e-4) * want.abs().max()).all())
 
 
 def _candidate_transforms(config: Any) -> list[_Transform]:
-    """Return every combination of scale and soft-cap that the config may mean."""
+    """Return every combination of scale and soft-cap that is consistent with the config."""
     text_config = config.get_text_config() if hasattr(config, "get_text_config") else config
 
     def value_of(*names: str) -> list[float]:

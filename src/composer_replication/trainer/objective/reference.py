@@ -1,4 +1,4 @@
-"""Compute log-probs without gradient, either of pairs (as the reference of channel 3) or of arbitrary responses."""
+"""Compute log-probs without gradient, of preference pairs (the reference of channel 3) or of arbitrary responses."""
 
 from __future__ import annotations
 
@@ -40,9 +40,9 @@ def reference_logprobs(model: nn.Module, inputs: Mapping[str, Tensor]) -> dict[s
 
 
 def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
-    """Return the batch with reference log-probs of its pairs from the current model, on the batch's own contexts.
+    """Return the batch with reference log-probs of its pairs from the current model, in the batch's own contexts.
 
-    Log-probs computed on whole sessions would not match, because a window may cut a context.
+    Log-probs computed on whole sessions would not match, because a window may cut off the beginning of a context.
     """
     batch.check(embedding_count(model))
     (anywhere,) = max_over_shards([model], [int(batch.pairs is not None)])
@@ -58,9 +58,10 @@ def with_reference(model: nn.Module, batch: TreeBatch) -> TreeBatch:
 
 
 def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor:
-    """Return the summed log-probs (R,) of responses under the current model, in eval mode and in one tree pass.
+    """Return the summed log-prob of each response (R,) under the current model, in eval mode and in one tree pass.
 
-    A response consists of the tokens of its sequence from `start` on. A context shared by responses is computed once.
+    A response consists of the tokens of its sequence from index `start` onward. A context that responses share is
+    computed once.
     """
     device, lengths = _model_device(model), [len(ids) - start for ids, start in responses]
     owner = torch.arange(len(responses), device=device).repeat_interleave(torch.tensor(lengths, device=device))
@@ -68,7 +69,7 @@ def response_logprobs(model: nn.Module, responses: Sequence[Response]) -> Tensor
 
 
 def token_logprobs(model: nn.Module, responses: Sequence[Response]) -> list[Tensor]:
-    """Return the log-probs of all tokens in the responses, as one tensor per response."""
+    """Return the log-prob of every response token, as one tensor per response."""
     # Each token is treated as a response of its own, so that nothing is summed.
     lengths = [len(ids) - start for ids, start in responses]
     owner = torch.arange(sum(lengths), device=_model_device(model))

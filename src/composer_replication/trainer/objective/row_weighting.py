@@ -48,10 +48,10 @@ from composer_replication.trainer.objective.model_head import get_causal_lm, get
 
 @dataclass(frozen=True)
 class RowWeighting:
-    """The switches that determine the row weights of channel 2; the weights of several switches are multiplied.
+    """The switches that determine the row weights of channel 2. If several are on, their weights are multiplied.
 
-    The teacher in these formulas is the sum of all its shares, contrast included, at temperature 1 and before TAID
-    mixes in the student. No weight has a gradient.
+    In the formulas, the teacher is the sum of all its shares, contrast included, at temperature 1 and before TAID mixes
+    in the student. No weight has a gradient.
     """
 
     sigmoid_gate_tau: float | None = None
@@ -79,7 +79,7 @@ class RowWeighting:
 
     @property
     def looks_at_rows(self) -> bool:
-        """Whether any weight depends on the predictions of student and teacher."""
+        """Whether any weight depends on the predictions of the student and the teacher."""
         return self.sigmoid_gate_tau is not None or self.teacher_entropy
 
     @property
@@ -101,7 +101,7 @@ class Contrast(NamedTuple):
 
 
 class HintTargets(NamedTuple):
-    """Facts about channel 2's rows that the switches depend on; each is needed only if its switch is on."""
+    """Properties of channel 2's rows; each is needed only if a weighting switch that depends on it is on."""
 
     tokens_N: Tensor | None = None
     """The token that each row predicts."""
@@ -129,7 +129,7 @@ class HintTargets(NamedTuple):
 
 
 class WeightedTeacher(NamedTuple):
-    """One share of the teacher's logits: a coefficient times the logits of a model (None: the student itself)."""
+    """One share of the teacher's logits: a coefficient times the logits of `model` (None: the student)."""
 
     model: nn.Module | None = None
     coefficient: float = 1.0
@@ -148,12 +148,15 @@ LIVE = WeightedTeacher()
 
 
 def all_models(student: nn.Module, teachers: Sequence[WeightedTeacher]) -> list[nn.Module]:
-    """Return every model that runs in a step. If any of them is sharded, processes must agree on the passes."""
+    """Return the student and all teacher models.
+
+    If any of them is sharded, the processes must agree on the passes of a step.
+    """
     return [student, *(teacher.model for teacher in teachers if teacher.model is not None)]
 
 
 def is_live(teacher: WeightedTeacher, student: nn.Module) -> bool:
-    """Return whether a share is the student itself, with its adapter on."""
+    """Return whether a teacher is the student itself, with its adapter on."""
     return not teacher.without_adapter and unwrapped(teacher.model or student) is unwrapped(student)
 
 
@@ -163,7 +166,10 @@ def rows_by_part(
     parts: Sequence[tuple[Tokens, Tensor]],
     live_rows: Tensor | None = None,
 ) -> list[list[TeacherRows]]:
-    """Return the teachers' rows of each part, from one pass per teacher over each distinct `Tokens`."""
+    """Return the teachers' rows for each of `parts`, which are (tokens, row indices) pairs.
+
+    Each teacher makes one pass over every distinct `Tokens` object, even if several parts use it.
+    """
 
     def rows_of(teacher: nn.Module) -> Tensor:
         # Several parts may be rows of the same tokens (a tree), which then need only one pass.
@@ -188,7 +194,10 @@ def _teacher_rows(
     rows_of: Callable[[nn.Module], Tensor],
     live_rows: Tensor | None = None,
 ) -> list[TeacherRows]:
-    """Return the rows of each share; `live_rows` are the student's own rows if a pass has already computed them."""
+    """Return the rows of each teacher share.
+
+    `live_rows` are the student's own rows if a pass has already computed them.
+    """
     shares: list[TeacherRows] = []
     for teacher in teachers:
         model = teacher.model or student
@@ -223,7 +232,8 @@ def _compute_share(
 def _merge_shares(shares: list[TeacherRows]) -> list[TeacherRows]:
     """Merge shares that use the same head: a sum of logits equals the head applied to the sum of rows.
 
-    That does not hold with a soft-cap, and in half precision a small share would be lost to rounding in the sum.
+    Shares are not merged if the head has a soft-cap, for which this does not hold, or a bias, or in half precision,
+    where a small share would be lost to rounding in the sum.
     """
     mixed: dict[int, TeacherRows] = {}
     for teacher in shares:

@@ -140,10 +140,10 @@ def _answer_ids(tokenizer: Any, request: str, answer: str) -> list[int]:
 
 
 def _encode_from(tokenizer: Any, text: str, start: int) -> tuple[list[int], list[int]]:
-    """Return the ids of text[start:], and the end of each token in the text.
+    """Return the token ids of text[start:], and the index in the text at which each token ends.
 
-    If a token begins exactly at `start`, they are cut from the ids of the whole text, because some tokenizers put a
-    space before a text that is tokenized separately. If a token spans `start`, the rest is tokenized separately.
+    If a token begins exactly at `start`, the ids are taken from those of the whole text, because some tokenizers put a
+    space before a text that is tokenized separately. If a token spans `start`, text[start:] is tokenized separately.
     """
     ids, offsets = _encode_with_offsets(tokenizer, text)
     for index, (token_start, _) in enumerate(offsets):
