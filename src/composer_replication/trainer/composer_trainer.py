@@ -63,7 +63,7 @@ from composer_replication.trainer.watch.diagnosis import RunDiagnosis
 
 
 class _WithoutTrl:
-    """A placeholder for TRL's trainer if TRL is not installed: subclasses can be imported, but not instantiated."""
+    """A placeholder for TRL's trainer if TRL is not installed. It can be subclassed, but not instantiated."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         require("trl", extra="train")
@@ -182,7 +182,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self._log_channels()
 
     def _log_channels(self) -> None:
-        """Log which channels are on, at level WARNING, which is shown without any logging configuration."""
+        """Log which channels are on. The level is WARNING, so that the message is shown by default."""
         if not self.accelerator.is_main_process:
             return
         for remark in self.usable.skipped.values():
@@ -192,7 +192,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
             logger.warning(warning)
 
     def _check_all_processes(self, sessions: Any, traces: Sequence[Any] | None) -> None:
-        """Raise an error if a process trains alone, or differs from rank 0 in tokenizer, logged data or weights."""
+        """Raise an error if processes train separately, or differ in tokenizer, logged data or weights."""
         check_is_in_group(self.args.world_size)
         if self.args.world_size > 1:
             tokenizer = getattr(self.processing_class, "tokenizer", self.processing_class)
@@ -247,7 +247,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         """Do nothing: the TAID schedule is created when it is first needed."""
 
     def after_step(self) -> None:
-        """Update the channels after an optimizer step, before anything is logged or saved."""
+        """Update the channels after an optimizer step, before metrics or checkpoints are written."""
         per_generation = self.args.steps_per_generation or 1
         # `_step` counts micro-steps. The first pass over a generation takes `per_generation` micro-steps.
         next_micro_step = self._step % (per_generation * self.num_iterations)
@@ -262,7 +262,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         self.channel_metrics.end_step(self._metrics["train"])
 
     def mode(self) -> str:
-        """Return the current key into TRL's metrics: "train" or "eval"."""
+        """Return "train" or "eval", the key under which TRL stores metrics of the current mode."""
         return "train" if self.model.training else "eval"
 
     def sum_over(self, values: Tensor) -> Tensor:
@@ -270,14 +270,17 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return values if self.accelerator.num_processes == 1 else self.accelerator.reduce(values, reduction="sum")
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the channels' metrics to TRL's, and `ran/` metrics of 0 for skipped channels."""
+        """Log the channels' metrics together with TRL's; a skipped channel has the metric `ran/...` with value 0."""
         mode = self.mode()
         self._metrics[mode].update({name: [mean] for name, mean in self.channel_metrics.take(mode).items()})
         self._metrics[mode].update({f"ran/{_LOGGED_METRIC[name]}": [0.0] for name in self.usable.skipped})
         super().log(logs, start_time)
 
     def resume_geometry(self) -> dict[str, Any]:
-        """Return the settings that a saved rollout buffer depends on, since the buffer contains error sites."""
+        """Return the settings and digests that must not change on resume.
+
+        A saved rollout buffer contains error sites and therefore depends on whether these are located.
+        """
         logged = self.channels.logged
         is_stream = not hasattr(self.train_dataset, "__len__")
         return {
@@ -297,7 +300,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
     # ---- parts of the constructor
 
     def _make_hint_gate(self, *, is_gated: bool, has_contrast: bool) -> HintGate | None:
-        """Return the hint gate if channel 2 runs on rollouts and either a gate or a contrast needs unrelated hints."""
+        """Return a hint gate if channel 2 runs on rollouts, and the gate or the contrast is on; otherwise None."""
         is_gated = is_gated and self.settings.alpha_sdpo > 0
         if not self.wants_sites or not (is_gated or has_contrast):
             return None
@@ -356,13 +359,13 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
 
 
 def _by_name(args: tuple[Any, ...], kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Return all arguments for TRL's trainer by name. Raises TypeError if they do not fit its signature."""
+    """Return all arguments for TRL's trainer as a dict. Raises TypeError if they do not fit its signature."""
     bound = inspect.signature(_Trainer.__init__).bind_partial(None, *args, **kwargs).arguments
     return {name: value for name, value in bound.items() if name != "self"}
 
 
 def _settings_of(knobs: dict[str, Any], settings: ChannelSettings | None) -> ChannelSettings:
-    """Return `settings`, or settings built from the single knobs. Raises InputError if both are given."""
+    """Return `settings`, or settings made from individual arguments. Raises InputError if both are given."""
     if settings is None:
         return ChannelSettings(**knobs)
     changed_knobs = [name for name, value in knobs.items() if value != _DEFAULTS.get(name, _NO_DEFAULT)]
@@ -399,10 +402,11 @@ def _with_none_check(name: str, reward: Any) -> Any:
 
 
 def _run_state(trainer: Any) -> dict[str, Any]:
-    """Return the state for an exact resume of a GRPO run, besides weights, optimizer and random number generators.
+    """Return the state that an exact resume of a GRPO run needs besides weights, optimizer and random number
+    generators.
 
     It consists of the buffered rollouts and the position in them, the channels' schedules and teacher, the states of
-    stateful environments, the collapse alarm, and sums that were not logged yet.
+    stateful environments, the collapse alarm, and sums that have not been logged yet.
     """
     sampling, start = trainer.sampling, trainer.sampling.start_model
     return {
@@ -450,7 +454,10 @@ def _load_run_state(trainer: Any, tree: dict[str, Any]) -> None:
 
 
 def _environment_states(trainer: Any) -> list[list[Any]]:
-    """Return every environment's state, by pool: the result of its `_state()`, or None if it has no such method."""
+    """Return the states of all environments, as a list per pool.
+
+    A state is the result of the environment's method `_state()`, or None if it has no such method.
+    """
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
     return [
         [environment._state() if hasattr(environment, "_state") else None for environment in pool]
@@ -459,7 +466,7 @@ def _environment_states(trainer: Any) -> list[list[Any]]:
 
 
 def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
-    """Create as many environments as were saved, and pass each its state (`_load_state`)."""
+    """Create as many environments as were saved, and restore each one's state with its method `_load_state`."""
     pools: dict[Any, list[Any]] = getattr(trainer, "_environment_pool", {})
     for (name, pool), saved in zip(pools.items(), states, strict=True):
         # The pool grows on demand, so a resumed process may have fewer environments than were saved.
@@ -470,7 +477,7 @@ def _load_environment_states(trainer: Any, states: list[list[Any]]) -> None:
 
 
 def _encoded_turns(buffer: list[dict[str, Any]] | None) -> list[dict[str, Any]] | None:
-    """Return the buffered batches with erring turns as dicts, since a checkpoint has no type for them."""
+    """Return the buffered batches with erring turns as dicts, because checkpoints cannot store the original type."""
     if buffer is None:
         return None
     return [

@@ -35,7 +35,7 @@ HintGenerator = Callable[[str, Any], str | None]
 
 
 class TraceTurn(TypedDict, total=False):
-    """One message. Messages in the OpenAI format (tool_calls, tool_call_id, a system role) are accepted as well."""
+    """One message of a trace. The OpenAI format (tool_calls, tool_call_id, a system role) is accepted as well."""
 
     role: Literal["user", "assistant", "tool"]
     content: str
@@ -45,7 +45,7 @@ class TraceTurn(TypedDict, total=False):
 
 
 class TraceExample(TypedDict, total=False):
-    """A session, its reward, and the preference pairs made from its states."""
+    """A logged session with its reward and the preference pairs for its states."""
 
     trace_id: str
     turns: Sequence[TraceTurn]
@@ -161,7 +161,7 @@ class ComposerDataCollator:
         self._num_ids = _vocabulary_size(self.tokenizer)
 
     def __call__(self, batch: Sequence[TraceExample]) -> dict[str, Tensor]:
-        """Return the batch, after the validation that `compose_loss` also does."""
+        """Return the batch for these traces, after validating it as `compose_loss` does."""
         if not batch:
             raise InputError(explain("batch", got="no traces", expected="at least one trace"))
         rows, pairs, rewards = TraceRows(), list[PairIds](), list[float]()
@@ -265,7 +265,10 @@ class ComposerDataCollator:
 
 
 def _make_renderer(tokenizer: Any, config: CollatorConfig) -> Renderer | SegmentRenderer:
-    """Return a renderer that uses the chat template, or else one that tokenizes turn by turn, with a warning."""
+    """Return a renderer that uses the chat template.
+
+    If there is no template or no fast tokenizer, this warns and returns a renderer that tokenizes turn by turn.
+    """
     is_fast = hasattr(tokenizer, "backend_tokenizer")
     if is_fast and (config.chat_template is not None or getattr(tokenizer, "chat_template", None)):
         # Only a fast tokenizer reports the offsets that align masks with a rendered template.
@@ -317,7 +320,7 @@ class _MarkedError(NamedTuple):
 def _marked_errors(
     messages: Sequence[Mapping[str, Any]], turns: Sequence[Turn], counts: Counter[str]
 ) -> Iterator[_MarkedError]:
-    """Yield the error in every message with a `tool_error`; errors without an assistant turn are counted.
+    """Yield the error in every message with a `tool_error`; errors without an assistant turn are only counted.
 
     The kind is `error_meta["error_kind"]`, or else `tool_error` itself if it names a kind. Otherwise the rules in
     `sites` classify the call and its result: json_decode for arguments that are not JSON, type_error for other invalid
@@ -357,7 +360,7 @@ def _read_error_meta(message: Mapping[str, Any], where: str) -> dict[str, Any]:
 
 
 def _call_and_result(turns: Sequence[Turn], caller: int, marked: int) -> tuple[ToolCall | None, ToolResult | None]:
-    """Return the call that failed and its result. A mark on an assistant turn refers to the turn's first call."""
+    """Return the failed call and its result; if an assistant turn is marked, these are of the turn's first call."""
     calls = turns[caller].calls
     if marked != caller:
         result = turns[marked].results[0]
@@ -378,7 +381,7 @@ def _classify_error(call: ToolCall | None, text: str) -> str:
 
 
 class _ReferenceLookup(Protocol):
-    """Returns the initial model's log-probs for both answers in a pair, looked up by token ids."""
+    """An object that looks up the initial model's log-probs for both answers in a pair by their token ids."""
 
     def lookup(
         self, chosen_ids: Sequence[int], chosen_start: int, rejected_ids: Sequence[int], rejected_start: int
@@ -398,7 +401,7 @@ def _reference_tensors(pairs: Sequence[PairIds], reference: _ReferenceLookup) ->
 def _find_calling_turn(turns: Sequence[Turn], index: int) -> int | None:
     """Return the index of the assistant turn whose call is answered by the tool turn at `index`.
 
-    If no call has the result's id, this is the assistant turn directly before the results, or None if there is none.
+    If no call has the result's id, return the assistant turn directly before the results, or None if there is none.
     """
     call_ids = {result.call_id for result in turns[index].results}
     # Backwards, because some logs reuse ids, and the latest call with the id is the one that was answered.

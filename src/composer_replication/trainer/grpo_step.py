@@ -1,10 +1,10 @@
-"""What `ComposerReplicationTrainer` does in TRL's generation step and in TRL's loss, and the metrics of both.
+"""Implement TRL's generation step and loss for `ComposerReplicationTrainer`, with the metrics of both.
 
 TRL has no hook between sampling and its buffer of micro-batches, so `trainer.overrides` passes TRL's private methods to
 this module. `original` is always TRL's own method.
 
-    GenerationStep    locates error sites in rollouts, resamples groups with equal rewards, and penalizes KL
-    ComposerChannels  the loss terms of channels 2 and 3, and their state between steps
+    GenerationStep    locates error sites in rollouts, resamples groups with equal rewards, and penalizes KL divergence
+    ComposerChannels  computes the loss terms of channels 2 and 3, and holds their state between steps
     LossStep          adds these terms to the GRPO loss of a micro-step
 """
 
@@ -53,7 +53,7 @@ _Batch = dict[str, Any]
 
 @dataclass(eq=False)
 class _GenerationCall:
-    """What TRL's methods produce during one call of `_generate_and_score_completions`, for its caller."""
+    """Intermediate results that TRL's methods produce in one call of `_generate_and_score_completions`."""
 
     rows: list[dict[str, Any]]
     """The data set row for each rollout; TRL passes only the prompts to a rollout function."""
@@ -67,7 +67,7 @@ class _GenerationCall:
 
 
 class GenerationStep:
-    """Wraps a trainer's sampling: locates error sites, resamples groups, applies the k1 penalty, and logs metrics.
+    """A wrapper of a trainer's sampling that locates error sites, resamples groups, penalizes KL and logs metrics.
 
     Args:
         trainer: The TRL trainer.
@@ -105,7 +105,7 @@ class GenerationStep:
         return [] if self._call is None else self._call.rows
 
     def generate(self, original: Callable[..., tuple[Any, ...]], prompts: list[Any]) -> tuple[Any, ...]:
-        """Replace TRL's `_generate`, and keep its result and the failed tool calls, to locate error sites in them."""
+        """Replace TRL's `_generate`, and record its result and failed tool calls for locating error sites."""
         if self.fast is None or self._trainer.use_vllm:
             return self._generate_watched(original, prompts)
         before = Counter(self.fast.counts)
@@ -115,9 +115,7 @@ class GenerationStep:
         return generated
 
     def _count_generated(self, counts: Counter[str], cache_bytes: int) -> None:
-        """Log how many calls reused the key cache, the share of prompt tokens processed, and the
-        cache's peak memory.
-        """
+        """Log the share of calls to the fast generator, the share of prompt tokens it read, and its cache's size."""
         names = ("fast_calls", "usual_calls", "read_tokens", "prompt_tokens")
         # The last 1.0 counts the processes, so that memory can be logged as a mean over processes.
         numbers = [float(counts[name]) for name in names] + [cache_bytes / 2**30, 1.0]
@@ -131,7 +129,7 @@ class GenerationStep:
             self._add_metric("generation/cache_gib", gib, processes)
 
     def generate_turn(self, original: Callable[..., tuple[Any, Any]], *args: Any, **kwargs: Any) -> tuple[Any, Any]:
-        """Replace TRL's `_generate_single_turn`: call it with `model.generate` replaced by the fast generator."""
+        """Replace TRL's `_generate_single_turn`: call it while the fast generator replaces `model.generate`."""
         if self.fast is None or self._trainer.use_vllm:
             return original(*args, **kwargs)
         with self.fast.replace_generate(self._trainer.accelerator.unwrap_model(self._trainer.model_wrapped)):
@@ -150,7 +148,7 @@ class GenerationStep:
         return call.generated
 
     def score(self, original: Callable[..., _Batch], inputs: list[dict[str, Any]]) -> _Batch:
-        """Replace TRL's `_generate_and_score_completions`: add error sites, resample groups, penalize KL."""
+        """Replace TRL's `_generate_and_score_completions`: locate error sites, resample groups, penalize KL."""
         batch, rewards = self._score_and_add_turns(original, inputs)
         if self.options.max_resamples and self._trainer.model.training:
             batch = self._resample_equal_groups(original, batch, rewards, inputs)
@@ -168,7 +166,7 @@ class GenerationStep:
         return batch
 
     def rewards(self, original: Callable[..., Tensor], inputs: list[dict[str, Any]], *args: Any) -> Tensor:
-        """Replace TRL's `_calculate_rewards`, and log the share of rollouts that each function left without a reward.
+        """Replace TRL's `_calculate_rewards`, and log for each reward function the share of rollouts without a reward.
 
         TRL silently ignores a missing reward. A rollout whose environment broke gets no reward from any function.
 
@@ -195,7 +193,7 @@ class GenerationStep:
     def _score_and_add_turns(
         self, original: Callable[..., _Batch], inputs: list[dict[str, Any]], *, is_resampling: bool = False
     ) -> tuple[_Batch, Tensor | None]:
-        """Return TRL's batch with the erring turns of its rollouts, and the rewards on all processes."""
+        """Return TRL's batch, to which the rollouts' erring turns are added, and the rewards on all processes."""
         call = self._call = _GenerationCall(inputs, is_resampling)
         try:
             batch = original(inputs)
@@ -256,7 +254,7 @@ class GenerationStep:
     def _resample_equal_groups(
         self, original: Callable[..., _Batch], batch: _Batch, rewards: Tensor | None, inputs: list[dict[str, Any]]
     ) -> _Batch:
-        """Return the batch with equal-reward groups replaced by new samples for the same prompts.
+        """Return the batch after replacing groups with equal rewards by new samples for the same prompts.
 
         In an equal-reward group all advantages are 0, so the group contributes nothing to the gradient.
         """
@@ -371,7 +369,7 @@ class ComposerChannels:
     def policy_and_rollout_term(
         self, model: nn.Module, inputs: Mapping[str, Any], micro_step: MicroStep, run_policy: Callable[[], Tensor]
     ) -> tuple[Tensor, ChannelTerm | None]:
-        """Return GRPO's loss, and channel 2's term on the rollouts, or None if none of them has an erring turn."""
+        """Return GRPO's loss, and channel 2's term on the rollouts (None if no rollout has an erring turn)."""
         loss, term = self.rollouts.policy_and_term(model, inputs, micro_step, run_policy)
         if term is not None and micro_step.is_training and term.items and self.rollouts.alpha(micro_step) > 0:
             # TAID's schedule follows the loss of a whole step, so micro-steps are collected until it ends.
@@ -381,7 +379,7 @@ class ComposerChannels:
     def logged_term(self, model: nn.Module, micro_step: MicroStep, device: torch.device) -> dict[str, ChannelTerm]:
         """Return the terms for channels 2 and 3 on the next logged batch, by channel.
 
-        Their losses are shares of one accumulated optimizer step.
+        Each loss is divided by the number of micro-steps in an optimizer step, over which gradients accumulate.
         """
         assert self.logged is not None
         batch = self.logged.next_batch(device)
@@ -416,7 +414,10 @@ class ComposerChannels:
         return self.settings.alpha_at(micro_step.num_finished_steps, micro_step.total_steps)
 
     def after_step(self, model: nn.Module, step: int, *, ends_generation: bool = True) -> str | None:
-        """Update the teacher, TAID's t and the gate after an optimizer step; return the gate's message, if any."""
+        """Update the teacher, the TAID schedule and the hint gate after an optimizer step.
+
+        Returns the gate's message, or None.
+        """
         reshard(self.teacher)
         self.teacher.after_step(model)
         items = sum(count for _, count in self._taid_losses)
@@ -428,7 +429,7 @@ class ComposerChannels:
         )
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint, with this process's shards of the teacher."""
+        """Return the state for a checkpoint; of the teacher's weights, only this process's shards are included."""
         return {
             "teacher": local_state(self.teacher),
             "taid": None if self.taid is None else self.taid.state_dict(),
@@ -465,7 +466,7 @@ class ComposerChannels:
 
 
 def _item_counts(batch: LoggedBatch) -> dict[str, int]:
-    """Return the number of target rows for channel 2 and the number of pairs for channel 3 in a batch."""
+    """Return a batch's number of target rows for channel 2, and its number of pairs for channel 3."""
     if isinstance(batch, TreeBatch):
         counts = batch.counts(hints=True, pairs=True)
         return {name: counts.get(name, 0) for name in ("sdpo_jsd", "trace_replay_dpo")}
@@ -492,10 +493,10 @@ class _Weights(NamedTuple):
 
 
 class ChannelMetrics:
-    """Sums of the channels' losses by mode ("train", "eval"), and which channels ran in the current optimizer step.
+    """Sums of the channels' losses for each mode ("train", "eval"), and which channels ran in the current step.
 
-    TRL logs the mean of all values appended since the last log line. Micro-steps have different numbers of items, so a
-    mean of their means would differ from the mean over the whole step. Sums and counts are kept instead.
+    TRL logs the mean of all values appended since the last log line. Micro-steps have different numbers of items, so
+    the mean of their means would differ from the mean over the whole step. Sums and counts are kept instead.
     """
 
     def __init__(self) -> None:
@@ -503,7 +504,7 @@ class ChannelMetrics:
         self._ran: dict[str, bool] = {}
 
     def add(self, mode: str, name: str, total: float, items: float) -> None:
-        """Add the metric `name` as a sum over `items` items on all processes."""
+        """Add `items` items of the metric `name`, summed over all processes, to its running sum."""
         before, count = self._sums[mode].get(name, (0.0, 0.0))
         self._sums[mode][name] = (before + total, count + items)
 
@@ -531,13 +532,13 @@ class ChannelMetrics:
                 self.add(mode, f"loss/{name}", term.mean * items, items)
 
     def end_step(self, metrics: Any) -> None:
-        """Append, for the optimizer step that has just ended, which channels ran in any of its micro-steps."""
+        """Append, to TRL's metrics, whether each channel ran in the optimizer step that has just ended."""
         for name, ran in self._ran.items():
             metrics[f"ran/{name}"].append(float(ran))
         self._ran.clear()
 
     def take(self, mode: str) -> dict[str, float]:
-        """Return the mean of every metric since the last call, and reset the sums."""
+        """Return the mean of each metric over all items since the last call, and reset the sums."""
         means = {name: total / max(items, 1.0) for name, (total, items) in self._sums[mode].items()}
         self._sums[mode].clear()
         return means
@@ -550,7 +551,7 @@ class ChannelMetrics:
 
 
 class LossStep:
-    """Computes a trainer's loss in a micro-step: the GRPO loss plus the terms of channels 2 and 3."""
+    """The computation of a trainer's loss in a micro-step: the GRPO loss plus the terms of channels 2 and 3."""
 
     def __init__(
         self, trainer: Any, channels: ComposerChannels, channel_metrics: ChannelMetrics, *, wants_sites: bool

@@ -42,7 +42,7 @@ _FIRST_KEY = {SDPO: "sdpo_student_index", REPLAY: "dpo_chosen_input_ids"}
 
 
 class LoggedStore:
-    """Logged traces with a collator, or sessions that are already token trees, in a shuffled order."""
+    """A shuffled store of logged data: traces with a collator, or sessions that are already token trees."""
 
     def __init__(
         self,
@@ -74,7 +74,7 @@ class LoggedStore:
         return digest_of(self._traces or ())
 
     def next_batch(self, device: torch.device) -> LoggedBatch:
-        """Return the next traces as one batch, without targets for channel 1, which learns from rollouts instead."""
+        """Return the next traces as one batch. It has no targets for channel 1, which learns from rollouts."""
         numbers = self.sampler.draw(self._batch_size)
         if self._sessions is not None:
             return pack_batches([self._sessions.items[number].batch(device) for number in numbers])
@@ -90,8 +90,8 @@ class LoggedStore:
 def prompts_of_traces(rows: Any) -> Any:
     """Return the prompts for GRPO from a `train_dataset` whose rows are TraceExamples.
 
-    A row's prompt is its own `prompt`, or the messages before the agent's first turn. A `datasets.Dataset` keeps its
-    columns. TRL does not accept lists, so a list becomes a `Dataset` without the keys `turns` and `dpo_pairs`.
+    A row's prompt is its own `prompt`, or else the messages before the agent's first turn. A `datasets.Dataset` keeps
+    its columns. TRL does not accept lists, so a list becomes a `Dataset` without the keys `turns` and `dpo_pairs`.
 
     Raises:
         InputError: A row has no `turns`, or neither a prompt nor a message before the agent's first turn.
@@ -132,11 +132,11 @@ def _no_traces(got: str) -> InputError:
 
 
 class _UsableChannels(NamedTuple):
-    """Which channels can use the logged data.
+    """The channels that can use the logged data.
 
     `settings` has weight 0 for a channel that has no data at all, `logged` names the channels that use logged data, and
     `skipped` has a message for every channel that has a weight but no logged data. `is_empty` is true if there is
-    logged data that no active channel can use.
+    logged data, but no active channel can use it.
     """
 
     settings: ChannelSettings
@@ -148,9 +148,10 @@ class _UsableChannels(NamedTuple):
 def usable_channels(
     settings: ChannelSettings, traces: Sequence[Any] | None, collator: Collator | None, sessions: LoggedSessions | None
 ) -> _UsableChannels:
-    """Return which channels can use the logged data; channel 3 is switched off if there are no pairs.
+    """Return which channels can use the logged data. Channel 3 is switched off if there are no pairs.
 
-    Channel 2 keeps its weight because it also runs on rollouts. The collator's errors for malformed traces propagate.
+    Channel 2 keeps its weight because it also runs on rollouts. Errors that the collator raises for malformed traces
+    are passed on.
     """
     weights = {SDPO: settings.alpha_sdpo, REPLAY: settings.beta_replay}
     active_channels = {name for name, weight in weights.items() if weight > 0}
@@ -171,7 +172,7 @@ def usable_channels(
 
 
 def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) -> frozenset[str]:
-    """Return the channels for which at least one trace has an item. The collator's own counts stay unchanged."""
+    """Return the channels for which at least one trace has an item, leaving the collator's counts unchanged."""
     owners: tuple[Any, ...] = (collator, getattr(collator, "renderer", None))  # both have `counts`
     counters: list[Counter[str]] = [owner.counts for owner in owners if hasattr(owner, "counts")]
     # The collator is called here only to find out what the traces contain, so its counts are restored below.
@@ -190,9 +191,10 @@ def _channels_in(traces: Sequence[Any], collator: Collator, channels: Set[str]) 
 def with_what_is_needed(
     model: nn.Module, settings: ChannelSettings, traces: Any, collator: Any, sessions: LoggedSessions | None
 ) -> LoggedSessions | None:
-    """Return the sessions without targets for channel 1, after computing missing reference log-probs for pairs.
+    """Prepare logged data for channels 2 and 3: compute reference log-probs for pairs if they are needed and missing.
 
-    For traces, the collator gets the reference log-probs, and None is returned.
+    Sessions are returned with the log-probs and without targets for channel 1. For traces, the log-probs are stored in
+    the collator, and None is returned.
     """
     if not (settings.alpha_sdpo > 0 or settings.beta_replay > 0):
         got = "logged traces with both weights 0"
@@ -213,7 +215,10 @@ def with_what_is_needed(
 
 
 def _needs_references(collator: Any, model: nn.Module) -> bool:
-    """Return whether the collator lacks reference log-probs, or has them for these weights in another precision."""
+    """Return whether reference log-probs must be computed.
+
+    This is so if the collator has none, or if they are for the same weights in another precision.
+    """
     reference = getattr(collator, "reference", _HAS_OWN)
     if not isinstance(reference, ReferenceLogprobs):
         return reference is None
@@ -239,7 +244,7 @@ def digest_of(rows: Iterable[Any]) -> str:
 
 
 class _CyclingSampler:
-    """Draws the numbers 0 to size - 1 in endless passes, reshuffled for each pass.
+    """A sampler of the numbers 0 to size - 1 in endless passes, reshuffled for each pass.
 
     All processes compute the same order, and each takes a different part of every draw.
     """

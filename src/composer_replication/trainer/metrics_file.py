@@ -13,7 +13,7 @@ from composer_replication.runs.journal import Journal, read_journal
 
 
 class MetricsFile(TrainerCallback):
-    """Appends a checksummed line per log call, on the main process only.
+    """A callback that appends a line with a checksum for each log call, on the main process only.
 
     A resumed run continues after the step that it resumes from: lines that a killed process logged for later steps are
     dropped, since those steps are repeated. A new run starts a new file. Numbers that are not finite become null.
@@ -44,7 +44,7 @@ class MetricsFile(TrainerCallback):
 
 
 def _plain(value: Any) -> Any:
-    """Return a value as JSON can store it: NaN and infinity as None, objects of unknown types as text."""
+    """Return a value in a form that JSON can store: NaN and infinity become None, and unknown types become text."""
     # torch and numpy scalars have `item`.
     if hasattr(value, "item"):
         value = value.item()
@@ -55,14 +55,14 @@ def _plain(value: Any) -> Any:
 
 
 class _Steps(Protocol):
-    """A trainer that `StepCallback` notifies of its steps."""
+    """The interface of trainers that `StepCallback` notifies of their steps."""
 
     def before_steps(self) -> None: ...
     def after_step(self) -> None: ...
 
 
 class StepCallback(TrainerCallback):
-    """Calls the trainer at the start of a run, and after each optimizer step, before anything is logged or saved."""
+    """A callback that notifies a trainer of the run's start and the end of each step, before logging and saving."""
 
     def __init__(self, trainer: _Steps) -> None:
         self._trainer = trainer

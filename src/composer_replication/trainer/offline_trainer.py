@@ -159,7 +159,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         self._num_weights = sum(parameter.numel() for parameter in self._start_model.parameters())
 
     def _shard(self, model: nn.Module, args: TrainingArguments, warmed_up: str | Path | None) -> None:
-        """Shard model and teacher over all processes, after loading a warm-up's weights and copying the teacher."""
+        """Load a warm-up's weights, if any, attach the teacher, and shard both models over all processes."""
         if warmed_up is not None:
             self.phase = _load_warmed_up(model, Path(warmed_up))
         attach_teacher(self.teacher, model, with_adapter=bool(self.phase))
@@ -290,11 +290,11 @@ class OfflineTrainer(WithTeacher, Trainer):
 
     @property
     def taid(self) -> TAIDScheduler:
-        """The TAID schedule for this run; until the number of steps is known, a schedule at its initial value."""
+        """The TAID schedule for this run; a schedule at its initial value until the number of steps is known."""
         return self._taid or self.settings.taid_schedule(1)
 
     def before_steps(self) -> None:
-        """Create the TAID schedule for the run's steps, and restore its state if a checkpoint was loaded."""
+        """Create the TAID schedule, since the number of steps is now known, and restore its state, if any."""
         self._taid = self.settings.taid_schedule(self.state.max_steps)
         if self._taid_state is not None:
             self._taid.load_state_dict(self._taid_state)
@@ -322,7 +322,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         return total
 
     def log(self, logs: dict[str, float], start_time: float | None = None) -> None:
-        """Add the channels' metrics to every log line that has a loss, and a summary to the last line."""
+        """Add the channels' metrics to every log line with a loss, and how often each ran to the run's last line."""
         if "loss" in logs:
             logs |= self.channel_log.take()
             if self.settings.sdpo_wrapper == "taid":
@@ -333,11 +333,14 @@ class OfflineTrainer(WithTeacher, Trainer):
         super().log(logs, start_time)
 
     def floating_point_ops(self, inputs: Any) -> int:
-        """Return the estimated operations: 6 per weight and token (2 in the forward pass, 4 in the backward pass)."""
+        """Return the estimated number of operations: 6 per weight and token (forward pass 2, backward pass 4)."""
         return 6 * self._num_weights * len(inputs[_INPUT].trees.tree)
 
     def resume_geometry(self) -> dict[str, Any]:
-        """Add the digest of the sessions, since different sessions may have the same number of items."""
+        """Return the settings that must not change on resume, with a digest of the sessions.
+
+        The number of items is not enough, since different sessions may have the same number.
+        """
         return {**super().resume_geometry(), "sessions": self._train_sessions.digest, **self.phase}
 
     def extra_state(self) -> dict[str, Any]:
@@ -381,9 +384,7 @@ class OfflineTrainer(WithTeacher, Trainer):
 
 
 def _check_arguments(args: Any) -> None:
-    """Raise ConfigError unless each process has one device, all are in one group, and all get equally many
-    micro-batches.
-    """
+    """Raise ConfigError if a process has several devices, trains alone, or may get fewer micro-batches than others."""
     check_is_in_group(args.world_size)
     if args.n_gpu > 1:
         fix = "Start one process per GPU: `torchrun --nproc-per-node N` or `accelerate launch`."
@@ -404,9 +405,9 @@ def _prepare_sessions(
     with_adapter: bool = False,
     shuffle_seed: int | None = None,
 ) -> LoggedSessions:
-    """Return the sessions after the hint check, with reference log-probs if needed.
+    """Return the sessions to train on, after the hint check and a control's shuffling if requested.
 
-    Call it under the same autocast as the training steps.
+    Reference log-probs are added if needed. Call this under the same autocast as the training steps.
     """
     if hint_margin is not None:
         sessions = sessions.prove(model, hint_margin, with_adapter=with_adapter)
@@ -424,7 +425,7 @@ def _prepare_sessions(
 
 
 def _load_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
-    """Load a warm-up's final weights into the model, and return the phase of the training that follows.
+    """Load a warm-up's final weights into the model, and return the training phase that follows the warm-up.
 
     Raises StaleArtefactError if the checkpoint was not written by a warm-up, or if that warm-up began with other
     weights.
@@ -484,7 +485,7 @@ def _warnings_about_channels(items: Mapping[str, int], weights: Mapping[str, flo
 
 
 class _ChannelLog:
-    """The channels' metrics since the last log line: means over items, and how often each channel ran.
+    """A record of the channels' metrics since the last log line: means over items, and how often each channel ran.
 
     Micro-batches are summed into steps, and steps are averaged. Values stay on their device until they are logged. For
     the whole run, each channel has its `ran_steps`, its `seen_items` (including items in steps where its weight was 0)
@@ -500,7 +501,7 @@ class _ChannelLog:
         self._reset()
 
     def add(self, components: LossComponents) -> None:
-        """Add one micro-batch, in which each channel is already divided by its items in the whole batch."""
+        """Add a micro-batch's losses, each of which is already divided by its channel's items in the whole step."""
         values = torch.stack([getattr(components, name).detach().float() for name in CHANNELS])
         self._open = values if self._open is None else self._open + values
 

@@ -1,4 +1,4 @@
-"""Override methods of transformers' and TRL's trainers, each in one line that passes the original method on.
+"""Override methods of transformers' and TRL's trainers. Each override is one line that passes on the original method.
 
 `tests/contract/test_transformers_trainer.py` and `test_trl.py` check what these methods rely on, and
 `test_overrides.py` checks that no other file overrides a private method. In a class's bases, put these classes before
@@ -22,8 +22,9 @@ _Trainer: Any = object
 
 
 class SafeCheckpoints(_Trainer):
-    """A mixin that saves complete checkpoints: `class MyTrainer(SafeCheckpoints, Trainer)`. See
-    `checkpoints.run_checkpoints`.
+    """A mixin that saves complete checkpoints, as in `class MyTrainer(SafeCheckpoints, Trainer)`.
+
+    See `checkpoints.run_checkpoints`.
     """
 
     stop_signals: tuple[signal.Signals, ...] = (signal.SIGTERM,)
@@ -40,9 +41,9 @@ class SafeCheckpoints(_Trainer):
         return RunCheckpoints(self)
 
     def extra_state(self) -> dict[str, Any]:
-        """Return additional state of this process that an exact resume needs, as a tree.
+        """Return the additional state of this process that an exact resume needs, as a tree.
 
-        Subclasses extend the tree that `super` returns.
+        Subclasses extend the tree returned by `super`.
         """
         return {}
 
@@ -50,8 +51,9 @@ class SafeCheckpoints(_Trainer):
         """Restore the state that `extra_state` returned, before the first step. Subclasses call `super`."""
 
     def resume_geometry(self) -> dict[str, Any]:
-        """Return the settings that must not change on resume, as JSON. Subclasses extend the dict
-        that `super` returns.
+        """Return the settings that must not change on resume, as a dict that JSON can store.
+
+        Subclasses extend the dict returned by `super`.
         """
         return {}
 

@@ -1,7 +1,9 @@
 """Load the recommended settings in recipes/presets/*.toml, as a config and as arguments for the trainers.
 
-composer   Dr. GRPO, one pass over each rollout, k1 in the advantage, effort penalty as a reward; kl_st, trust region
-dapo       a higher upper clip, a mean over all tokens, overlong filter and penalty, dynamic sampling
+composer   Dr. GRPO with one pass over each rollout, a KL penalty in the advantage (k1) and a penalty for effort;
+           channel 2 with KL(student || teacher) and a trust-region teacher
+dapo       GRPO with a higher upper clip, a mean over all tokens, filtering and penalizing of overlong rollouts, and
+           dynamic sampling
 none       no preset: the defaults in code
 """
 
@@ -48,7 +50,7 @@ _TRL_NAMES = {
 
 
 def _preset_config(name: PresetName) -> CrfConfig:
-    """Return the default config with only this preset applied."""
+    """Return the default config after applying only this preset."""
     return load_with_preset(overrides=[f"train.preset={name}"])
 
 
@@ -94,11 +96,10 @@ def composer_grpo_config(
 
 
 def trainer_arguments(preset: PresetName = "composer") -> dict[str, Any]:
-    """Return a preset's settings that GRPOConfig does not have, as arguments for ComposerReplicationTrainer.
+    """Return the settings of a preset that GRPOConfig does not have, as arguments for ComposerReplicationTrainer.
 
-    `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` is the whole recipe,
-    except for the rewards that a preset adds (`preset_rewards`). Without logged data channel 3 is skipped, with a
-    warning.
+    `ComposerReplicationTrainer(..., args=composer_grpo_config("out"), **trainer_arguments())` applies the whole preset,
+    except for the rewards that it adds (`preset_rewards`). Without logged data channel 3 is skipped, with a warning.
     """
     config = _preset_config(preset)
     return {
@@ -131,7 +132,7 @@ def rollout_options(config: CrfConfig) -> RolloutOptions:
 
 
 def preset_rewards(config: TrainConfig, tokenizer: TextTokenizer) -> list[Callable[..., list[float]]]:
-    """Return the reward functions that a config adds to the task's own."""
+    """Return the reward functions that a config adds to the reward functions of the task."""
     rewards: list[Callable[..., list[float]]] = []
     grpo, effort = config.grpo, config.effort
     # The option is a fraction of the limit, but TRL takes a number of tokens.

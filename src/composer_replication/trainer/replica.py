@@ -1,4 +1,4 @@
-"""Train one of several DiLoCo replicas: select its part of the data, and run the outer loop around its steps.
+"""Train one of several DiLoCo replicas: select the replica's part of the data, and run DiLoCo's outer loop.
 
 This works with any transformers trainer: on logged sessions or rollouts, with an adapter or full weights.
 """
@@ -43,9 +43,7 @@ class Replica:
         return range(self.rank, number, self.world_size)
 
     def check_steps(self, steps: int) -> None:
-        """Raise InputError unless weights are exchanged after the last step: steps after the last exchange would be
-        lost.
-        """
+        """Raise InputError if the run does not end with an exchange of weights, since later steps would be lost."""
         every = self.outer.steps_per_commit
         if steps % every:
             nearest = every * max(1, round(steps / every))
@@ -53,7 +51,7 @@ class Replica:
             raise InputError(explain("train.optimiser.steps", got=steps, expected=f"a multiple of {every}", fix=fix))
 
     def weigh(self, num_samples: int) -> None:
-        """Set this replica's weight to its number of samples. Raises InputError if it has none."""
+        """Set this replica's weight to its number of samples. Raises InputError if that is 0."""
         if not num_samples:
             fix = "Start fewer replicas, or give them more sessions."
             got = f"no samples for replica {self.rank} of {self.world_size}"
@@ -62,10 +60,10 @@ class Replica:
 
 
 class ReplicaSteps(TrainerCallback):
-    """Runs the outer loop around a trainer's steps, and leaves the global weights in its model.
+    """A callback that runs DiLoCo's outer loop around a trainer's steps, and leaves the global weights in its model.
 
-    The run's commits determine a replica's step. A restarted replica continues at the other replicas' step, with that
-    step's learning rate, and ends when they do.
+    A replica's step is derived from the number of exchanges that the run has committed. A restarted replica therefore
+    continues at the other replicas' step, with that step's learning rate, and ends when they do.
     """
 
     loop: Any

@@ -40,7 +40,7 @@ def launched_processes() -> int:
 
 
 def check_is_in_group(world_size: int) -> None:
-    """Raise ConfigError if a launcher has started several processes but each would train alone."""
+    """Raise ConfigError if a launcher has started several processes, but they are not in one process group."""
     launched = launched_processes()
     if launched > 1 and world_size == 1:
         fix = "Set TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
@@ -51,8 +51,8 @@ def check_is_in_group(world_size: int) -> None:
 def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> None:
     """Copy rank 0's weights to ranks without weights, and check that all ranks have the same weights and adapter.
 
-    An adapter that is still untrained is initialized at random, and is taken from rank 0 as well. Raises InputError, on
-    every rank, that names the ranks with other weights. A model that is already sharded is left unchanged.
+    An adapter that is still untrained is initialized at random, so it is copied from rank 0 as well. If ranks have
+    other weights, InputError is raised on every rank and names them. A model that is already sharded is left unchanged.
     """
     if _num_processes() == 1 or is_sharded(model):
         return
@@ -87,7 +87,7 @@ def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
 
 
 def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank with the same command.") -> None:
-    """Raise InputError on every rank if one of these texts differs between ranks, and name the ranks unlike rank 0."""
+    """Raise InputError on every rank if a text differs between ranks, naming the ranks that differ from rank 0."""
     if _num_processes() == 1:
         return
     for what, text in about.items():
@@ -97,9 +97,9 @@ def refuse_differences(about: Mapping[str, str], *, fix: str = "Start every rank
 def errors_of_ranks(text: str, *, is_own: bool) -> dict[int, str]:
     """Publish this rank's error in the launcher's store, and return another rank's error, keyed by that rank.
 
-    An error that is not `is_own`, but possibly caused by another rank's, is not published. Ranks other than 0 wait
-    briefly for rank 0's error; rank 0 waits for any rank's, unless its own error is the cause. Returns {} if no error
-    arrives in time, or if the store cannot be reached.
+    The error is published only if `is_own` is set, since otherwise another rank's error may have caused it. Ranks other
+    than 0 wait briefly for rank 0's error; rank 0 waits for any rank's, unless its own error is the cause. Returns {}
+    if no error arrives in time, or if the store cannot be reached.
     """
     wait = timedelta(seconds=_WAIT_SECONDS)
     # A restarted job uses the same store, so keys contain the restart count.
@@ -138,8 +138,9 @@ def _unique_lines(text: str, other_text: str) -> str:
 
 
 def _layout(module: nn.Module) -> str:
-    """Describe a model's tensors (count, dtypes, digest of names and shapes), which must match
-    before weights are sent.
+    """Return a text with a model's tensor count, dtypes, and a digest of names and shapes.
+
+    This must be the same on all ranks before weights are sent.
     """
     named_tensors = [*module.named_parameters(), *module.named_buffers()]
     dtypes = sorted(

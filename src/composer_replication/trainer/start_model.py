@@ -166,9 +166,7 @@ def _add_adapter(model: nn.Module, args: Any, peft_config: Any, quantization: Qu
 
 
 def _check_targets(model: nn.Module, peft_config: Any) -> None:
-    """Raise ConfigError if one of an adapter's targets matches no layer. PEFT complains only if
-    none of them matches.
-    """
+    """Raise ConfigError if any of an adapter's targets matches no layer. PEFT only reports it if none matches."""
     targets = getattr(peft_config, "target_modules", None)
     if not isinstance(targets, list | tuple | set) or not targets:
         return
@@ -180,7 +178,10 @@ def _check_targets(model: nn.Module, peft_config: Any) -> None:
 
 
 def adapter_error(error: Exception, model: nn.Module) -> ConfigError:
-    """Convert PEFT's error to a ConfigError that lists the model's layer names, since most are about unknown names."""
+    """Convert PEFT's error to a ConfigError that lists the names of the model's layers.
+
+    Most of PEFT's errors are about unknown layer names.
+    """
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
     # PEFT's message does not list the valid names.
     linear = {name.rpartition(".")[2] for name, module in model.named_modules() if isinstance(module, nn.Linear)}
@@ -227,8 +228,8 @@ def choose_token_rows(
 ) -> list[int]:
     """Return the token ids whose embedding and head rows the adapter trains; `names` is `train.adapter.token_rows`.
 
-    If `why_not` has a reason, such as "with FSDP", no rows are trained. In any case, tokens with untrained rows among
-    `written_ids`, the ids that the model has to write, are reported with `say`.
+    If `why_not` is a reason such as "with FSDP", no rows are trained. In any case, `say` is called with a message about
+    tokens that have untrained rows among `written_ids`, the ids that the model has to write.
     """
     is_auto = tuple(names) == ("auto",)
     if why_not and names and not is_auto:
@@ -335,7 +336,7 @@ def _head_rows(head: Tensor, ids: Sequence[int]) -> Tensor:
 
 
 def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> Any:
-    """Extend an adapter's config to train the embedding and head rows of these ids as well, and return it."""
+    """Return the adapter's config, extended to train the embedding and head rows of these token ids."""
     if not ids:
         return peft_config
     causal_lm = get_causal_lm(model)

@@ -76,11 +76,11 @@ class TeacherKeeper:
 
     @property
     def model(self) -> nn.Module | None:
-        """The teacher's own copy of the model, if any. The trainer moves the copy to its device, or shards it."""
+        """The teacher's own copy of the model, or None. The trainer moves or shards this copy."""
         return self._copy
 
     def replace_model(self, model: nn.Module) -> None:
-        """Replace the copy with its moved or sharded version. Call it before the first step."""
+        """Replace the teacher's copy with its moved or sharded version. Call this before the first step."""
         self._copy = model
         weights = dict(unwrapped(model).named_parameters())
         self._masters = {name: weights[name].detach().float() for name in self._masters}
@@ -113,8 +113,9 @@ class TeacherKeeper:
         self.settle()
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a resumed run: an EMA's weights. Other kinds take theirs from the
-        initial model again.
+        """Return the state for a checkpoint, which contains weights only for an EMA.
+
+        Other teachers are recreated from the initial model on resume.
         """
         return {"kind": self.kind, "steps": self._steps, "start_digest": self._start, "weights": self._averages()}
 
@@ -146,7 +147,10 @@ class TeacherKeeper:
         self.settle()
 
     def _averages(self) -> dict[str, Tensor]:
-        """Return the weights that an EMA teacher averages; it shares frozen weights with the student."""
+        """Return the averaged weights of an EMA teacher by name, or {} for other teachers.
+
+        Frozen weights are shared with the student, and are not included.
+        """
         if self.kind != "ema" or self._copy is None:
             return {}
         weights: dict[str, Tensor] = dict(unwrapped(self._copy).named_parameters())
@@ -162,7 +166,7 @@ class TeacherKeeper:
 
 
 def live_teacher_warning(kind: str, alpha_sdpo: float, trainer: Any) -> str | None:
-    """Return a warning if the student teaches itself and the optimizer is adaptive, or None.
+    """Return a warning if channel 2's teacher is the live student and the optimizer is adaptive, otherwise None.
 
     `trainer` is a `transformers.Trainer`. Before it has an optimizer, the one named in its arguments is checked.
     """
@@ -220,7 +224,7 @@ def shard_teacher(teacher: TeacherKeeper, model: nn.Module) -> None:
 
 
 def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> tuple[Any, Any]:
-    """Return the result (model, loader) of `_prepare_for_training`, after sharding the teacher like the model."""
+    """Shard the teacher like the model, and return `prepared`, the model and loader from `_prepare_for_training`."""
     shard_teacher(teacher, prepared[0])
     return prepared
 

@@ -62,7 +62,7 @@ class TraceRows:
         self.sites: list[_SiteRow] = []
 
     def extend(self, rows: TraceRows) -> None:
-        """Append the rows of another trace, and renumber the rows of its sites."""
+        """Append another trace's rows, and adjust the row indices of its sites."""
         offset = len(self.students)
         self.sites += [site._replace(student_row=offset + site.student_row) for site in rows.sites]
         self.students += rows.students
@@ -111,7 +111,7 @@ class _TruncatedSequence(NamedTuple):
 
 
 class TraceRenderer:
-    """Renders conversations and preference pairs, truncated to a maximum length. `counts` counts what is dropped."""
+    """A renderer of conversations and preference pairs with a maximum length; `counts` counts what is dropped."""
 
     def __init__(
         self,
@@ -127,7 +127,7 @@ class TraceRenderer:
         self._placement: Placement = placement
 
     def rows(self, conversation: Conversation, hints: Sequence[tuple[str, str]]) -> TraceRows:
-        """Return a row per sequence with a complete assistant turn, and a site row per hint for such a turn.
+        """Return a row per sequence with a complete assistant turn, and a site row per hint about such a turn.
 
         `hints` are pairs of a turn's id and the hint for that turn.
         """
@@ -152,7 +152,7 @@ class TraceRenderer:
     def _fit(self, sequence: RenderedSequence) -> _TruncatedSequence:
         """Truncate the sequence on the left so that it fits.
 
-        Last turns that are too long by themselves are dropped first.
+        If the last turn is too long by itself, it is dropped, and so on for the turns before it.
         """
         spans, first = list(sequence.spans), None
         # The last turn determines the cut. If even that turn alone is too long, try the previous turn.
@@ -200,7 +200,7 @@ class TraceRenderer:
     def _hinted(self, fitted: _TruncatedSequence, span: TurnSpan, hint: str) -> HintedTurn | str:
         """Return the erring turn in the student's context with the hint added, or the reason why this is impossible.
 
-        The context is truncated further than the student's only if the hint does not fit otherwise.
+        Tokens that the student's context keeps are cut only if the context with the hint would otherwise be too long.
         """
         first: int | None = fitted.first
         while first is not None:
@@ -254,7 +254,7 @@ class TraceRenderer:
 
 
 def _latest_cut(span: TurnSpan) -> int:
-    """Return the last index at which a cut still keeps the turn's header and one token before the turn."""
+    """Return the last index to cut before, so that the turn's header and one token before the turn are kept."""
     return min(span.header_start, span.start - 1)
 
 
@@ -276,7 +276,7 @@ _PROBE_WORD = "Zqword"
 
 
 class _LeftCut:
-    """Finds where to truncate a sequence: at the special tokens that open a message, which no text can contain.
+    """A rule for where to truncate a sequence: at the special tokens that open a message, which no text can contain.
 
     The template is rendered once to find these tokens. For a sequence that was rendered without a template, the caller
     passes the starts of its messages.
@@ -316,7 +316,7 @@ class _LeftCut:
 
 
 def _opening_ids(renderer: Renderer) -> list[int]:
-    """Return the first protected token of the generation prompt and of a user's message."""
+    """Return the special tokens that open messages: the first one of the generation prompt, and of a user's message."""
     openings = [renderer.dialect.header]
     try:
         answered = renderer.template.render([user("u"), assistant("a")])
@@ -352,7 +352,7 @@ class _TurnSegment(NamedTuple):
 
 
 class _SegmentTokenizer:
-    """Tokenizes a single text, without the tokens that the tokenizer adds before and after every text."""
+    """A tokenizer for single texts that omits the tokens which its base tokenizer adds before and after every text."""
 
     def __init__(self, tokenizer: Any) -> None:
         self._tokenizer = tokenizer
@@ -389,7 +389,7 @@ class _SegmentTokenizer:
         return prefix, suffix
 
     def _probe(self, text: str) -> list[int] | None:
-        """Return all ids for a text, or None if the tokenizer's vocabulary does not cover the text."""
+        """Return the ids for a text, including added ones, or None if the vocabulary does not cover the text."""
         try:
             return self._all_ids(text)
         except (LookupError, AssertionError):
@@ -412,11 +412,11 @@ class _SegmentTokenizer:
 
 
 class SegmentRenderer:
-    """Renders conversations turn by turn: replaces `batch.render.Renderer` for tokenizers without a chat template.
+    """A renderer that tokenizes conversations turn by turn, for tokenizers that `batch.render.Renderer` cannot use.
 
-    Such tokenizers are slow ones, stubs, and those of base models. The content of each turn is tokenized on its own, so
-    the boundaries of turns are known without searching any text. There are no role headers and no end-of-turn tokens,
-    which is why the collator warns.
+    These are slow tokenizers, stubs, and tokenizers of base models without a chat template. The content of each turn is
+    tokenized on its own, so the boundaries of turns are known without searching any text. There are no role headers and
+    no end-of-turn tokens, which is why the collator warns.
 
     A call is written as in `student_action` (`[TOOL_USE] name=… input=…`). `tools` are rendered as the first segment. A
     token that the tokenizer adds before every text (BOS) appears once, at the start of a sequence. `counts` accumulates
@@ -488,9 +488,10 @@ class SegmentRenderer:
         return HintedTurn(span.start, span.end, context, start, is_whole=True)
 
     def compared_ids(self, state: Conversation, chosen: Turn, rejected: Turn) -> tuple[PairIds, list[int]] | str:
-        """Return both answers after the same context with the context's message starts, or why they cannot be compared.
+        """Return the ids of both answers after the same context, and the message starts in the context.
 
-        Thinking is treated in the same way in both answers (`ThinkingRules.align`).
+        If the answers cannot be compared, the reason is returned instead. Thinking is treated in the same way in both
+        answers (`ThinkingRules.align`).
         """
         context, starts = list(self.segments.prefix), list[int]()
         for segment, turn in self._pieces(state.turns):
@@ -507,7 +508,7 @@ class SegmentRenderer:
         return PairIds(*(ResponseIds(context + ids, len(context)) for ids in answers)), starts
 
     def _pieces(self, turns: Sequence[Turn]) -> Iterator[tuple[_TurnSegment, Turn | None]]:
-        """Yield a conversation's segments, each with the assistant turn whose tokens follow the segment, if any."""
+        """Yield (segment, turn) pairs, where `turn` is the assistant turn that follows the segment, or None."""
         if self._tools:
             yield _TurnSegment(self.segments.ids(self._preamble), "system"), None
         for turn in turns:

@@ -38,7 +38,7 @@ _LICENCE_LINE = re.compile(r"^licen[sc]e:[ \t]*[\"']?([A-Za-z0-9][\w.+-]*)", re.
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Trained:
-    """Weights: a base model, and an adapter or a full model trained from it, if any.
+    """The weights of a base model, and of an adapter or a full model trained from it, if any.
 
     `base` is an absolute folder or a hub name. `record` is the content of `training.json`, empty if there is none.
     `run` is the run directory that the user named, if any.
@@ -94,8 +94,9 @@ def trained_weights(name: str, adapter: str | None = None) -> Trained:
 
 
 def _weights_in(path: Path, run: RunDir | None) -> Path | None:
-    """Return the folder with trained weights: this folder, a folder in it, or the latest that the
-    run noted elsewhere.
+    """Return the folder with trained weights, or None.
+
+    This is `path` itself, a folder in it, or the folder outside the run that the run's notes name last.
     """
     if (path / ADAPTER_CONFIG).is_file():
         return path
@@ -124,7 +125,7 @@ def _read_base(adapter: Path) -> str:
 
 
 def resolve_base(name: str, *, near: Iterable[Path] = ()) -> str:
-    """Return the absolute path of a folder, or a hub name unchanged; `student` is the packaged model."""
+    """Return the absolute path of a folder, or a hub name unchanged; `student` stands for the packaged model."""
     path = Path(name).expanduser()
     for candidate in (path, *((folder / path) for folder in near)):
         if name and candidate.is_dir():
@@ -137,7 +138,7 @@ def _is_folder(base: str) -> bool:
 
 
 def make_base_absolute(adapter: Path) -> str:
-    """Replace the base model in an adapter's config with its absolute path, and return it; a hub name is unchanged."""
+    """Make the base model's path in an adapter's config absolute, and return it; a hub name is left unchanged."""
     base, config = _read_base(adapter), read_json_object(adapter / ADAPTER_CONFIG)
     if config.get(_BASE) != base:
         atomic_write_json(adapter / ADAPTER_CONFIG, {**config, _BASE: base})
@@ -271,7 +272,7 @@ def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], f
 
 
 def _data_facts(run: RunDir | None) -> Iterator[str]:
-    """Yield sentences about a run's data from the numbers in its sidecars."""
+    """Yield sentences about a run's data, based on the numbers in the sidecar files of its artifacts."""
     if run is None:
         return
     conversations, sites, pairs, split = (
@@ -306,7 +307,10 @@ def _redaction_fact(run: RunDir, counts: Mapping[str, int]) -> str:
 
 
 def _sidecar_counts(run: RunDir, name: str) -> dict[str, int]:
-    """Return a sidecar's counts, and for pairs its number of rows; {} if the artifact is missing or damaged."""
+    """Return the counts in an artifact's sidecar file, or {} if the artifact is missing or damaged.
+
+    For pairs the number of rows is added.
+    """
     try:
         meta = run.meta(name)
     except ComposerError:
@@ -338,7 +342,7 @@ def _training_facts(record: Mapping[str, Any]) -> str:
 
 
 def _result_tables(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
-    """Yield the verdict, and tables of results with intervals."""
+    """Yield the parts of the card's results as Markdown: the verdict, and tables of results with intervals."""
     if evaluation is None:
         yield "Not evaluated: run `crf evaluate RUN` to find out whether this is better than the base model."
         yield "Results of other weights are not shown here."
@@ -390,7 +394,7 @@ def _front_matter(head: Mapping[str, Any]) -> str:
 
 
 def _cell(text: str) -> str:
-    """Return a text on one line, escaped so that neither Markdown nor a browser interprets any of it."""
+    """Return a text as one line for a table, escaped so that neither Markdown nor a browser interprets any of it."""
     # Control characters could end the line and so the table row.
     line = " ".join("".join(character if character.isprintable() else " " for character in str(text)).split())
     return line.replace("&", "&amp;").replace("<", "&lt;").replace("|", "\\|").replace("`", "'")

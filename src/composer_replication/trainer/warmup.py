@@ -179,7 +179,7 @@ def _run_steps(
 
 
 class _WarmUpCallback(TrainerCallback):
-    """Reports progress, marks the checkpoint with the lowest held-out loss, and stops early when patience runs out."""
+    """A callback that reports progress, marks the checkpoint with the lowest held-out loss, and stops early."""
 
     def __init__(self, patience: int | None, on_held_out: Callable[[int, float], None] | None) -> None:
         self._patience, self._on_held_out = patience, on_held_out
@@ -230,7 +230,7 @@ def _lowest_loss_step(losses: Sequence[tuple[int, float]]) -> int:
 
 
 def _collect_origin(model: nn.Module, args: TrainingArguments, patience: int | None) -> dict[str, Any]:
-    """Return the inputs that a warm-up's weights depend on; the seed also determines a new adapter's initial values."""
+    """Return what a warm-up's weights depend on: digests of the initial weights and adapter, and training arguments."""
     settings = {name: getattr(args, name) for name in _ARGUMENTS}
     if patience is not None:
         settings |= {"patience": patience, "eval_steps": args.eval_steps}

@@ -161,8 +161,7 @@ def _call_text(call: WrittenCall) -> str:
 
 
 class ErrorPenalty:
-    """A reward function that subtracts `price` for each failed call blamed on the model, and logs the mean number of
-    such calls.
+    """A reward function that subtracts `price` for each failed call blamed on the model, and logs the mean count.
 
     Failed calls are found in TRL's completion messages, or in `messages` if a rollout function returned them.
     """

@@ -123,9 +123,7 @@ class ErringTurn(NamedTuple):
 
 @dataclass(eq=False, slots=True)
 class ErringTurns:
-    """The erring turns of a rollout that channel 2 trains on, all its error sites, and counts of the sites by
-    outcome.
-    """
+    """The erring turns of a rollout that channel 2 trains on, all error sites, and counts of sites by outcome."""
 
     sequence: RenderedSequence
     turns: list[ErringTurn] = field(default_factory=list[ErringTurn])

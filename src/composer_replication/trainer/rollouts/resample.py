@@ -87,8 +87,7 @@ def equal_reward_groups(rewards: Tensor | Sequence[float], num_generations: int)
 
 
 def _groups_to_resample(equal_G: Tensor, *, num_processes: int = 1, rank: int = 0) -> list[int]:
-    """Return the local indices of the groups that this process resamples: groups with equal rewards first, then any
-    others.
+    """Return the local indices of the groups that this process resamples: those with equal rewards, then others.
 
     Every process resamples as many groups as the process with the most equal-reward groups.
     """

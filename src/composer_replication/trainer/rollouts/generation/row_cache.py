@@ -314,9 +314,7 @@ class _Recording(NamedTuple):
 
 
 class NextTokens:
-    """A forward pass that reads one more token for every row in a cache, and returns the logits for the following
-    token.
-    """
+    """A forward pass that reads one more token of every row in a cache, and returns the next logits."""
 
     def __init__(self, model: Any, cache: KeyValueRows, *, record: bool) -> None:
         self._model, self._cache = model, cache

@@ -35,9 +35,7 @@ _STRETCH = 256
 
 
 class Talk(Protocol):
-    """A conversation in token ids: `begin` returns the prompt, and `hear` the answer to a turn of the model, or None
-    to end.
-    """
+    """A conversation in token ids: `begin` returns the prompt, `hear` the answer to a turn, or None to end."""
 
     draw: random.Random
     """The random generator for its tokens, so that they do not depend on which other conversations are running."""
