@@ -242,11 +242,11 @@ def write_logs(
         mistakes.update(scripted.mistake for scripted in episode.script)
         corrected.update(scripted.mistake for scripted in episode.script if scripted.corrected_at is not None)
         solved, calls = solved + episode.reward.solved, calls + episode.reward.effort.calls
-    rows = _count_mistakes(agent.rates, could, mistakes, corrected)
+    rows = _mistake_rows(agent.rates, could, mistakes, corrected)
     return _WorldLogs(sessions=number, solved=solved, calls=calls, mistakes=rows, sandbox=runner.kind)
 
 
-def _count_mistakes(
+def _mistake_rows(
     rates: Mapping[str, float], could: Counter[str], mistakes: Counter[str], corrected: Counter[str]
 ) -> list[_MistakeCount]:
     return [

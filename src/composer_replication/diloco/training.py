@@ -94,14 +94,14 @@ def train_replica(
         manager.end_after(commits)
     with (settings or OuterLoop()).wrap(manager, model, inner_optimizer) as loop:
         if commits is not None:
-            _stop_after(loop, manager, inner_optimizer, commits)
+            _stop_exchange_after(loop, manager, inner_optimizer, commits)
         yield loop
     if hasattr(manager, "agree_on_weights"):
         manager.agree_on_weights()
     _load_global_weights(loop)
 
 
-def _stop_after(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer, commits: int) -> None:
+def _stop_exchange_after(loop: DiLoCo, manager: Any, inner_optimizer: torch.optim.Optimizer, commits: int) -> None:
     """Stop exchanging weights after this many commits, by removing the hook that torchft uses to count inner steps."""
     step_counter = loop._hooks[-1]
 

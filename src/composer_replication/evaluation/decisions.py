@@ -147,21 +147,21 @@ def _decisions_at(
     drops: Counter[str],
 ) -> SiteDecisions:
     erring_call = DecidedCall(site.rendered, site.span, site.decision)
-    decisions = [_scored_decision(site, "erring", "erring", erring_call, site.number, context)]
+    decisions = [_decision_to_score(site, "erring", "erring", erring_call, site.number, context)]
     right_call = session.logged.right_call(site.site)
     if right_call is not None:
         corrected = _corrected_call(renderer, session.conversation, site, right_call)
         if corrected is None:
             drops[NOT_RENDERED] += 1
         else:
-            decisions.append(_scored_decision(site, "correction", "correction", corrected, site.number, context))
+            decisions.append(_decision_to_score(site, "correction", "correction", corrected, site.number, context))
     for number, (good_call, decision) in enumerate(good):
         call = DecidedCall(good_call.rendered, good_call.span, decision)
-        decisions.append(_scored_decision(site, f"good-{number}", "good", call, good_call.number, context))
+        decisions.append(_decision_to_score(site, f"good-{number}", "good", call, good_call.number, context))
     return SiteDecisions(site.site.id, site.site.kind, session.conversation.id, session.session, tuple(decisions))
 
 
-def _scored_decision(
+def _decision_to_score(
     site: KeptSite, name: str, role: Role, call: DecidedCall, turn: int, context: int
 ) -> ScoredDecision:
     first = _context_start(site, call, context)

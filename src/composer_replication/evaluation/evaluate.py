@@ -37,7 +37,7 @@ from composer_replication.evaluation.record import (
     results_of,
     unit_by_session,
 )
-from composer_replication.evaluation.vllm_sampling import make_engine
+from composer_replication.evaluation.vllm_sampling import make_vllm_engine
 from composer_replication.optional import available
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import ROWS_VERSION, write_evaluation
@@ -216,7 +216,7 @@ def _ask_models(
 ) -> Answers:
     first_view = next(iter(views.values()))
     max_tokens = max(view.questions.max_tokens(config.evaluation.new_tokens) for view in views.values())
-    engine = make_engine(arms, config.evaluation, max_tokens) if max_tokens else None
+    engine = make_vllm_engine(arms, config.evaluation, max_tokens) if max_tokens else None
     answers = Answers() if engine is None else Answers(engine=engine.name)
     for arm, model in load_each_model(arms, config.evaluation.precision):
         view = views.get(arm.base, first_view)

@@ -225,7 +225,7 @@ def record_of(
         ),
         "damage": results.damage,
     }
-    _add_when_primary_was_chosen(record, primary_then)
+    _note_if_primary_chosen_late(record, primary_then)
     return record
 
 
@@ -297,7 +297,7 @@ def _template_remarks(answers: Answers) -> list[str]:
     return [f"Of the model {' and '.join(arms)}: {description}." for description, arms in arms_by_description.items()]
 
 
-def _add_when_primary_was_chosen(record: dict[str, Any], primary_then: str | None) -> None:
+def _note_if_primary_chosen_late(record: dict[str, Any], primary_then: str | None) -> None:
     """Record whether the primary metric was chosen before training, and add a remark if it was not.
 
     A metric proves nothing if it is chosen when the results may already be known.

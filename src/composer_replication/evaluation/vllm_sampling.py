@@ -114,7 +114,7 @@ class ArmEngine(NamedTuple):
         return self.engine.make_sampler(self.arm, stops, num_samples, new_tokens, temperature)
 
 
-def make_engine(arms: Sequence[Arm], section: EvaluationConfig, max_tokens: int) -> _VllmEngine | None:
+def make_vllm_engine(arms: Sequence[Arm], section: EvaluationConfig, max_tokens: int) -> _VllmEngine | None:
     """Return a vLLM engine for all arms, or None if transformers is to be used.
 
     All arms use the same library, because vLLM and transformers sample differently from the same weights. Raises

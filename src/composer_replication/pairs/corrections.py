@@ -463,7 +463,7 @@ def _choose_first_lookup(failed: _FailedCall, *, to_edit: bool = False) -> Corre
         lines = _lines_affected_by_edits(edits, later.lines)
         is_whole = not {"offset", "limit"} & {*later.call.arguments}
         if lines or (to_edit and is_whole):
-            is_new = to_edit or not _has_shown_lines(failed, lines)
+            is_new = to_edit or not _knew_lines(failed, lines)
             is_top = not to_edit and later.call.arguments.get("offset") in (None, 0, 1)
             return _choose_read_range(failed, later.call, is_known=is_whole or is_top) if is_new else None
     return None
@@ -480,7 +480,7 @@ def _choose_read_range(failed: _FailedCall, lookup: ToolCall, *, is_known: bool)
     return None if whole_read is None else (whole_read, "look_first")
 
 
-def _has_shown_lines(failed: _FailedCall, lines: Sequence[str]) -> bool:
+def _knew_lines(failed: _FailedCall, lines: Sequence[str]) -> bool:
     """Return whether the session had shown or written these lines, and the file has not certainly changed since."""
     file = failed.judge.state.texts.get(failed.path or "")
     if file is None or file.doubt == _DOUBT_CHANGED:

@@ -190,7 +190,7 @@ def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *
         return Span(begin, end, "PASSWORD")
     return (
         Span(begin, end, _kind_of(strength))
-        if _fits_name(name, value, strength) and is_plausible(value, strength, literal)
+        if _is_plausible_under_name(name, value, strength) and is_plausible(value, strength, literal)
         else None
     )
 
@@ -216,7 +216,7 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
     return begin, end, literal
 
 
-def _fits_name(name: str, value: str, strength: Strength) -> bool:
+def _is_plausible_under_name(name: str, value: str, strength: Strength) -> bool:
     """Return whether a value fits its name.
 
     After a weak name only random values count; header names and session ids are excluded.

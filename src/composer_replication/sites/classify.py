@@ -164,13 +164,13 @@ class _ToolResult:
         if self.channel == "other" and self.is_error is None and not self.view.is_labelled:
             is_message = len(self.view.text) < _MAX_MESSAGE
             return self._first_match((*TOOL_NAME, *HARNESS_SENTENCES)) if is_message else None
-        if self.channel == "file" and not self._may_be_message:
+        if self.channel == "file" and not self._may_be_tool_message:
             return None
         rules = (*TOOL_NAME, *HARNESS_SENTENCES, *FILE_ARGUMENTS, *(() if self.view.is_tagged else SERVER_ARGUMENTS))
         return self._first_match(rules)
 
     @property
-    def _may_be_message(self) -> bool:
+    def _may_be_tool_message(self) -> bool:
         """Whether the text may be a file tool's own message, rather than the content of a file that it read."""
         if self.is_error is True or self.view.is_tagged or self.view.is_labelled:
             return True
@@ -185,7 +185,7 @@ class _ToolResult:
             if not is_message:
                 return None
             return self._first_match(OTHER_TOOLS) or self._first_match(READS) or self._first_match(MISUSES)
-        if not self._may_be_message:
+        if not self._may_be_tool_message:
             return None
         is_message = self.is_error is True or self.view.is_tagged or self.view.is_labelled
         verdict = self._first_match(TOOL_FAULTS) if is_message else None

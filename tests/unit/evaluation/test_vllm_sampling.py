@@ -16,7 +16,7 @@ from composer_replication.evaluation import vllm_sampling
 from composer_replication.evaluation.arms import Arm
 from composer_replication.evaluation.decisions import ScoreJournal
 from composer_replication.evaluation.sampling import State, sample_actions
-from composer_replication.evaluation.vllm_sampling import make_engine
+from composer_replication.evaluation.vllm_sampling import make_vllm_engine
 from refusals import refusal
 from tokenizer_assets import load
 
@@ -107,7 +107,7 @@ def arms(tmp_path, **settings):
 def test_every_arm_is_drawn_from_by_one_engine_with_the_same_settings(asked, tmp_path):
     states = [State(str(at), "c", "s", 0, f"t{at}", "good", "", None, [1, 2, 3 + at]) for at in range(3)]
     told, renderer = arms(tmp_path), Renderer(load("llama3"))
-    engine, kept = make_engine(told, SECTION, max_tokens=64), ScoreJournal(tmp_path / "kept.jsonl")
+    engine, kept = make_vllm_engine(told, SECTION, max_tokens=64), ScoreJournal(tmp_path / "kept.jsonl")
     drawn = {
         arm.name: sample_actions(None, arm.name, renderer, states, SECTION, kept, arm.name, engine.for_arm(arm))
         for arm in told
@@ -138,7 +138,7 @@ def test_what_was_drawn_is_kept_under_the_engine_s_name(asked, tmp_path):
     states = [State("0", "c", "s", 0, "t", "good", "", None, [1, 2])]
     (arm, *_) = told = arms(tmp_path)
     kept, renderer = ScoreJournal(tmp_path / "kept.jsonl"), Renderer(load("llama3"))
-    engine = make_engine(told, SECTION, max_tokens=64).for_arm(arm)
+    engine = make_vllm_engine(told, SECTION, max_tokens=64).for_arm(arm)
     for _ in range(2):
         sample_actions(None, "weights", renderer, states, SECTION, kept, "before", engine)
     kept.close()
@@ -152,15 +152,15 @@ def test_what_was_drawn_is_kept_under_the_engine_s_name(asked, tmp_path):
 )
 def test_adapters_that_vllm_cannot_load_are_drawn_from_by_transformers(asked, tmp_path, settings):
     told = arms(tmp_path, **settings)
-    assert make_engine(told, SECTION, 64) is None
+    assert make_vllm_engine(told, SECTION, 64) is None
     with refusal(InputError, what="evaluation.sampler", got="LoRA"):
-        make_engine(told, replace(SECTION, sampler="vllm"), 64)
-    assert make_engine(told[:1], SECTION, 64) is not None
-    assert make_engine(told[:1], replace(SECTION, sampler="transformers"), 64) is None
+        make_vllm_engine(told, replace(SECTION, sampler="vllm"), 64)
+    assert make_vllm_engine(told[:1], SECTION, 64) is not None
+    assert make_vllm_engine(told[:1], replace(SECTION, sampler="transformers"), 64) is None
 
 
 def test_without_vllm_transformers_draw(monkeypatch, tmp_path):
     monkeypatch.setattr(vllm_sampling, "available", lambda _name: False)
-    assert make_engine(arms(tmp_path), SECTION, 64) is None
+    assert make_vllm_engine(arms(tmp_path), SECTION, 64) is None
     with refusal(InputError, what="evaluation.sampler", got="vllm"):
-        make_engine(arms(tmp_path), replace(SECTION, sampler="vllm"), 64)
+        make_vllm_engine(arms(tmp_path), replace(SECTION, sampler="vllm"), 64)

@@ -140,7 +140,7 @@ def training_request(
         fix = f"Set --round sync_every=N to a divisor of {steps}, or change --set train.optimiser.steps=N."
         raise ConfigError(explain("train.optimiser.steps", got=steps, expected=expected, fix=fix))
     run = RunDir.open(chosen.train.run)
-    files = _run_files(run)
+    files = _training_files(run)
     _refuse_secrets(run, files, no_scrub=no_scrub, allowed=allowed)
     return {
         "arguments": {"outer": asdict(loop)},
@@ -274,7 +274,7 @@ _ALLOWED_SUFFIXES = {".safetensors", ".json", ".md", ".jinja", ".txt", ".model",
 _JSONL, _PARTS_INFIX = ".jsonl", ".parts/"
 
 
-def _run_files(run: RunDir) -> dict[str, Path]:
+def _training_files(run: RunDir) -> dict[str, Path]:
     """Return the paths of a run's files that are needed for training, keyed by name."""
     names = [
         name

@@ -208,7 +208,7 @@ class _Keeper:
                         self._end("launcher gone")
                     elif key.fileobj is self._output and not self._copy(lines):
                         selector.unregister(self._output)
-                status = self._poll_body()
+                status = self._enforce_deadline_and_poll()
         _end_all(self._body)
         os.set_blocking(self._output.fileno(), False)
         while self._copy(lines):
@@ -222,7 +222,7 @@ class _Keeper:
         _print(lines.take(data or b""))
         return bool(data)
 
-    def _poll_body(self) -> int | None:
+    def _enforce_deadline_and_poll(self) -> int | None:
         """Return the exit status of the body, or None if it is still running. If its time limit is reached, begin to
         end it.
         """

@@ -351,7 +351,7 @@ _PATH_OPTIONS = ("model", "run", "output")
 
 
 @dataclass(frozen=True, kw_only=True)
-class _Prediction:
+class _FrozenArm:
     """A frozen arm: its description, its prediction, and a digest of the prediction and all settings."""
 
     about: str
@@ -371,7 +371,7 @@ class _FrozenPlan:
 
     experiment: Experiment
     metrics: Mapping[str, Metric]
-    arms: Mapping[str, _Prediction]
+    arms: Mapping[str, _FrozenArm]
 
     def compared_with(self, name: str) -> list[str]:
         """Return the names of the arms that an arm is compared with: the baseline, then its controls."""
@@ -400,7 +400,7 @@ class _FrozenPlan:
         return cls(
             experiment=from_tables(Experiment, [(value["experiment"], where)]),
             metrics={name: from_tables(Metric, [(metric, where)]) for name, metric in value["metrics"].items()},
-            arms={name: _Prediction(**arm) for name, arm in value["arms"].items()},
+            arms={name: _FrozenArm(**arm) for name, arm in value["arms"].items()},
         )
 
 
@@ -459,17 +459,17 @@ def _describe_changes(before: _FrozenPlan, after: _FrozenPlan) -> Iterator[str]:
             yield f"arm {name!r}: changed {' and '.join(keys) or 'settings'}"
 
 
-def _is_unchanged(before: _Prediction, after: _Prediction | None) -> bool:
+def _is_unchanged(before: _FrozenArm, after: _FrozenArm | None) -> bool:
     return after is not None and before.sha256 == after.sha256
 
 
-def _make_prediction(arm: AblationArm) -> _Prediction:
+def _make_prediction(arm: AblationArm) -> _FrozenArm:
     config = tomllib.loads(to_toml(arm.config))
     for option in _PATH_OPTIONS:  # paths differ between machines; results have digests of the weights instead
         config["train"].pop(option, None)
     predicted_fields = {key: getattr(arm, key) for key in _PREDICTED}
     digest = hashlib.sha256(encode([predicted_fields, config, dict(arm.options)], where=arm.name)).hexdigest()
-    return _Prediction(**predicted_fields, about=arm.about, settings=dict(arm.settings), sha256=digest)
+    return _FrozenArm(**predicted_fields, about=arm.about, settings=dict(arm.settings), sha256=digest)
 
 
 def _without_none(value: Mapping[str, Any]) -> dict[str, Any]:

@@ -152,7 +152,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     if config.loss.beta_replay == 0:
         options["use_pairs"] = False
     eval_options = [key for key, is_on in _EVALUATIONS.items() if is_on(config.train)]
-    known_split = _existing_split(inputs.run, config.split, is_evaluated=bool(eval_options))
+    known_split = _training_split(inputs.run, config.split, is_evaluated=bool(eval_options))
     # Without an evaluation, a validation split would only waste sessions.
     validation = config.split.validation if eval_options else 0.0
     sessions, settings = sessions_of_run(inputs.run, **options)
@@ -198,7 +198,7 @@ def offline_data(inputs: Inputs) -> _OfflineData:
     )
 
 
-def _existing_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
+def _training_split(run: RunDir, section: SplitConfig, *, is_evaluated: bool) -> Split | None:
     """Return the split made by `crf split`, or None if there is none.
 
     Unless the training is evaluated, validation sessions are moved to the training sessions. Raises ConfigError if
