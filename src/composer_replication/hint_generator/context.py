@@ -303,7 +303,7 @@ class FailingCall(NamedTuple):
 
     @property
     def path(self) -> str | None:
-        """The path that the call failed on; for a shell command, the path in the error message."""
+        """The path on which the call failed; for a shell command, the path in the error message."""
         if tool_channel(self.call.name) != "shell":
             return path_argument(self.call.arguments)
         return _find_typed_path(self.site.evidence_text, self.command)

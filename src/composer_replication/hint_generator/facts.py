@@ -491,8 +491,9 @@ def _was_changed_by_edit(old_lines: Sequence[str], lines: Sequence[str], edits: 
 
 
 def _find_occurrences(path: str, old_text: str, error_text: str, state: SessionState) -> HintContext:
-    """Return how often the text occurs in the file and, if known, the line numbers or the headers above the
-    occurrences.
+    """Return how often the text occurs in the file and, if known, where.
+
+    The places are line numbers, or the headers above the occurrences.
     """
     facts: HintContext = {}
     # "Found 3 matches of the string" -> "3"; "found 12" -> "12"

@@ -151,8 +151,9 @@ def _reply_text(answer: TeacherAnswer) -> str:
 
 
 def _find_secret_in_full_text(site: ErrorSite, conversation: Conversation, gate: LastGate, label: str) -> Find | None:
-    """Return the first suspected secret in the untruncated prompt, because a truncated secret would not be
-    recognized.
+    """Return the first suspected secret in the untruncated prompt, if any.
+
+    A truncated secret would not be recognized.
     """
     *_, message = _build_prompt(site, conversation, max_shown=None)
     return gate.look(message, f"{label}, message 2 (user)")

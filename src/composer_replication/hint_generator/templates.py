@@ -22,9 +22,7 @@ VERSION = 6
 
 
 def hint_tool_not_found(ctx: HintContext | None = None) -> str:
-    """Return the hint for a nonexistent tool: the tool that was probably meant, or else a list of the available
-    tools.
-    """
+    """Return the hint for a nonexistent tool: the tool that was probably meant, or else the available tools."""
     tools, meant = _get_fact(ctx, "available_tools"), _quoted_fact(ctx, "meant")
     if meant:
         return f"The tool for this is {meant}: call tools by their exact names."

@@ -25,7 +25,10 @@ from composer_replication.runs.files import CONVERSATIONS_SCHEMA, CONVERSATIONS_
 
 
 def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
-    """Store the marks of conversations to forget. From here on, neither a crash nor an ingest restores them."""
+    """Store marks that identify the conversations to forget.
+
+    After that, neither a crash nor a later ingest restores these conversations.
+    """
     dead = [_with_original_id(row) for row in _stored_rows(run) if row["id"] in ids]
     # A generator, since all rows together may not fit into memory. Only their session ids are needed.
     alive = ({"session_id": row["session_id"]} for row in _stored_rows(run) if row["id"] not in ids)
@@ -33,7 +36,7 @@ def mark_forgotten(run: RunDir, ids: Set[str]) -> None:
 
 
 def forget(run: RunDir, ids: Set[str]) -> None:
-    """Remove these conversations, their sources and the tools inferred from them from the run."""
+    """Remove these conversations from the run, along with their sources and the tools inferred from them."""
     given_tools = read_tools(run, with_test=True).declared
     meta, tools, sources = run.meta("conversations"), ToolSchemas(), list[SessionSource]()
     counts, drops = Counter[str](), Counter[str]()

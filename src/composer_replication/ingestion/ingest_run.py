@@ -142,8 +142,9 @@ def _write(
 
 
 def _distinct_roots(paths: Iterable[str | Path]) -> list[Path]:
-    """Return the paths as `Path` objects. Raises InputError for an empty path, which usually comes from an unset
-    variable.
+    """Return the paths as `Path` objects.
+
+    Raises InputError for an empty path, which usually comes from an unset variable.
     """
     paths = list(paths)
     if any(str(path) == "" for path in paths):
@@ -387,8 +388,9 @@ def _shared_keys(gathered: Sequence[GatheredSession]) -> set[str]:
 
 
 class _TurnVersions:
-    """The versions of one turn that sessions have after the same earlier turns, indexed by the hash of the
-    conversation.
+    """The versions of one turn that sessions have after the same earlier turns.
+
+    They are indexed by the mark (a hash) of the conversation up to the turn.
     """
 
     def __init__(self) -> None:
@@ -403,9 +405,7 @@ class _TurnVersions:
         return self._sessions[mark]
 
     def longer_than(self, mark: str) -> Iterator[set[int]]:
-        """Yield the sets of sessions whose version of the turn is longer and contains this version, one set per
-        version.
-        """
+        """Yield the set of sessions for each longer version of the turn that contains this version."""
         parts = self._turn_parts[mark]
         if len(self._turn_parts) == 1:
             return
@@ -425,8 +425,9 @@ class _TurnVersions:
 
 
 def _turn_parts(turn: Row) -> tuple[str, ...]:
-    """Return the text, thinking, calls and results of a turn as texts that only grow at their ends while it is being
-    written.
+    """Return the text, thinking, calls and results of a turn as four texts.
+
+    While the turn is being written, each of them only grows at its end.
     """
     calls, results = (
         b"".join(orjson.dumps(part, option=orjson.OPT_SORT_KEYS) + b"\n" for part in turn[name]).decode()

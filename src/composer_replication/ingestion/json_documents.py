@@ -58,7 +58,7 @@ def head_values(head: bytes) -> list[Any]:
 
 
 def read_lines_or_document(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Any]]:
-    """Yield (line, object) for every valid line, or (0, document).
+    """Yield (line number, object) for every valid line, or (0, document) if the file is a single document.
 
     For a damaged document, yield the complete messages before the damage. The first line decides whether the file
     consists of lines, and is not parsed again.
@@ -139,8 +139,8 @@ def _salvage_document(data: bytes, *, depth: int = _MAX_DEPTH) -> Any:
 def salvage_messages(data: bytes) -> tuple[Any, int]:
     """Return the complete messages before the damage, and the position of the first broken message.
 
-    The position is 0 if the damage is outside the messages. A document truncated by a crash or a full disk ends there.
-    Invalid bytes lose only the messages that contain them.
+    The position is 0 if the damage is outside the messages. If a crash or a full disk truncated the document, no
+    messages follow the broken one. If it contains invalid bytes, only the messages with these bytes are lost.
     """
     depth = _depth_of_messages(_salvage_document(data))
     before = _last_list(_salvage_document(data[: _first_invalid_byte(data)], depth=depth), depth)

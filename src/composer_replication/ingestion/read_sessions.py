@@ -52,8 +52,9 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatheredSession:
-    """A session whose lines are in `file` from `offset` on. No suffix has been added to their ids to make them
-    unique.
+    """A session whose lines are in `file` from `offset` on.
+
+    No suffix has been added to their ids to make them unique.
     """
 
     source: SessionSource
@@ -249,9 +250,7 @@ def plan_ingest(
 
 
 class _Planning:
-    """A plan under construction, which collects the sessions below several roots and compares them with the last
-    ingest.
-    """
+    """A plan under construction, which collects sessions and compares them with the last ingest."""
 
     def __init__(
         self,
@@ -359,8 +358,9 @@ class _Planning:
         return any(is_ignored(name, self._patterns) for name in names)
 
     def _draft(self, path: str, session: SessionGroup) -> SessionSource:
-        """Return the `session_sources.jsonl` row of a session that has not been read, without counts and
-        conversations.
+        """Return the `session_sources.jsonl` row of a session that has not been read yet.
+
+        It has no counts and no conversations.
         """
         stamp, names = session.stamp(), [self._scrub_name(source.name) for source in session.sources]
         return SessionSource(

@@ -81,8 +81,9 @@ class SessionSource:
 def replace_rows(
     source: SessionSource, rows: Sequence[Row], *, left_out: Mapping[str, int] | None = None
 ) -> SessionSource:
-    """Return the session's account with its counts and conversations limited to these rows, whose ids have no
-    suffix.
+    """Return the account of a session, limited to these rows, whose ids have no suffix.
+
+    Its conversations and the counts that depend on them are computed from the rows.
     """
     # Counts of files and of records without a message do not depend on the rows.
     counts: Counter[str] = Counter({key: number for key, number in source.counts.items() if key not in _ROW_COUNTS})

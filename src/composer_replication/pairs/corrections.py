@@ -375,8 +375,7 @@ def _correct_stale_file(failed: _FailedCall) -> CorrectCall:
 
 
 def _correct_unmatched_edit(failed: _FailedCall) -> CorrectCall:
-    """Choose the later successful edit if its old text had been shown, or else a read if the file was not known in
-    full.
+    """Choose the later successful edit if its old text had been shown, or else a read unless the file was fully known.
 
     Return None if the file contained the text before the turn, or if the change had already been made: no call was
     needed.
@@ -418,8 +417,9 @@ def _is_already_applied(failed: _FailedCall) -> bool:
 
 
 def _uses_known_names_only(failed: _FailedCall, later_edit: ToolCall) -> bool:
-    """Return whether all identifiers in an edit were known before the failure, not first shown between it and the
-    edit.
+    """Return whether all identifiers in an edit were known before the failure.
+
+    An identifier that was first shown between the failure and the edit does not count as known.
     """
     calls_between = itertools.takewhile(lambda later: later.call.id != later_edit.id, failed.later)
     texts_between = (text for later in calls_between for text in (later.text, all_argument_text(later.call)))
@@ -513,8 +513,9 @@ def _build_whole_file_read(call: ToolCall, path: str, state: SessionState) -> To
 
 
 def _build_filename_search(call: ToolCall, name: str, state: SessionState) -> ToolCall | None:
-    """Build a search for a file name: with the glob tool if the session has used it, otherwise with `find` in its
-    shell.
+    """Build a search for a file name.
+
+    It uses the glob tool if the session has used that tool, otherwise `find` in the session's shell.
     """
     for tool, parameters in state.tools.items():
         if plain_name(tool) == "glob" and "pattern" in parameters:
@@ -561,8 +562,9 @@ def _find_listing_with(name: str, later: Sequence[LaterCall]) -> ToolCall | None
 
 
 def _find_help_call(command: str, later: Sequence[LaterCall]) -> ToolCall | None:
-    """Return the call right after the failure if it asks the same program for its help text or its subcommands, or
-    None.
+    """Return the call right after the failure if it asks the same program for help or its subcommands.
+
+    Return None otherwise.
     """
     programs = {name for name, _ in Command.of(command).programs}
     for lookup in later[:1]:
@@ -590,8 +592,9 @@ def _find_new_subpaths(failed_command: str, later_command: str) -> list[str] | N
 
 
 def _strip_path(word: str) -> str:
-    """Return a path without a leading `./` and without Go's `...`, which means all packages below: `./cmd/...` ->
-    `cmd`.
+    """Return a path without a leading `./` and without Go's `...`, which means all packages below.
+
+    `./cmd/...` -> `cmd`.
     """
     return word.removeprefix("./").removesuffix("...").rstrip("/")
 
@@ -664,8 +667,9 @@ class _FailedCall:
         self.path = path_argument(call.arguments) if tool_channel(call.name) == "file" else None
 
     def is_best_match(self, later: ToolCall, similarity: Callable[[ToolCall, ToolCall], float]) -> bool:
-        """Return whether a later call is similar to this one, and no other failed call in the turn is more similar to
-        it.
+        """Return whether a later call is similar to this one.
+
+        The answer is False if another failed call in the turn is more similar to it.
         """
         score = similarity(self.call, later)
         return score > 0 and all(similarity(sibling, later) <= score for sibling in self.siblings)

@@ -97,8 +97,9 @@ def _find_secrets(line: bytes, gate: LastGate, number: int) -> Iterator[Find]:
 def _build_rows(
     pairs: Iterable[DPOPair | NormalizedDPOPair], tools: Tools | None, arguments: Arguments
 ) -> Iterator[dict[str, Any]]:
-    """Yield one row per pair. In the first row, the first message of each column has the key `schema` (see the
-    module).
+    """Yield one row per pair.
+
+    In the first row, the first message of each column has the key `schema` (see the module).
     """
     for number, pair in enumerate(pairs):
         row = build_preference_row(pair, number=number, tools=tools, arguments=arguments)

@@ -264,8 +264,9 @@ class _PairExtractor:
         answers: Mapping[str, TeacherCallResult],
         kind: str,
     ) -> PairRecord:
-        """Return the pair for a vote with a winning action. The text is that of the first teacher that took this
-        action.
+        """Return the pair for a vote with a winning action.
+
+        The text is that of the first teacher that took this action.
         """
         assert vote.winner is not None
         first = vote.winner.teachers[0]

@@ -180,12 +180,11 @@ class LaterCalls:
         )
 
     def successful_calls_after(self, site: ErrorSite, *, with_failed_work: bool = False) -> list[LaterCall]:
-        """Return the successful calls after the site's turn, up to the next message from the user or question to the
-        user.
+        """Return the successful calls after the site's turn, up to the next exchange with the user.
 
-        Neither the message that is the site's own evidence nor the note of an interruption ends the search. With
-        `with_failed_work`, the result includes calls that ran as intended but whose task failed, such as tests or a
-        build.
+        Such an exchange is a message from the user or a question to the user. Neither the message that is the site's
+        own evidence nor the note of an interruption ends the search. With `with_failed_work`, the result includes calls
+        that ran as intended but whose task failed, such as tests or a build.
         """
         later_calls: list[LaterCall] = []
         turns = self._conversation.turns
@@ -380,8 +379,9 @@ def _programs_with_subcommands(command: Command) -> set[tuple[str, str]]:
 
 
 def edit_similarity(edit_a: Operation, edit_b: Operation) -> float:
-    """Return the similarity of two edits of the same file (1 to 3), or 0 if neither their old nor their new texts
-    overlap.
+    """Return the similarity of two edits of the same file (1 to 3).
+
+    The result is 0 if neither their old nor their new texts overlap.
     """
     if not isinstance(edit_a, Replace) or not isinstance(edit_b, Replace) or edit_a.path != edit_b.path:
         return 0.0

@@ -316,8 +316,9 @@ class _ToolResult:
         return self.is_error is True or self._nonzero_exit_span is not None
 
     def _is_entire_output(self, span: tuple[int, int]) -> bool:
-        """Return whether the log has no error flag and the message is the whole result, so it was not merely
-        displayed.
+        """Return whether the message is the whole result and the log has no error flag.
+
+        Such a message was not merely displayed.
         """
         return self.is_error is None and _is_entire_output(span, self.view)
 
@@ -420,8 +421,9 @@ def _follows_failure(before: str, command: Command) -> bool:
 
 
 def _starts_with_file_position(line: str) -> bool:
-    """Return whether a line begins with a file position, so that it is a compiler message, not a message about
-    arguments.
+    """Return whether a line begins with a file position.
+
+    Then it is a compiler message, not a message about arguments.
     """
     return _FILE_POSITION.match(line) is not None
 
@@ -532,7 +534,7 @@ _SHELL_MESSAGE = re.compile(r"\s*(?:/\S*/)?(?:bash|sh|zsh|dash)\b")
 def _revise_blame(
     verdict: Verdict, tool: str, arguments: Mapping[str, Any], text: str, before: SessionState
 ) -> Verdict:
-    """Return the verdict, without blame on the model if the session shows that it did not make an error."""
+    """Return the verdict, without blame on the model if the session shows that the model made no error."""
     if verdict.blame != "model":
         return verdict
     if verdict.kind in _ABOUT_ARGUMENTS and _has_empty_variable(verdict, tool, arguments, text, before):

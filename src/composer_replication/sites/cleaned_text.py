@@ -99,8 +99,9 @@ class CleanedText:
         return _TAG.match(self.text) is not None
 
     def has_any(self, needles: tuple[str, ...]) -> bool:
-        """Return whether the text contains one of these lower-case words. Answers are cached, since many rules share
-        words.
+        """Return whether the text contains one of these lower-case words.
+
+        Answers are cached, since many rules share words.
         """
         cache, lowercase_text = self._needle_cache, self.lowercase_text
         for needle in needles:

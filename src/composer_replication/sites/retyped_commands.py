@@ -214,8 +214,9 @@ def _diagnose(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | N
 
 
 def corrects_typed_command(command: str, later_command: str) -> bool:
-    """Return whether the later command corrects the first by another folder, another tag, or a check of the same
-    files.
+    """Return whether the later command corrects the first.
+
+    The correction may be another folder, another tag, or a check that covers the same files.
     """
     first, second = _parse_typed(command), _parse_typed(later_command)
     return first is not None and second is not None and _diagnose(first, second, "compile_error") is not None

@@ -164,8 +164,9 @@ class VerdictReviser:
         )
 
     def _pushes_rewritten_commits(self, result: ToolResult, command: Command) -> bool:
-        """Return whether an unforced push was rejected because the session had rewritten commits that were already
-        pushed.
+        """Return whether the command is an unforced push that was rejected because of rewritten commits.
+
+        The session itself must have rewritten commits that had already been pushed.
         """
         if _PUSH_REFUSED.search(result.text) is None or _FORCED.search(command.text) is not None:
             return False
@@ -297,7 +298,7 @@ class _FailureHistory:
         return site
 
     def _is_repetition(self, call: ToolCall, result: ToolResult, verdict: Verdict) -> bool:
-        """Return whether this exact call had failed visibly, and the model has only looked at things since.
+        """Return whether this exact call had failed visibly, and the model has only read since then.
 
         Whoever was to blame for the first failure, the model is to blame for the second, because nothing had changed.
         Exceptions are refusals by the user or the harness, failures worth a retry (network, timeouts, tests), and
@@ -470,8 +471,9 @@ class Refusal:
 
 
 def refused_check(verdict: Verdict, command: Command, text: str) -> str:
-    """Return the refusal of a hook or another check as words without names and numbers, or "" if no check refused
-    the call.
+    """Return what a hook or another check refused, as words without names and numbers.
+
+    The result is "" if no check refused the call.
     """
     by_git = command.runs_git_only and any(pair in _HOOKED_COMMANDS for pair in command.programs)
     if verdict.kind != "hook_blocked" and not (by_git and verdict.kind == "lint_or_typecheck"):

@@ -385,8 +385,9 @@ def _unified_file(old: str, new: str) -> FilePatch | None:
 
 
 def _read_hunk(lines: list[str], at: int, head: re.Match[str], patch: FilePatch) -> int | None:
-    """Read a hunk whose header states how many lines it has. Return the position after it, or None if the counts are
-    wrong.
+    """Read a hunk whose header states how many lines it has.
+
+    Return the position after it, or None if the counts are wrong.
     """
     num_old, num_new = int(head[2] or 1), int(head[4] or 1)
     hunk = _Hunk(at=int(head[1]))

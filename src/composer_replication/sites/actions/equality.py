@@ -90,7 +90,7 @@ def action_kind(action: Action) -> str:
 
 
 def _action_steps(calls: tuple[ToolCall, ...], context: ActionContext) -> list[str]:
-    """Return one text per call, or per series of edits if the resulting files are known."""
+    """Return one text per call, or one per series of edits if the resulting files are known."""
     files = {normal_path(path, context.cwd): text for path, text in context.files.items()}
     steps: list[str] = []
     changed: FileChanges = {}  # made by the edits since the last call of another kind
@@ -411,8 +411,9 @@ def _text_sketch(texts: Iterable[str]) -> Sketch:
 
 
 def _sketch_similarity(a: Sketch, b: Sketch) -> float:
-    """Return the estimated Jaccard similarity: the fraction of the smallest hashes in the union that occur in both
-    sketches.
+    """Return the estimated Jaccard similarity of two sketches.
+
+    It is the fraction of the smallest hashes in their union that occur in both.
     """
     hashes_a, hashes_b = set(a), set(b)
     smallest = sorted(hashes_a | hashes_b)[:_SKETCH_SIZE]
@@ -473,9 +474,7 @@ class _SketchIndex:
         return len(self._sketches) - 1
 
     def similar(self, query: Sketch, accepts: Callable[[int], bool] = lambda _number: True) -> Iterator[int]:
-        """Yield the numbers of the indexed sketches that are near-duplicates of a nonempty sketch and that `accepts`
-        admits.
-        """
+        """Yield the numbers of the near-duplicates of a nonempty sketch for which `accepts` returns True."""
         for number in dict.fromkeys(self._candidates(query)):
             if accepts(number) and _sketch_similarity(query, self._sketches[number]) >= MIN_SIMILARITY_OF_STATES:
                 yield number

@@ -143,8 +143,9 @@ class FileTexts:
         return normal_path(path, self.cwd) in self._read_in_full
 
     def change_by_command(self, path: str) -> ChangeCertainty:
-        """Return whether a command has changed a file since a file tool last touched it: `surely`, `maybe` or "" for
-        no.
+        """Return whether a command has changed a file since a file tool last touched it.
+
+        The answer is `surely`, `maybe` or "" (no).
         """
         name = normal_path(path, self.cwd)
         touched_at = self._last_used_at.get(name)
@@ -282,7 +283,7 @@ class _CommandRun(NamedTuple):
 class _CommandChanges:
     """The files written by shell commands. Commands are analyzed lazily, at the first query.
 
-    Times (`when`) increase during the session. `shell` must not be updated anywhere else.
+    Times (`when`) increase during the session. No other code may update `shell`.
     """
 
     def __init__(self, shell: ShellFolder) -> None:

@@ -346,8 +346,9 @@ class _LastFailure(NamedTuple):
 
 
 class _Attempts:
-    """The failed calls in a session so far. Calls that differ only in labels (`tools.is_descriptive_parameter`) count
-    as the same.
+    """The failed calls in a session so far.
+
+    Calls that differ only in labels (`tools.is_descriptive_parameter`) count as the same.
     """
 
     def __init__(self) -> None:

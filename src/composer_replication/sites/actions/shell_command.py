@@ -136,8 +136,9 @@ class Command:
 
     @cached_property
     def programs(self) -> tuple[tuple[str, str], ...]:
-        """The (program, first argument) pair of each part of the command. Assignments and wrappers such as `sudo`
-        are skipped.
+        """The (program, first argument) pair of each part of the command.
+
+        Assignments and wrappers such as `sudo` are skipped.
         """
         return tuple(pair for pair, _ in self._parts)
 
@@ -341,8 +342,9 @@ def leaves_sources_unchanged(text: str) -> bool:
 
 
 def _all_commands(text: str, accepts: Callable[[Simple], bool]) -> bool:
-    """Return whether `accepts` is true for every command, nothing is redirected to a file, and nothing runs in the
-    background.
+    """Return whether `accepts` is true for every command in a text.
+
+    Redirections to a file and background commands are never accepted.
     """
     try:
         commands = list(commands_in(parse_script(text)))

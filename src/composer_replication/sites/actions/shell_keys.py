@@ -91,9 +91,7 @@ def _script_text_key(text: str, location: _Location, depth: int) -> Key:
 
 @dataclass
 class _ShellWalk:
-    """A walk over the parts of a syntax tree in execution order, which builds their keys and tracks the working
-    folder.
-    """
+    """A walk over a syntax tree in execution order, which builds keys and tracks the working folder."""
 
     location: _Location
     depth: int
@@ -266,7 +264,7 @@ class _Location:
 
 
 def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
-    """Return the key for a program that has a table, or for the plain words if it has none."""
+    """Return the key for a command line: by the program's table if it has one, otherwise the plain words."""
     name = words[0].literal
     if name is None:
         return _unknown_program_key(words)
@@ -536,8 +534,9 @@ def _launcher_key(
 
 
 def _echo_key(words: Sequence[ShellWord]) -> Key | None:
-    """Return the key for what echo prints, its words joined by blanks, or None if the output depends on an
-    expansion.
+    """Return the key for what echo prints: its words joined by blanks.
+
+    Return None if the output depends on an expansion.
     """
     texts = [word.literal for word in words[1:]]
     num_flags = 0

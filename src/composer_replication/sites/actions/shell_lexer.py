@@ -250,8 +250,9 @@ class _Lexer:
         raise UnsupportedShellSyntax("unterminated quote")
 
     def _read_expansion(self, pieces: _WordPieces, kind: Kind) -> None:
-        """Read an expansion and add it to `pieces`: as text if its value is constant, otherwise as a piece of the
-        given kind.
+        """Read an expansion and add it to `pieces`.
+
+        It becomes text if its value is constant, otherwise a piece of the given kind.
         """
         if self.text[self.at] == "`":
             ticks = _BACKTICKS.match(self.text, self.at)
@@ -279,8 +280,9 @@ class _Lexer:
 
 @dataclass
 class _WordPieces:
-    """The pieces of a word under construction. Adjacent texts are joined at the end, so that quoting makes no
-    difference.
+    """The pieces of a word under construction.
+
+    Adjacent texts are joined at the end, so that quoting makes no difference.
     """
 
     pieces: list[Piece] = field(default_factory=list[Piece])

@@ -44,7 +44,10 @@ class Simple:
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """A compound command (`(`, `{`, `if`, `while`, `until`, `for`) with its lists. `names` are the words of a `for`."""
+    """A compound command (`(`, `{`, `if`, `while`, `until`, `for`) with its lists.
+
+    `names` are the words of a `for` loop.
+    """
 
     kind: str
     parts: tuple[Script, ...]

@@ -178,8 +178,9 @@ def _unconditional_steps(command: str) -> Iterator[_CommandStep]:
 
 
 def _chain_steps(chain: CommandChain, *, is_last: bool) -> Iterator[_CommandStep]:
-    """Yield the steps in a chain, stopping before the first one that may not run or whose program depends on an
-    expansion.
+    """Yield the steps at the start of a chain that are certain to run.
+
+    Stop before the first one that may not run or whose program depends on an expansion.
     """
     for pipeline in chain.pipelines:
         first = pipeline.commands[0]
@@ -260,8 +261,9 @@ def _judge_edit(call: ToolCall, path: str, knowledge: _Knowledge) -> Judgement:
 
 
 def _judge_edit_of_read_file(call: ToolCall, replaces: list[Replace], path: str, knowledge: _Knowledge) -> Judgement:
-    """Judge an edit of a file that was read. If a command has changed the file since then, the file may count as
-    unread.
+    """Judge an edit of a file that was read.
+
+    If a command has changed the file since then, the file may count as unread.
     """
     rule, kind = "changed_and_too_large", "edit_not_read"
     change = knowledge.unreadable_change(path) if call.name in _TOOLS_REQUIRING_READ else ""
@@ -357,9 +359,7 @@ class _Knowledge:
         return self.state.texts
 
     def status(self, path: str) -> PathStatus:
-        """Return whether a path exists according to the session or, if the session does not show it, the other
-        sources.
-        """
+        """Return whether a path exists according to the session or else to the other sources."""
         status, relative = self.paths.status(path), self.paths.relative(path)
         if status.exists is not None or relative is None:
             return status
@@ -407,8 +407,9 @@ class _Knowledge:
         return len(parts) > 2 and "/".join(parts[:2]) in checkout.folders
 
     def has_name(self, name: tuple[str, str]) -> bool | None:
-        """Return whether an agent or skill exists according to the session, the agent's own list, or earlier
-        sessions.
+        """Return whether an agent or skill with this name exists.
+
+        The sources are the session, the agent's own list, and earlier sessions.
         """
         attempts = self.state.attempts
         if name in attempts.names:

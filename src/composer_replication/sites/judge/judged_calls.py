@@ -22,10 +22,11 @@ _RESUMED_REPLY = "No response requested."  # what Claude Code writes when a sess
 
 @dataclass(frozen=True, slots=True)
 class JudgedCall:
-    """A call with its verdict and outcome. `site` is None if the call succeeded, `result` if it was not answered.
+    """A call with its verdict and outcome.
 
-    `judge` and its `state` are valid only until the iterator is advanced. At the first call in a turn, they know
-    exactly what the model had been shown when it made its decision.
+    `site` is None if the call succeeded, and `result` is None if the call was not answered. `judge` and its `state` are
+    valid only until the iterator is advanced. At the first call in a turn, they know exactly what the model had been
+    shown when it made its decision.
     """
 
     turn: Turn

@@ -77,8 +77,9 @@ class Repository:
         return None if commit is None else Checkout(self, commit, seconds=seconds, is_branch=is_branch)
 
     def before(self, conversation: Conversation) -> Checkout | None:
-        """Return the files at the start of a conversation, on the branch in its log, or None if the log has no
-        times.
+        """Return the files at the start of a conversation, on the branch in its log.
+
+        Return None if the log has no times.
         """
         when = next((turn.timestamp for turn in conversation.turns if turn.timestamp), None)
         branch = conversation.extra.get("git_branch")
@@ -139,8 +140,9 @@ class Repository:
 
     @lru_cache(maxsize=2)  # noqa: B019
     def versions(self, path: str) -> tuple[str, ...]:
-        """Return every version of a file in any commit, or nothing if a version cannot be read or there are too
-        many.
+        """Return every version of a file in any commit.
+
+        The result is empty if a version cannot be read or there are too many.
         """
         blobs = self.history.versions.get(path, []) if self.history else []
         blob_lines = "\n".join(blobs).encode()
@@ -232,15 +234,14 @@ class Checkout:
         return self._repository.text(self.commit, relative) if relative in self.files else None
 
     def is_trunks(self, relative: str, text: str) -> bool:
-        """Return whether the default branch has this text in the file at this time, so that the text is not a new
-        change.
-        """
+        """Return whether the default branch has this text in the file at this time, so that it is not a new change."""
         trunk = self._repository._at_seconds(self._seconds)
         return text in ((trunk and trunk.text(relative)) or "")
 
     def has_ever_held(self, relative: str, text: str, *, but_for_blanks: bool = False) -> bool | None:
-        """Return whether any version of a file, even a later one, contains this text, or None if no commit has the
-        file.
+        """Return whether any version of a file, even a later one, contains this text.
+
+        Return None if no commit has the file.
         """
         if but_for_blanks:
             versions_without_blanks = self._repository.versions_without_blanks(relative)

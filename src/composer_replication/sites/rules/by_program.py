@@ -187,7 +187,10 @@ psql sqlite3: api_misuse
 
 
 def _is_typed(match: re.Match[str], command: Command) -> bool:
-    """Return whether the name in the message, or the end of its path, was typed: programs print absolute paths."""
+    """Return whether the name in the message was typed in the command.
+
+    For a path, it is enough that its end was typed, since programs print absolute paths.
+    """
     name = captured_name(match)
     if not name or name in command.text or name.lstrip("-") in command.words:
         return True
@@ -196,7 +199,7 @@ def _is_typed(match: re.Match[str], command: Command) -> bool:
 
 
 def _match_any_quotes(pattern: str) -> str:
-    """Return the pattern with every `'` replaced by a class of all quotation marks, also inside negated classes."""
+    """Return the pattern with every `'`, even in a negated class, replaced by a class of all quotation marks."""
     return f"[^{_QUOTES}".join(part.replace("'", f"[{_QUOTES}]") for part in pattern.split("[^'"))
 
 

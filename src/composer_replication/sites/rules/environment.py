@@ -198,10 +198,10 @@ def _command_name(match: re.Match[str]) -> str:
 
 
 def _is_misspelled_command(match: re.Match[str], command: Command) -> bool:
-    """Return whether a missing program is the model's error: the program is a standard utility, or its name is
-    misspelled.
+    """Return whether a missing program is the model's error.
 
-    Any other program may be one that the project or the machine should have provided.
+    It is if the program is a standard utility or its name is misspelled. Any other program may be one that the project
+    or the machine should have provided.
     """
     name = _command_name(match)
     if not command.calls(name) or command.is_remote or _comes_from_script(match.string):
@@ -222,8 +222,9 @@ def _comes_from_script(line: str) -> bool:
 
 
 def _has_path_in_command(match: re.Match[str], command: Command) -> bool:
-    """Return whether the message comes from the shell or a program in the command, and concerns a path in the
-    command.
+    """Return whether the message concerns a path in the command.
+
+    It must come from the shell or from a program in the command.
     """
     line = match.string
     if (
@@ -238,8 +239,9 @@ def _has_path_in_command(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_about_git_command(match: re.Match[str], command: Command) -> bool:
-    """Return whether a git message is about the command itself. A script, a build or a hook may run other git
-    commands.
+    """Return whether a git message is about the command itself.
+
+    A script, a build or a hook may run other git commands.
     """
     is_summary = _SUMMARY.search(match[0]) is not None
     if not command.runs_git_only or (match["said"] is None and not match.string[:1].isupper() and not is_summary):

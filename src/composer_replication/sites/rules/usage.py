@@ -69,8 +69,9 @@ def _is_argument(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_option_without_dashes(match: re.Match[str], command: Command) -> bool:
-    """Return whether the captured option, which the message prints without dashes, was passed to familiar programs
-    only.
+    """Return whether the captured option was passed to familiar programs only.
+
+    The message prints the option without its dashes.
     """
     option = captured_name(match).lstrip("-")
     programs = command.programs_with_argument(f"-{option}")
@@ -92,8 +93,9 @@ def _begins_with_familiar(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_argument_or_script(match: re.Match[str], command: Command) -> bool:
-    """Return whether the captured name was typed, as an argument to a familiar program or as a script (`npm run
-    NAME`).
+    """Return whether the captured name was typed in the command.
+
+    It may be an argument to a familiar program or a script, as in `npm run NAME`.
     """
     name = captured_name(match)
     return _is_argument(match, command) or ("script" in match[0].lower() and bool(name) and name in command.text)
@@ -113,8 +115,9 @@ def _is_typed_path(match: re.Match[str], command: Command) -> bool:
 
 
 def _shows_its_usage(match: re.Match[str], command: Command) -> bool:
-    """Return whether the usage text comes from a familiar program in the command, and the command did not ask for
-    help.
+    """Return whether the usage text comes from a familiar program in the command.
+
+    The answer is False if the command asked for help.
     """
     is_familiar_usage = any(_is_familiar_program(program) for program in command.programs if program[0] == match[1])
     return is_familiar_usage and _ASKS_FOR_HELP.search(command.text) is None
@@ -137,8 +140,9 @@ def _is_local(_: re.Match[str], command: Command) -> bool:
 
 
 def _is_unquoted_text(match: re.Match[str], command: Command) -> bool:
-    """Return whether the word that matched no file was meant as text. A plain file pattern may rightly match
-    nothing.
+    """Return whether the word that matched no file was meant as text.
+
+    A plain file pattern may rightly match nothing.
     """
     word = match[1] or match[2]
     return word in command.text and (word.startswith("-") or any(character in word for character in "?[=^(#~"))
@@ -182,8 +186,9 @@ def _is_direct_call(_: re.Match[str], command: Command) -> bool:
 
 
 def _is_line_from_familiar(match: re.Match[str], command: Command) -> bool:
-    """Return whether the line begins with the name of a familiar program, and the command runs only familiar
-    programs.
+    """Return whether the line begins with the name of a familiar program.
+
+    The command must run no other programs.
     """
     return _begins_with_familiar(match, command) and _runs_familiar_only(command)
 
