@@ -6,7 +6,7 @@ L and O are the log-probs of a sampled token under the policy and under the poli
     r    = exp(L - O)
     term = -min(r A, clip(r, 1 - epsilon, 1 + epsilon_high) A)
 
-How the terms of B sequences become one loss, with TRL's names; `mask` marks the sampled tokens:
+The terms of B sequences are reduced to one loss in one of four ways, named as in TRL; `mask` marks the sampled tokens:
 
     grpo     mean over sequences of each one's mean        dr_grpo  sum / (B * max_completion_length)
     bnpo     sum / sampled tokens of this micro-batch      dapo     sum / sampled tokens of the step (`num_items`)

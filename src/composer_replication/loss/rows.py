@@ -137,11 +137,11 @@ def check_finite_rows(values_N: Tensor, what: str) -> None:
 
 
 def cap_rows(values_N: Tensor, token_clip: float | None) -> Tensor:
-    """Return d * min(1, cap / sg(d)): the divergence of each token (summed over the vocabulary), scaled down to the
-    cap.
+    """Return d * min(1, cap / sg(d)): divergences per token, scaled down to the cap where they exceed it.
 
-    Upstream clamps single vocabulary entries instead, which can make the loss negative and reverse the gradient on the
-    teacher's own token. Scaling the sum keeps the gradient's direction and bounds its size.
+    Each divergence is summed over the vocabulary first. Upstream clamps single vocabulary entries instead, which can
+    make the loss negative and reverse the gradient on the teacher's own token. Scaling the sum keeps the gradient's
+    direction and bounds its size.
     """
     if token_clip is None:
         return values_N

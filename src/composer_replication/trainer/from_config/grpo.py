@@ -293,9 +293,7 @@ def _import_object(name: str, option: str) -> Any:
 
 
 class NamedSource(NamedTuple):
-    """A prompt data set, reward or environment named in the config of a rollout training, and its file's hash if
-    any.
-    """
+    """A prompt data set, reward or environment that the config names, and the hash of its file, if any."""
 
     kind: str
     name: str

@@ -240,9 +240,7 @@ def make_arguments(make: Callable[..., Any], train: TrainConfig, output: Path, *
 
 
 def library_error(error: Exception, train: TrainConfig) -> ComposerError:
-    """Return a ConfigError for a library's error; it names the option at fault, or else quotes the library's
-    message.
-    """
+    """Return a ConfigError for a library's error. It names the option at fault, or quotes the library."""
     if isinstance(error, ComposerError):
         return error
     got = (str(error).strip().splitlines() or [type(error).__name__])[0]
@@ -298,9 +296,7 @@ def check_training_extra(train: TrainConfig) -> None:
 
 
 def _training_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Return keyword arguments for `transformers.TrainingArguments` or TRL's `GRPOConfig` from the options in
-    [train].
-    """
+    """Return keyword arguments for `TrainingArguments` or TRL's `GRPOConfig` from the options in [train]."""
     optimiser = config.optimiser
     # transformers' plain "constant" schedule ignores warmup_steps.
     warmed = "constant_with_warmup" if optimiser.warmup else "constant"

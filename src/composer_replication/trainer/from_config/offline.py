@@ -261,9 +261,7 @@ def _estimate_memory(inputs: Inputs, sessions: LoggedSessions) -> MemoryPlan:
 
 
 def _check_memory(plan: MemoryPlan, say: Say, must_fit: bool) -> None:
-    """Report the memory that a step needs. Raises NotEnoughMemoryError if the step must fit into memory but does
-    not.
-    """
+    """Report the memory that a step needs. Raises NotEnoughMemoryError if it must fit but does not."""
     if plan.fits:
         say(f"memory: {str(plan).splitlines()[-1]}")
     elif not must_fit:

@@ -83,16 +83,15 @@ class TrainingFolder:
         return read_training(self.trained(is_adapter=is_adapter)) or None
 
     def made_of(self) -> dict[str, str] | None:
-        """Return the hashes, by name, of the files that the training here began with, or None if no training has
-        begun.
-        """
+        """Return the hashes of the files that the training here began with, by name, or None without a training."""
         path = self.checkpoints / _SOURCES_NAME
         record: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
         return None if record is None else record["sources"]
 
     def set_aside(self) -> Path:
-        """Move the training's files to a new folder `earlier/N`, so that another training can begin; return that
-        folder.
+        """Move the training's files to a new folder `earlier/N`, and return that folder.
+
+        Another training can then begin in this folder.
         """
         earlier = self.root / ARTEFACTS["earlier"].file_name
         # The folders are numbered 1, 2, ...
@@ -172,8 +171,9 @@ class TrainingFolder:
         return max(steps, default=None)
 
     def newest_checkpoint(self) -> Path | None:
-        """Return the newest checkpoint whose files are all intact, or None. Checking a checkpoint reads all its
-        files.
+        """Return the newest checkpoint whose files are all intact, or None.
+
+        This is slow, because checking a checkpoint reads all its files.
         """
         return newest_complete(self.checkpoints)
 
@@ -214,8 +214,7 @@ class TrainingFolder:
         return newest is not None
 
     def _refuse_unreadable_checkpoints(self) -> None:
-        """Raise RunError if there are complete checkpoints from another version, which a new training would
-        overwrite.
+        """Raise RunError if a new training would overwrite complete checkpoints from another version.
 
         A checkpoint without a manifest is ignored, because its run was stopped while writing it.
         """

@@ -95,8 +95,9 @@ class _TrainingNeed(NamedTuple):
 
 
 def why_train(config: CrfConfig, run: RunDir) -> _TrainingNeed:
-    """Return why a training has to run, if it does, by comparing the existing weights with the current files and
-    options.
+    """Return why a training has to run, if it does.
+
+    The existing weights are compared with the current files and options.
     """
 
     config = fitted(_with_run(config, run))
@@ -143,8 +144,7 @@ def describe_training(config: CrfConfig, run: RunDir, why: _TrainingNeed, kept_i
 
 
 def move_earlier_training(config: CrfConfig, run: RunDir) -> Path:
-    """Move a training with other files or options to the folder `earlier/N` inside its own folder, and return that
-    folder.
+    """Move a training with other files or options to `earlier/N` inside its own folder, and return the new folder.
 
     Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the evaluation of the next
     training.
@@ -171,8 +171,7 @@ def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a training would do: its folder, its data, and the memory of a step, which is estimated only in offline
-    mode.
+    """What a training would do: its folder, its data, and the memory of a step (offline mode only).
 
     `newest_checkpoint` names the folder from which the training would resume; damaged checkpoints are skipped.
     """

@@ -51,9 +51,7 @@ _NO_TARGETS = HintTargets()
 
 
 def with_metric_names(numbers: Mapping[str, int]) -> dict[str, int]:
-    """Return the numbers with the channel in each key (`channel` or `channel: reason`) replaced by its name in
-    metrics.
-    """
+    """Return the numbers with metric names for channels in their keys (`channel` or `channel: reason`)."""
     parts = ((name.partition(":"), number) for name, number in numbers.items())
     return {METRIC_NAMES.get(channel, channel) + colon + reason: number for (channel, colon, reason), number in parts}
 
@@ -352,9 +350,7 @@ class LossKnobs:
         check_choice(self.sdpo_wrapper, SDPO_WRAPPERS, "sdpo_wrapper")
 
     def divergence(self, taid_t: float | None) -> Divergence:
-        """Return the divergence for channel 2. `taid_t` is the teacher's share in TAID's target, or None without
-        TAID.
-        """
+        """Return the divergence for channel 2. `taid_t` is the teacher's share in TAID's target, if TAID is on."""
         if taid_t is not None:
             check_unit_interval(taid_t, "taid_t")
         if self.sdpo_wrapper == "taid":
@@ -375,13 +371,12 @@ class LossKnobs:
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelSettings(LossKnobs):
-    """Settings for channels 2 and 3: arguments of `compose_loss` under the same names, and annealing of channel 2's
-    weight.
+    """Settings for channels 2 and 3: arguments of `compose_loss`, and how channel 2's weight changes over the steps.
 
-    `sdpo_is_clip` caps the importance ratio (current / sampling probability) by which a rollout's tokens are weighted;
-    no gradient flows through it. With `sdpo_wrapper="taid"`, t moves from `taid_start` to `taid_end`, as in
-    `TAIDScheduler`. With `anneal="linear"`, the weight goes from `alpha_sdpo` at the first step to `alpha_sdpo *
-    anneal_end` at the last.
+    The arguments have the same names as in `compose_loss`. `sdpo_is_clip` caps the importance ratio (current / sampling
+    probability) by which a rollout's tokens are weighted; no gradient flows through it. With `sdpo_wrapper="taid"`, t
+    moves from `taid_start` to `taid_end`, as in `TAIDScheduler`. With `anneal="linear"`, the weight goes from
+    `alpha_sdpo` at the first step to `alpha_sdpo * anneal_end` at the last.
     """
 
     sdpo_is_clip: float | None = None

@@ -123,9 +123,7 @@ def _sum_channels(
 def _compute_channels(
     model: nn.Module, inputs: Mapping[str, Tensor] | TreeBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Check the batch. Return its three channels, and a description of how the student ran (see
-    `LossComponents.ran_as`).
-    """
+    """Check the batch, and return its three channels and a description of how the student ran."""
     # All checks precede the first pass: a process that fails during a pass would leave the other processes waiting.
     causal_lm, needs_reference = get_causal_lm(model), options.preference.needs_reference
     if isinstance(inputs, TreeBatch):
@@ -146,7 +144,7 @@ def _compute_channels(
 def batch_channels(
     model: nn.Module, batch: TreeBatch | FlatBatch, options: ChannelOptions
 ) -> tuple[Channel, Channel, Channel, str]:
-    """Return channels 1, 2 and 3 of a batch, and a description of how the student ran (see `LossComponents.ran_as`)."""
+    """Return channels 1, 2 and 3 of a batch, and a description of how the student ran (`LossComponents.ran_as`)."""
     passes = batch.passes
     head = get_linear_head(model, passes.student.input_ids.reshape(1, -1))
     # Padded sequences require a causal model; for a tree, `token_hidden_states` checks that itself.
@@ -187,8 +185,8 @@ def batch_channels(
 def _teacher_rows(
     model: nn.Module, batch: TreeBatch | FlatBatch, hidden_LH: Tensor, options: ChannelOptions, with_contrast: bool
 ) -> tuple[list[TeacherRows], Contrast | None]:
-    """Return the teachers' rows with the site's own hint, and the contrast: their rows with an unrelated hint and
-    without one.
+    """Return the teachers' rows with the site's own hint, and the contrast: rows with an unrelated hint and without a
+    hint.
 
     A live teacher (the student itself) reuses the detached rows of the student's pass, unless dropout made them noisy.
     If all teachers are live, no rows without a hint are returned, because the loss uses the student's.
@@ -256,9 +254,7 @@ def _noise_rates(settings: Mapping[str, Any]) -> Iterator[Any]:
 
 
 def _config_settings(module: nn.Module) -> Mapping[str, Any]:
-    """Return the settings in a module's own config, from which some layers (Falcon, GPT-J) read a rate at every
-    call.
-    """
+    """Return the settings in a module's own config, where some layers (Falcon, GPT-J) look up a rate at every call."""
     config = vars(module).get("config")
     return {} if config is None or not hasattr(config, "__dict__") else vars(config)
 

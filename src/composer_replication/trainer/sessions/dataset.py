@@ -56,9 +56,7 @@ SWAPPED_PAIRS = "turned_pairs"
 
 
 def sessions_of_run(run: RunDir, *, budget: int, **settings: Any) -> tuple[Iterator[LoggedSession], WindowSettings]:
-    """Return the sessions in a run directory, with the sites and pairs that the settings require, and these
-    settings.
-    """
+    """Return the run's sessions, with the sites and pairs that the settings require, and the settings."""
     settings.setdefault("use_pairs", run.path("pairs").exists())
     chosen = WindowSettings(budget=budget, **settings)
     # "all" excludes turns with an error site, provided that sites have been found.
@@ -112,8 +110,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         pack: bool = False,
         **settings: Any,
     ) -> LoggedSessions:
-        """Create the data set from the sessions in a run directory, with their sites and, if the run has any, their
-        pairs.
+        """Create the data set from the sessions in a run directory, with their sites and any pairs.
 
         `settings` are those of `WindowSettings`. `only` selects conversations, for example one part of the split. With
         `pack`, small windows share a tree of at most `budget` tokens.
@@ -222,8 +219,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
         return type(self)(self.rendered, self.renderer, self.settings, run=self.run, pack=self._pack, proofs=proofs)
 
     def shuffled(self, seed: int = 0) -> LoggedSessions:
-        """Return the control for these sessions: every site gets an unrelated hint, and half of the pairs are
-        swapped.
+        """Return the control for these sessions, with unrelated hints and with half of the pairs swapped.
 
         The control keeps the hint check results of the original hints.
         """
@@ -233,8 +229,7 @@ class LoggedSessions(torch.utils.data.Dataset[TreeBatch]):
     def with_references(
         self, model: nn.Module, path: str | Path | None = None, *, with_adapter: bool = False
     ) -> LoggedSessions:
-        """Return the sessions with the log-probs of all pairs under the initial model, in the contexts of their
-        windows.
+        """Return the sessions with the log-probs of all pairs under the initial model, in their windows' contexts.
 
         The adapter is part of the initial model only if `with_adapter` is true. The log-probs are stored at `path`, by
         default in the run's `ref_logprobs.safetensors`. Stored values are reused if they were computed with the same
@@ -471,7 +466,7 @@ def _corrected_sequence(
 
 
 def _shuffle_sessions(sessions: Iterable[RenderedSession], *, seed: int = 0) -> list[RenderedSession]:
-    """Return the control: every site gets a hint for another kind of error, and half of the pairs of each kind are
+    """Return the control: each site gets a hint for another kind of error, and half of the pairs of each kind are
     swapped.
 
     Training on the control has the effects that any training of this size has, so an effect is due to the content of
@@ -565,7 +560,7 @@ class StoredWindow:
         return self.small.counts()
 
     def batch(self, device: str | torch.device = "cpu") -> TreeBatch:
-        """Return the batch in its original form."""
+        """Rebuild the tree batch that was stored."""
         rows = tuple(torch.cat([torch.arange(*run) for run in runs.tolist()]) for runs in self.small.tree.rows)
         tree = replace(self.small.tree, rows=rows)
         return map_tensors(
@@ -574,9 +569,7 @@ class StoredWindow:
         )
 
     def pair_ids(self) -> list[PairIds]:
-        """Return the token ids of each pair: the chosen and the rejected response, with their context in this
-        window.
-        """
+        """Return the token ids of both responses of each pair, with their context in this window."""
         batch = self.batch()
         pairs = batch.pairs
         if pairs is None:
@@ -587,9 +580,7 @@ class StoredWindow:
         return [PairIds(*sides[number :: pairs.num_pairs]) for number in range(pairs.num_pairs)]
 
     def with_references(self, references: Sequence[tuple[float, float]]) -> StoredWindow:
-        """Return the window with reference log-probs for its pairs, given as (chosen, rejected) in the order of the
-        pairs.
-        """
+        """Return the window with these reference log-probs, one (chosen, rejected) tuple per pair, in order."""
         pairs = self.small.pairs
         if pairs is None:
             return self

@@ -76,8 +76,7 @@ def report_phase(phase: Phase) -> None:
 
 
 class PhaseTimes:
-    """A callback that forwards phases, and adds up the seconds of each phase in a file, across several runs of the
-    training.
+    """A callback that forwards phases, and adds up the seconds of each phase over all runs of a training in a file.
 
     Each phase is written to the file as soon as it begins, so that it is recorded even if the process is killed early.
     """

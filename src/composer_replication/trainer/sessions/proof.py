@@ -60,8 +60,7 @@ def run_hint_check(
     *,
     with_adapter: bool = False,
 ) -> list[HintProof]:
-    """Return the hint check result of each site, from the run directory if results for this model and these sites are
-    stored.
+    """Return the hint check result of each site, reusing results stored in the run for this model and these sites.
 
     `settings` are the options of `prove_hints` that affect the results. Processes that check the same sites write the
     same file, and every write replaces the whole file. With `with_adapter`, the check uses the weights with their
@@ -141,9 +140,7 @@ def _choose_good_calls(
 
 
 def read_hint_checks(run: RunDir) -> list[HintProof]:
-    """Return the hint check results of a run in site order, or an empty list if an earlier version of the check
-    wrote them.
-    """
+    """Return a run's hint check results in site order, or an empty list if an earlier version wrote them."""
     if run.meta(_NAME).version < VERSION:
         return []
     rows = run.read_jsonl(_NAME, schema=SCHEMA, version=VERSION)
@@ -151,8 +148,8 @@ def read_hint_checks(run: RunDir) -> list[HintProof]:
 
 
 def describe_hint_check(proofs: Sequence[HintProof] | None, *, can_warm_up: bool) -> Iterator[str]:
-    """Yield how many sites passed the hint check, and whether the model reacts to hints. Yields nothing without a
-    check.
+    """Yield how many sites passed the hint check, and whether the model reacts to hints; nothing if `proofs` is
+    None.
     """
     if proofs is None:
         return
@@ -164,9 +161,7 @@ def describe_hint_check(proofs: Sequence[HintProof] | None, *, can_warm_up: bool
 
 
 class _PartialResults:
-    """The hint check results so far, in site order. If there are several processes, only the first writes them to a
-    file.
-    """
+    """The hint check results so far, in site order. Only the first of several processes writes them to a file."""
 
     def __init__(self, path: Path | None, total: int, proofs: list[HintProof], journal: Journal | None) -> None:
         self.path, self.proofs, self._total, self._journal = path, proofs, total, journal
@@ -176,9 +171,7 @@ class _PartialResults:
     def open(
         cls, run: RunDir | None, settings: dict[str, str], sites: Sequence[ProvableSite], model: nn.Module
     ) -> Generator[_PartialResults]:
-        """Yield the results that an interrupted check with the same settings and sites has stored, ready for
-        appending.
-        """
+        """Yield the results stored by an interrupted check with the same settings and sites, open for appending."""
         if run is None:
             yield cls(None, len(sites), [], None)
             return

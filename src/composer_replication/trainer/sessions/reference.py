@@ -87,9 +87,7 @@ class ReferenceLogprobs:
 
     @classmethod
     def load(cls, path: str | Path, expected: Fingerprint) -> ReferenceLogprobs:
-        """Return the contents of a file written by `save`. Raises StaleArtefactError if its fingerprint is a
-        different one.
-        """
+        """Return the contents of a file written by `save`. Raises StaleArtefactError if its fingerprint differs."""
         about, tensors = _read(Path(path))
         # A field missing from an older file is "", and therefore differs.
         fingerprint = Fingerprint(*(about.get(name, "") for name in Fingerprint._fields))
@@ -235,9 +233,7 @@ def _complete_store(
 def _compute(
     model: nn.Module, store: ReferenceLogprobs, groups: list[_ReferencePass], total: int, path: Path | None
 ) -> None:
-    """Run the passes, and store the results of each pass before the next begins, so that an interrupt loses only
-    one.
-    """
+    """Run the passes, storing the results of each before the next begins, so that an interrupt loses at most one."""
 
     def report_progress(remaining: int) -> None:
         report_phase(

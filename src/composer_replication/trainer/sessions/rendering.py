@@ -91,11 +91,10 @@ class GoodCall(NamedTuple):
 
 
 class _PairSide(NamedTuple):
-    """One side of a pair: the first `num_shared` tokens of its session, followed by `rest`; the response begins at
-    `start`.
+    """One side of a pair: the first `num_shared` tokens of its session, followed by `rest`.
 
-    Most of a pair's context consists of the session's tokens, and a session may have many pairs, so shared tokens are
-    not stored with every pair.
+    The response begins at `start`. Most of a pair's context consists of the session's tokens, and a session may have
+    many pairs, so shared tokens are not stored with every pair.
     """
 
     num_shared: int
@@ -184,16 +183,15 @@ def render_session(renderer: Renderer, session: LoggedSession, settings: WindowS
 
 
 def _intern_ids(sequence: RenderedSequence) -> RenderedSequence:
-    """Return the sequence with equal token ids sharing one int object, so that its list takes 8 bytes per token, not
-    36.
+    """Return the sequence with one shared int object per distinct token id.
+
+    Its list of ids then takes 8 bytes per token instead of 36.
     """
     return replace(sequence, ids=[_int_objects.setdefault(token_id, token_id) for token_id in sequence.ids])
 
 
 def _keep_sites(into: RenderedSession, session: LoggedSession, renderer: Renderer) -> None:
-    """Add the session's kept sites that have a hint and a rendered turn, in order, and count the kept sites without
-    them.
-    """
+    """Add the session's kept sites that have a hint and a rendered turn, in order, and count those that lack either."""
     turns = {turn.id: (number, turn) for number, turn in enumerate(session.conversation.turns)}
     spans_by_turn = {span.turn_id: (rendered, span) for rendered in into.sequences for span in rendered.spans}
     for site, hint in session.sites:
@@ -230,9 +228,7 @@ def _good_calls(into: RenderedSession, conversation: Conversation, good: frozens
 def _response_turn_ids(
     into: RenderedSession, session: LoggedSession, settings: WindowSettings, good_turns: _SelectedTurns
 ) -> frozenset[str]:
-    """Return the ids of the turns to imitate (channel 1), and count the model's other turns by the reason against
-    them.
-    """
+    """Return the ids of the turns to imitate (channel 1), and count the other turns by the reason against them."""
     if settings.responses == "none":
         return frozenset()
     if settings.responses == "all":

@@ -106,9 +106,7 @@ def use_tree_attention(body: Any) -> None:
 
 @contextmanager
 def accept_self_attending_masks(body: Any) -> Iterator[None]:
-    """Make a Hugging Face model accept `SelfAttendingMask` masks inside the block, and restore its attention
-    afterwards.
-    """
+    """Make a Hugging Face model accept `SelfAttendingMask` masks, but only inside the block."""
     before = body.config._attn_implementation
     use_tree_attention(body)
     try:
@@ -158,9 +156,7 @@ def _attend_to_tree(query: Tensor, key: Tensor, value: Tensor, mask: _TreeMask, 
 
 
 def cast_for_attention(*states: Tensor) -> tuple[Tensor, ...]:
-    """Cast the tensors to autocast's dtype if autocast is on, since autocast casts only the inputs of torch's own
-    functions.
-    """
+    """Cast the tensors to autocast's dtype if autocast is on, as it would cast the inputs of torch's own attention."""
     device = states[0].device.type
     if not torch.is_autocast_enabled(device):
         return states
@@ -246,9 +242,7 @@ class _Lengths(NamedTuple):
 
 
 class _PackedBranches(NamedTuple):
-    """The lengths of the sequences into which all branch queries are cut, and the rows of each sequence's keys,
-    packed.
-    """
+    """The lengths of the sequences into which branch queries are cut, and the packed rows of their keys."""
 
     key_rows: Tensor
     lengths: _Lengths

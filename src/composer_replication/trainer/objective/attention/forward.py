@@ -112,9 +112,7 @@ def _why_flat(model: nn.Module, tree: TokenTree) -> str | None:
 
 
 def _run_sequences(model: nn.Module, tree: TokenTree) -> Tensor:
-    """Return the hidden states (L, H) from one padded batch; rows that sequences share are taken from the longest
-    one.
-    """
+    """Return the hidden states (L, H) from one padded batch; shared rows are taken from the longest sequence."""
     if max_over_shards([model], [len(tree.rows)]) != [1]:  # a single sequence has nothing to share
         check_causal(model, tree.input_ids[max(tree.rows, key=len)])
     is_taken = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
@@ -198,10 +196,10 @@ def _choose_attention(model: nn.Module, tree: TokenTree) -> _AttentionChoice:
 
 
 def _check_positions(config: Any, longest: int) -> None:
-    """Raise UnsupportedModelError if a path is so long that the model's rotary frequencies depend on the input's
-    length.
+    """Raise UnsupportedModelError if a path is too long for constant rotary frequencies.
 
-    The paths of a tree have several lengths, so no single set of frequencies would be right for all of them.
+    Beyond that length, the model's frequencies depend on the length of the input. The paths of a tree have several
+    lengths, so no single set of frequencies would be right for all of them.
     """
     limit, why = max_invariant_length(config)
     if limit is not None and longest > limit:
@@ -247,9 +245,7 @@ def _choice_from_trial(model: nn.Module, body: Any, tree: TokenTree, length: int
 
 
 def _can_check_slots(model: nn.Module, tree: TokenTree) -> bool:
-    """Return whether a process has enough branch rows for the "slots" check to tell an effect of slots from
-    rounding.
-    """
+    """Return whether some process has enough branch rows for a meaningful "slots" check."""
     return max_over_shards([model], [_num_branch_rows(tree)])[0] >= ENOUGH_ROWS
 
 
@@ -283,9 +279,7 @@ ENOUGH_ROWS = 16
 
 
 class _AttentionChoice(NamedTuple):
-    """The kind of attention for a tree, or the reason why none works, and the shortest window that a layer asked
-    for.
-    """
+    """The kind of attention for a tree, or why none works, and the shortest window that a layer asked for."""
 
     kind: Kind | None
     flat_because: str | None
@@ -300,9 +294,7 @@ class _StandaloneSequence(NamedTuple):
 
 
 class _Pass(NamedTuple):
-    """The results of a pass over the tree: hidden states, a trace of the layers, and the sequences to compare them
-    with.
-    """
+    """The hidden states and layer trace of a pass over the tree, and lone sequences to compare them with."""
 
     kind: Kind
     masked_tree: _MaskedTree
@@ -384,8 +376,9 @@ def _find_changed_masks(body: Any, record: _LayerTrace) -> str | None:
 
 
 def _find_leak(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
-    """Run the "branches" check: keep the tokens on every second branch's path, change all others, and compare the
-    kept rows.
+    """Run the "branches" check: return a reason if tokens in other branches affect a path's hidden states, else None.
+
+    The tokens on every second branch's path are kept, all others are changed, and the kept rows are compared.
     """
     is_kept = _every_second_path(masked_tree.tree)
     ids = torch.where(is_kept, masked_tree.tree.input_ids, replace_tokens(masked_tree.tree.input_ids, body))
@@ -405,7 +398,10 @@ def _find_leak(model: nn.Module, body: Any, masked_tree: _MaskedTree, rows: Tens
 
 
 def _find_ignored_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -> str | None:
-    """Run the "positions" check. Positions are reversed for it, which keeps them in the model's range."""
+    """Run the "positions" check: return a reason if reversing the positions has no effect, else None.
+
+    Reversed positions stay within the model's range.
+    """
     tree = masked_tree.tree
     changed = _run_tree(body, masked_tree, position_ids=(tree.longest_path - 1 - tree.position_ids).clamp_min(0))
     if not torch.equal(rows, changed):
@@ -416,9 +412,7 @@ def _find_ignored_positions(body: Any, masked_tree: _MaskedTree, rows: Tensor) -
 
 
 def _find_slot_dependence(model: nn.Module, body: Any, ran: _Pass) -> str | None:
-    """Run the "slots" check: return a reason if branches differ from lone sequences by more than rounding, else
-    None.
-    """
+    """Run the "slots" check: return a reason if branches differ from lone sequences by more than rounding."""
     (trunk, *branches), rows = ran.alone, ran.rows
     noise = _median_gap(trunk, rows, 0)
     gaps = [_median_gap(branch, rows, _num_shared_rows(trunk.sequence, branch.sequence)) for branch in branches]
@@ -499,9 +493,7 @@ def _trunk_and_branches(tree: TokenTree) -> list[Tensor]:
 
 
 def _every_second_path(tree: TokenTree) -> Tensor:
-    """Return a boolean mask of the rows on the paths to every second stretch, beginning with the first after the
-    trunk.
-    """
+    """Return a boolean mask of the rows on the paths that end in every second stretch, starting after the trunk."""
     is_kept = torch.zeros(len(tree), dtype=torch.bool, device=tree.input_ids.device)
     starts = torch.tensor([tree_stretch.start for tree_stretch in tree.stretches])
     for rows in tree.rows:

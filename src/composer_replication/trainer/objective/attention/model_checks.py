@@ -113,9 +113,7 @@ def equal_inputs_for_experts(body: nn.Module, is_kept: Tensor) -> Iterator[bool]
 
 
 def replace_tokens(ids: Tensor, body: Any) -> Tensor:
-    """Replace each token by a different one that, if possible, also occurs in the input, so that the model can embed
-    it.
-    """
+    """Replace each token by a different one that the model can embed, if possible one from the same input."""
     unique_ids, inverse = ids.unique(return_inverse=True)
     if unique_ids.numel() == 1:
         return (ids + 1) % body.get_input_embeddings().weight.shape[0]
