@@ -1,10 +1,10 @@
-"""Find secrets under a heading and in known slots.
+"""Find secrets under a table heading and in slots, places that are known to contain a secret.
 
 The first half reads tables: CSV, tab-separated, Markdown and aligned tables, and the columns in SQL INSERT or COPY
 statements. Every line is read once, either as a heading because it has a key word, or as a row of the table above it.
 
-The second half reads `places.txt`: slots that contain only a secret, such as lines in known files and arguments of
-known calls.
+The second half reads `places.txt`, the list of slots that contain only a secret, such as lines in known files and
+arguments of known calls.
 """
 
 from __future__ import annotations
@@ -72,7 +72,9 @@ _Columns = Sequence[
 
 
 def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every secret under a heading. `lower` is the lower-cased text with one byte per character."""
+    """Yield every secret in the columns of a table whose heading names a secret. `lower` is the lower-cased text
+    with one byte per character.
+    """
     for word in _WORDS:
         if word in active:
             yield from _tables(text, lower, word)
@@ -109,9 +111,9 @@ def _separator(heading: str) -> str:
 
 
 def _split_row(row: str, sign: str, heading: str) -> list[str]:
-    """Split a row into cells at bars or separators, or under aligned headings.
+    """Split a row into cells at bars or other separators, or at the columns of an aligned heading.
 
-    A value may contain a bar, so bars count only where the heading has them.
+    A value may contain a bar, so if the row has bars wherever the heading has them, other bars do not count.
     """
     if sign in _BARS:
         bars = [index for index, character in enumerate(heading) if character == sign]
@@ -125,7 +127,7 @@ def _split_row(row: str, sign: str, heading: str) -> list[str]:
 
 
 def _secret_columns(heading: str, sign: str) -> _Columns:
-    """Return the columns that hold secrets. There are none if the line is code or prose instead of a heading."""
+    """Return the columns that hold secrets; there are none if the line is code or prose rather than a heading."""
     if _NO_HEADING.search(heading):  # most lines with a key word are code
         return ()
     cells = _split_row(heading, sign, heading)
@@ -145,7 +147,9 @@ def _secret_columns(heading: str, sign: str) -> _Columns:
 
 
 def _rows(text: str, begin: int, heading: str, sign: str, columns: _Columns) -> tuple[list[Span], int]:
-    """Return the secrets in rows with as many cells as the heading, and the end of the table."""
+    """Return the secrets in the rows below a heading, and the end of the table. The table ends at the first row with
+    another number of cells.
+    """
     width = len(_split_row(heading, sign, heading))
     spans: list[Span] = []
     while begin < len(text):
@@ -172,7 +176,9 @@ def _cells(row: str, begin: int, cells: Sequence[str], columns: _Columns) -> Ite
 
 
 def _is_secret_cell(value: str, strength: Strength, has_owner: bool) -> bool:
-    """Return whether a cell holds a secret. Plain words count only if another column identifies the owner."""
+    """Return whether a cell holds a secret. A plain word counts as a password only if another column identifies the
+    owner.
+    """
     if is_generated(value) or (strength == Strength.PASSWORD and is_passphrase(value)):
         return PLACEHOLDER.search(value) is None
     if " " in value or not is_plausible(value, strength, True):
@@ -205,7 +211,7 @@ def _inserts(text: str, lower: bytes) -> Iterator[Span]:
 
 
 def _arguments(text: str, position: int, columns: dict[int, Strength]) -> tuple[list[Span], int]:
-    """Return the secrets in one bracketed row, and the end of the row."""
+    """Return the secrets in one row of values in brackets, as in SQL, and the end of the row."""
     spans: list[Span] = []
     for index in range(_MAX_COLUMNS):
         position += len(text[position : position + 9]) - len(text[position : position + 9].lstrip())
@@ -256,7 +262,9 @@ _COMMON_CALLS = frozenset(("connect", "Basic", "create_user", "AUTHENTICATE", "l
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _SlotCondition:
-    """The words and signs that a text must contain for any slot of a row: one word per group, and one sign."""
+    """What a text must contain for any slot in a row of `places.txt`: at least one word of each group, and at least
+    one of the signs.
+    """
 
     also: tuple[frozenset[bytes], ...]
     signs: tuple[str, ...]
@@ -270,7 +278,7 @@ class _SlotCondition:
 
 @dataclass(frozen=True, eq=False, slots=True)
 class _Slot:
-    """A slot for a secret: a row in `places.txt`, or one of its alternative beginnings."""
+    """A place that contains only a secret: a row in `places.txt`, or one of the row's alternative beginnings."""
 
     flags: str
     needs: frozenset[bytes]  # words that must all occur
@@ -323,7 +331,9 @@ def _read_slots() -> dict[bytes, list[_Slot]]:
 
 
 def _words_of(head: str) -> list[bytes]:
-    """Return the words in a literal, longest first. A text that contains the literal contains all of them."""
+    """Return the words in a literal, longest first. Every text that contains the literal contains all of these
+    words.
+    """
     words = sorted(set(re.findall("[a-z]+", head.lower())), key=lambda word: (-len(word), word))
     return [word.encode() for word in words]
 
@@ -340,7 +350,7 @@ GATE_WORDS: frozenset[bytes] = frozenset(
 
 
 def slot_spans(text: str, active: Set[bytes]) -> Iterator[Span]:
-    """Yield every secret in a slot. `active` has the whole words that occur."""
+    """Yield every secret in a slot of `places.txt`. `active` has the words that occur in the text."""
     here = sorted(active & WHOLE_WORDS)
     likely = [
         slot

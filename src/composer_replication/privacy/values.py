@@ -113,9 +113,9 @@ def value_after(text: str, start: int, end: int, strength: Strength) -> Span | N
 
 
 def _literal(text: str, start: int, match: re.Match[str], strength: Strength) -> Span | None:
-    """Return the literal after a type or in a call.
+    """Return the literal after a type or in a call, or None.
 
-    Calls also receive other strings, so there the literal must look like a secret by itself.
+    Calls also receive strings that are not secrets, so a literal in a call must look like a secret by itself.
     """
     span = _value_at(text, start, match, strength)
     around = text[match.end("sign") : match.end()]
@@ -126,21 +126,22 @@ def _literal(text: str, start: int, match: re.Match[str], strength: Strength) ->
 
 
 def is_passed_secret(value: str) -> bool:
-    """Return whether a literal passed on in code looks like a secret by itself."""
+    """Return whether a literal that is passed as an argument looks like a secret by itself."""
     return is_literal_secret(value) or is_unknown(value)
 
 
 def _in_code(text: str, start: int, end: int, strength: Strength) -> Span | None:
-    """Return the literal in a cast or a call after the sign."""
+    """Return the literal inside a cast or a call that follows an assignment, or None."""
     if match := _match_wrapped(text, end):
         return _literal(text, start, match, strength)
     return None
 
 
 def _is_argument(value: str, strength: Strength, before: str) -> bool:
-    """Return whether an argument is a secret. It must not contain spaces, since messages and labels are arguments, too.
+    """Return whether an argument is a secret. It must not contain spaces, because messages and labels are arguments,
+    too.
 
-    After an option, a passphrase counts as well.
+    After a command-line option, a passphrase counts as well.
     """
     if before == "-" and strength == Strength.PASSWORD and is_passphrase(value):
         return True
@@ -152,7 +153,7 @@ def _is_argument(value: str, strength: Strength, before: str) -> bool:
 
 
 def _value_at(text: str, start: int, match: re.Match[str], strength: Strength, *, spaced: bool = False) -> Span | None:
-    """Return the value after the sign, unless it is a name, a folder, a test or a word in code."""
+    """Return the value after an assignment or another sign, unless it is a name, a folder, a test or a word in code."""
     name = text[start : match.start()]
     if _PSQL_VARIABLE.match(text, match.start()):
         return None
@@ -217,9 +218,10 @@ def _bare(text: str, start: int, match: re.Match[str], spaced: bool) -> tuple[in
 
 
 def _is_plausible_under_name(name: str, value: str, strength: Strength) -> bool:
-    """Return whether a value fits its name.
+    """Return whether a value is plausible for its name.
 
-    After a weak name only random values count; header names and session ids are excluded.
+    For a name that only weakly indicates a secret, the value must look like a key or a login. Header names and session
+    ids are excluded.
     """
     if strength == Strength.WEAK and not (
         is_random_value(value) or is_handle(name, value) or is_credential(name, value) or is_login(name, value)
@@ -233,8 +235,8 @@ def _is_plausible_under_name(name: str, value: str, strength: Strength) -> bool:
 
 
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
-    """Return whether a pair is a setting in the notation of Go, PHP or makefiles: `{Password:hunter2}`, `PASS :=
-    hunter2`.
+    """Return whether a name and its value are written as in Go, PHP or makefiles, such as `{Password:hunter2}` or
+    `PASS := hunter2`.
     """
     name = text[start : match.start()]
     if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # aligned in columns
@@ -246,12 +248,12 @@ def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
 
 
 def is_assigned_name(text: str, end: int) -> bool:
-    """Return whether a sign, a default or a type follows the name that ends at `end`."""
+    """Return whether an assignment, a default or a type follows the name that ends at `end`."""
     return (_SIGN.match(text, end) or _FALLBACK.match(text, end) or match_typed(text, end)) is not None
 
 
 def is_passed_along(text: str, end: int) -> bool:
-    """Return whether a literal is passed along after the name that ends at `end`."""
+    """Return whether the name that ends at `end` is followed by a literal in a call."""
     return _CALL.match(text, end) is not None
 
 
@@ -313,7 +315,9 @@ _TYPE_STARTS = frozenset(": \t?!{[")
 
 
 def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
-    """Yield the literals among the arguments that begin at `begin`: the argument index and the bounds."""
+    """Yield each literal among the arguments that begin at `begin`, as the index of the argument and the literal's
+    bounds.
+    """
     for index in range(_MAX_ARGUMENTS):
         match = _ARGUMENT.match(text, begin, begin + 2 * _MAX_DECLARATION_CHARS)
         if match is None:
@@ -326,7 +330,7 @@ def arguments(text: str, begin: int) -> Iterator[tuple[int, tuple[int, int]]]:
 
 
 def match_typed(text: str, end: int) -> re.Match[str] | None:
-    """Match a type and a sign after a name that ends at `end`, up to the quote of the literal."""
+    """Match the type and the equals sign after a name that ends at `end`, up to the opening quote of the literal."""
     if text[end] not in _TYPE_STARTS:
         return None
     newline = text.find("\n", end, end + _MAX_DECLARATION_CHARS)
@@ -337,12 +341,12 @@ def match_typed(text: str, end: int) -> re.Match[str] | None:
 
 
 def _match_wrapped(text: str, end: int) -> re.Match[str] | None:
-    """Match a sign, then a cast, a call or a list around the literal."""
+    """Match an assignment followed by the beginning of a cast, a call or a list, up to the literal inside."""
     return _IN_CALL.match(text, end, end + _MAX_DECLARATION_CHARS)
 
 
 def match_handed(text: str, end: int) -> re.Match[str] | None:
-    """Match a method call on the name, or braces, up to the literal in them."""
+    """Match a method call on the name that ends at `end`, or braces after the name, up to the literal inside."""
     return _BY_METHOD.match(text, end, end + _MAX_DECLARATION_CHARS) if text[end] not in " :=" else None
 
 
@@ -388,7 +392,7 @@ _MAX_LEAD_CHARS = 80
 
 
 def _bare_word(text: str, begin: int) -> str:
-    """Return the unquoted word at `begin`. A quote between letters belongs to the word."""
+    """Return the unquoted word at `begin`. A quote between two letters belongs to the word."""
     match = _BARE.match(text, begin, begin + _MAX_BARE_CHARS)
     return _generated_word(text, begin) or (match[0] if match else "")
 
@@ -413,9 +417,10 @@ def _quoted(text: str, begin: int) -> tuple[int, int] | None:
 
 
 def _generated_value(text: str, end: int) -> tuple[int, int] | None:
-    """Return the bounds of a generated password after a sign or a blank at `end`, or None.
+    """Return the bounds of a generated password after a sign or a space at `end`, or None.
 
-    It may contain brackets, quotes and commas: a bare password ends at the next blank or the next name with a value.
+    Such a password may contain brackets, quotes and commas. Without quotes around it, it ends at the next space or at
+    the next name with a value.
     """
     sign = _GENERATED_SIGN.match(text, end)
     if sign is None:
@@ -428,14 +433,16 @@ def _generated_value(text: str, end: int) -> tuple[int, int] | None:
 
 
 def _generated_word(text: str, begin: int) -> str:
-    """Return the word at `begin` if a password generator made it, otherwise an empty string."""
+    """Return the word at `begin` if it looks like the output of a password generator, otherwise an empty string."""
     word = _GENERATED_WORD.match(text, begin, begin + _MAX_GENERATED_CHARS)
     value = _GENERATED_ENDS.split(word[0], maxsplit=1)[0] if word else ""
     return value if is_generated(value.rstrip(_AFTER_GENERATED)) else ""
 
 
 def _is_env(text: str, start: int, match: re.Match[str]) -> bool:
-    """Return whether this is `NAME=value` without spaces, where an unquoted word is a literal (shell, dotenv)."""
+    """Return whether the match is `NAME=value` without spaces, as in a shell or a dotenv file, where an unquoted
+    word is a literal.
+    """
     name = text[start : match.start()]
     return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
 
@@ -456,7 +463,9 @@ def _bare_end(text: str, start: int, begin: int, env: bool) -> int:
 
 
 def _up_to_closing_bracket(value: str, lead: str) -> str:
-    """Return a bare value up to the closing bracket for an open bracket in `lead`, the text before it on the line."""
+    """Return the part of a bare value before the bracket that closes one opened in `lead`, the preceding text of its
+    line.
+    """
     if ")" not in value and "]" not in value and "}" not in value:
         return value
     opened: list[str] = []
@@ -475,7 +484,9 @@ def _up_to_closing_bracket(value: str, lead: str) -> str:
 
 
 def _in_dump(text: str, start: int) -> bool:
-    """Return whether a neighboring line is also `NAME=value`. In such a dump, values extend to the end of the line."""
+    """Return whether a neighboring line also has the form `NAME=value`. In such a list of variables, values extend
+    to the end of the line.
+    """
     line_start = text.rfind("\n", max(0, start - _MAX_LEAD_CHARS), start) + 1
     if start - line_start > _MAX_LEAD_CHARS or text[line_start:start].strip() not in ("", "export", "declare -x"):
         return False
@@ -486,7 +497,7 @@ def _in_dump(text: str, start: int) -> bool:
 
 
 def _skip_scheme(text: str, begin: int, end: int) -> int:
-    """Return the position after `Bearer` or another scheme."""
+    """Return the position after an authorization scheme such as `Bearer`."""
     scheme = _SCHEMES.match(text, begin, end)
     return scheme.end() if scheme else begin
 
@@ -600,7 +611,7 @@ def _value_in_sentence_at(text: str, start: int, end: int, match: re.Match[str],
 
 
 def _is_last_word_of_label(text: str, begin: int, value: str, match: re.Match[str]) -> bool:
-    """Return whether a long unknown word ends its line after `the password for this box: `."""
+    """Return whether a long unknown word follows a label such as `the password for this box: ` and ends the line."""
     last = begin + len(value)
     ends = text[last : last + 1] in ("", "\n", "\0")
     return ends and _FOR_WHAT.match(match[0]) is not None and match[0].rstrip().endswith(":") and is_unknown(value)
@@ -609,8 +620,8 @@ def _is_last_word_of_label(text: str, begin: int, value: str, match: re.Match[st
 def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
     """Return the span of the first unknown word after a secret's name, or None.
 
-    The word must be introduced by a sign, a word for "is" or a quote: `the password is hunter2`. With `direct`, a word
-    without an introduction counts as well if it directly follows the name and ends the statement.
+    The word must follow a sign, a word for "is" or a quote: `the password is hunter2`. With `direct`, a word that
+    directly follows the name and ends the statement counts as well.
     """
     stop = min(
         at if at >= 0 else end + _MAX_SENTENCE_CHARS
@@ -652,17 +663,19 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
 
 
 def _is_in_no_language(core: str) -> bool:
-    """Return whether a word exists in no language: unknown with a digit or odd spelling, or hyphenated short words."""
+    """Return whether a value is no word of any language: an unknown word with a digit or an unusual spelling, or
+    short words joined by hyphens.
+    """
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
 
 def _without_quotes(word: str) -> str:
-    """Return a word without surrounding quotes and signs."""
+    """Return a word without the quotes and signs around it."""
     return word.strip(_OPENING + _TRAILING)
 
 
 def _ends_statement(text: str, at: int, stop: int) -> bool:
-    """Return whether the statement ends after a value: a label or a message would continue."""
+    """Return whether a statement ends after the value. Labels and messages would continue."""
     return _REST.fullmatch(text, at, stop) is not None
 
 
@@ -679,7 +692,9 @@ def _on_next_line(text: str, newline: int) -> Span | None:
 
 
 def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
-    """Return a key written as a list of bytes, or in groups of four as authenticator apps show it."""
+    """Return the span of a key written as a list of bytes, or in groups of four letters as authenticator apps show
+    it.
+    """
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
     if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)
@@ -689,5 +704,5 @@ def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
 
 
 def _kind_of(strength: Strength) -> str:
-    """Return the kind of a value whose name has this strength."""
+    """Return the kind under which to redact a value whose name has this strength."""
     return {Strength.PASSWORD: "PASSWORD", Strength.TOKEN: "SECRET"}.get(strength, "KEY_VALUE")

@@ -88,11 +88,12 @@ def join_broken_lines(
     names: Sequence[int],
     calls: Sequence[int],
 ) -> tuple[RewrittenText, bool] | None:
-    """Return the text around interrupted words, joined and without all other text, or None if there is none.
+    """Return the text around interrupted words, with their lines joined and all other text left out, and whether a name
+    is interrupted; None if there is nothing to join.
 
-    `runs` has long suspicious runs of key characters; `names` and `calls` have the ends of names and programs with a
-    line end in place of their value. The second result says whether there is such a name; then values count even if
-    they do not cross a line end themselves.
+    `runs` has long suspicious runs of key characters; `names` and `calls` have the ends of names and programs that are
+    followed by a line end instead of their value. If a name is interrupted, even values that do not cross a line end
+    themselves count.
     """
     named_ends = (
         {*_joints_after_names(text, names), *_joints_after_names(text, calls, words=True)} if names or calls else set()
@@ -131,7 +132,7 @@ def _edits(text: str, joints: Iterable[_Joint]) -> list[_Edit]:
 
 
 def _line_ends_at_runs(text: str, runs: Sequence[tuple[int, str]]) -> Iterator[int]:
-    """Yield the line ends before and after runs where the text on the other side could belong to a value."""
+    """Yield the line ends next to suspicious runs, if the text beyond the line end could belong to the same value."""
     for begin, run in runs:
         end = begin + len(run)
         if _touches_end(text, end):
@@ -153,7 +154,7 @@ def _line_ends_after_short_keys(text: str) -> Iterator[int]:
 
 
 def _joints_in_values(text: str, ends: Set[int]) -> Iterator[_Joint]:
-    """Yield the line ends between suspicious characters that could belong to the same value."""
+    """Yield the line ends at which a single value seems to be interrupted. The lines of base64 files are skipped."""
     joined = skip = 0  # end of the last joint; end of a base64 file
     for at in sorted(ends):
         joint = _joint_at(text, at) if at >= skip else None
@@ -177,7 +178,9 @@ def _joints_in_values(text: str, ends: Set[int]) -> Iterator[_Joint]:
 
 
 def _line_start(text: str, start: int) -> int:
-    """Return the start of the line that ends at `start`. The preceding line end may be a two-character JSON escape."""
+    """Return the start of the line that ends at position `start`. The line end before it may be a two-character JSON
+    escape.
+    """
     lead = max(0, start - _LEAD)
     newline = text.rfind("\n", lead, start) + 1
     written = text.rfind("\\n", lead, start) + 2 if text.startswith("\\", start) else 0
@@ -185,7 +188,9 @@ def _line_start(text: str, start: int) -> int:
 
 
 def _may_be_one_value(text: str, line: int, start: int, end: int) -> bool:
-    """Return whether the pieces around a line end could be one value, not two words, two paths or two statements."""
+    """Return whether the text before and after a line end could be one value rather than two words, paths or
+    statements.
+    """
     ahead = _WORD_PIECE.match(text, end)
     if ahead is None or _NEW_STATEMENT.match(ahead[0]):
         return False
@@ -210,12 +215,12 @@ def _may_be_one_value(text: str, line: int, start: int, end: int) -> bool:
 
 
 def _is_plain_word(piece: str) -> bool:
-    """Return whether a piece is a word in a language or in code. Random letters of the same length are not."""
+    """Return whether a piece of text is a word of a language or of code, unlike random letters of the same length."""
     return len(piece) >= _MIN_WORD_CHARS and piece.isalpha() and (piece.islower() or piece.isupper()) and is_word(piece)
 
 
 def _has_secret_name(lead: str, left_piece: str) -> bool:
-    """Return whether a secret's name precedes the first piece, with a sign in between."""
+    """Return whether a secret's name and a sign come before the first piece of an interrupted value."""
     name, sign, _ = left_piece.rpartition("=")
     if sign and mentions_secret(name):
         return True
@@ -224,9 +229,9 @@ def _has_secret_name(lead: str, left_piece: str) -> bool:
 
 
 def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False) -> Iterator[_Joint]:
-    """Yield the line ends after names whose value is missing or incomplete on their line.
+    """Yield the line ends after names whose value is missing or incomplete on the name's line.
 
-    With `words`, yield the line ends after programs instead.
+    With `words`, `names` has the ends of program names, and more words may follow before the line end.
     """
     for name in names:
         newline, written = text.find("\n", name, name + _REACH), text.find("\\n", name, name + _REACH)
@@ -251,9 +256,9 @@ def _joints_after_names(text: str, names: Sequence[int], *, words: bool = False)
 
 
 def _joint_at(text: str, at: int, *, blanks: bool = False) -> _Joint | None:
-    """Return the joint for the line end at `at`, or None at the end of the text.
+    """Return the bounds of the text to remove at the line end at `at` (a joint), or None at the end of the text.
 
-    With `blanks`, the line end may separate words, too.
+    With `blanks`, the line end may also separate words.
     """
     while text.startswith(("\\\n", "\\\\", "`\n", "\r"), at):  # a continuation sign precedes the line end
         at += 1
@@ -271,7 +276,7 @@ def _joint_at(text: str, at: int, *, blanks: bool = False) -> _Joint | None:
 
 
 def _has_sign(text: str, line: int, sign: str) -> bool:
-    """Return whether previous lines begin with the same sign, like the lines in a diff."""
+    """Return whether an earlier line begins with the same sign, as the lines of a diff do."""
     if text.startswith(sign, line) or text.startswith(sign):
         return True
     return text.find("\n" + sign, max(0, line - _LEAD), line) >= 0
@@ -290,7 +295,7 @@ def _schemes(text: str) -> Iterator[_Joint]:
 
 
 def _chain(text: str, joint: _Joint) -> Iterator[_Joint]:
-    """Yield a joint, and the joints around it where a terminal wrapped lines with the same width."""
+    """Yield a line end to join, and those before and after it if a terminal wrapped the lines at the same width."""
     yield joint
     start, end = joint
     mark = "\\n" if text.startswith("\\", start) else "\n"
@@ -329,9 +334,9 @@ _MAX_NAME_DISTANCE = 160
 
 
 def spans_across_lines(text: str, spans: Iterable[Span], has_broken_name: bool) -> Iterator[Span]:
-    """Yield the spans in the joined text that cross a line end and do not come from a listing.
+    """Yield the spans in joined text that cross a line end and are not lines of a listing.
 
-    If a name was interrupted, the text after it counts as well.
+    If a name was interrupted, spans after it count even if they do not cross a line end.
     """
     for span in spans:
         value = text[span.start : span.end]
@@ -357,18 +362,22 @@ def spans_across_lines(text: str, spans: Iterable[Span], has_broken_name: bool) 
 
 
 def _is_two_words(value: str) -> bool:
-    """Return whether the joined value is two known words, which together form an unknown word."""
+    """Return whether the joined value consists of two known words, which only look unknown when joined."""
     return not is_strong(value) and not any(map(is_uncommon, _LINE_END.split(value)))
 
 
 def _is_stated(text: str, span: Span) -> bool:
-    """Return whether a value at the start of its line, after a name on the previous line, is not an ordinary word."""
+    """Return whether a value whose name is on the previous line is not just an ordinary word at the start of its
+    line.
+    """
     first = _LINE_START.search(text, max(0, span.start - 40), span.start)
     return not first or text[span.end : span.end + 1] in ("'", '"') or is_strong(text[span.start : span.end])
 
 
 def _is_one_random_value(text: str, span: Span, left_piece: str, rest: str) -> bool:
-    """Return whether random characters over two lines are a single value, not two list entries or part of a file."""
+    """Return whether random characters on two lines are a single value rather than two list entries or part of a
+    file.
+    """
     right = rest.removeprefix("\\n").strip("\n\r\t +>-|│")
     if _HEX_TAIL.search(left_piece) and not _HEX_HEAD.match(right):  # a digest at the end of its line
         return False

@@ -195,7 +195,7 @@ class _TrajectoryReader:
         )
 
     def _extra(self, our_fields: Record, number: int) -> Record:
-        """Return what `atif_write` stored about a turn: its `extra` and its original location."""
+        """Return the data that `atif_write` stored about a turn: its `extra` and its original location."""
         read_from = {"read_from": our_fields["read_from"]} if isinstance(our_fields.get("read_from"), dict) else {}
         extra = self.turns.storable_fields(as_record(our_fields.get("extra")) | read_from, number)
         agents = extra.get("agents", {})
@@ -229,7 +229,7 @@ class _TrajectoryReader:
         )
 
     def _add_results(self, turn: Turn, entries: list[Record], caller: Turn | None = None) -> None:
-        """Add a turn with these results, and note the subagents that they reference."""
+        """Add a turn with these results, and record the subagents that they reference."""
         results: list[ToolResult] = []
         outside: dict[str, list[Any]] = {}
         for entry in entries:
@@ -254,7 +254,9 @@ class _TrajectoryReader:
         self.turns.add(replace(turn, results=tuple(results), extra=extra))
 
     def _numbers(self, values: Any, kind: type, number: int) -> Any:
-        """Return a tuple of numbers, or None. A list with any other value is counted and skipped as a whole."""
+        """Return a list of numbers as a tuple, or None. A list that contains any other value is counted and skipped
+        as a whole.
+        """
         if values is None:
             return None
         types = (int,) if kind is int else (int, float)
@@ -281,7 +283,9 @@ def _usage(metrics: Record) -> Usage | None:
 
 
 def _link(fields: Any, parent: Link | None) -> Link | None:
-    """Return the stored link to the parent, or None; the parent of an embedded document is the enclosing document."""
+    """Return the parent link that is stored in a document, or None. The parent of an embedded document is the
+    enclosing document.
+    """
     link = as_record(fields)
     kind, where = link.get("kind"), as_string(link.get("conversation_id"))
     if kind not in get_args(LinkKind) or where is None:
@@ -292,6 +296,6 @@ def _link(fields: Any, parent: Link | None) -> Link | None:
 
 
 def _rest(name: str, fields: Any, ours: set[str]) -> Record:
-    """Return the fields that this package does not use, under a single key, or {} if there are none."""
+    """Return {name: fields} with the fields that this package does not use, or an empty dict if there are none."""
     rest = {key: value for key, value in as_record(fields).items() if key not in ours}
     return {name: rest} if rest else {}

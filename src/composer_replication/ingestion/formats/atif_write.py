@@ -33,7 +33,7 @@ _SOURCES = {"system": "system", "user": "user", "assistant": "agent", "tool": "s
 
 
 def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = ()) -> dict[str, Any]:
-    """Return the document as plain JSON data, with `subagents` embedded in their parents."""
+    """Return a conversation's ATIF document as plain JSON data, with `subagents` embedded in their parents."""
     children: dict[str, list[Conversation]] = {}
     for subagent in subagents:
         if subagent.parent is not None:
@@ -42,7 +42,7 @@ def to_atif(conversation: Conversation, *, subagents: Iterable[Conversation] = (
 
 
 def _is_iso(timestamp: str) -> bool:
-    """Return whether the schema accepts the timestamp."""
+    """Return whether the timestamp has a form that the schema accepts."""
     try:
         datetime.fromisoformat(timestamp.replace("Z", "+00:00"))
     except ValueError:
@@ -83,7 +83,7 @@ def _document(
 
 
 def _references(children: list[Conversation]) -> dict[str, list[dict[str, Any]]]:
-    """Return call id -> references to the subagents started by the call."""
+    """Return a dict that maps each call id to references to the subagents started by the call."""
     references: dict[str, list[dict[str, Any]]] = {}
     for child in children:
         if child.parent is not None and child.parent.call_id is not None:
@@ -111,7 +111,7 @@ def _steps(turns: tuple[Turn, ...], references: dict[str, list[dict[str, Any]]])
 
 
 def _answers(turn: Turn, caller: Turn) -> bool:
-    """Return whether a turn holds nothing but results for the preceding calls, so that it can be part of their step."""
+    """Return whether a turn contains only results of the preceding calls, so that it can be part of the calls' step."""
     ids = {call.id for call in caller.calls}
     return (
         turn.role == "tool"
@@ -157,7 +157,7 @@ def _step(turn: Turn, number: int) -> dict[str, Any]:
 
 
 def _our_fields(turn: Turn) -> dict[str, Any]:
-    """Return the fields of a turn that the schema does not have."""
+    """Return the fields of a turn for which the schema has no place."""
     read_from = turn.extra.get("read_from", {"file": turn.provenance.file, "lines": list(turn.provenance.lines)})
     extra = {key: value for key, value in turn.extra.items() if key not in ("atif", "read_from")}
     return _without_none(

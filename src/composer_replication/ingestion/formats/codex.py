@@ -65,7 +65,7 @@ _NOTE_PREFIXES = (
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a record in the head has a payload and a type of this format."""
+    """Return whether a record in the head has a payload and a type that this format uses."""
     return any(
         isinstance(value, dict)
         and as_string(value.get("type")) in _LINE_TYPES
@@ -120,7 +120,7 @@ class _ConversationDraft:
 
     @property
     def id(self) -> str:
-        """The session id, with the part number for all parts but the first."""
+        """The session id. All parts of the session but the first also have their part number in it."""
         return f"{self.session_id}:{self._number}" if self._number else self.session_id
 
     def add_record(self, kind: str, item: _ResponseItem) -> None:
@@ -207,7 +207,7 @@ class _ConversationDraft:
         self.turns.add_turn(item.item_id, role, origin, item.line, timestamp=as_string(item.timestamp), **content)
 
     def _add_usage(self, info: Any) -> None:
-        """Add token counts. Logs repeat them, so only the first after an assistant message counts."""
+        """Add token counts. Logs repeat them, so only the first counts after an assistant message are used."""
         last_usage, turns = as_record(info).get("last_token_usage"), self.turns.turns
         index = next((n for n in reversed(range(len(turns))) if turns[n].origin == "model"), None)
         if index is not None and turns[index].usage is None:
@@ -215,14 +215,14 @@ class _ConversationDraft:
             turns[index] = replace(turns[index], usage=usage)
 
     def _make_compaction_link(self) -> Link | None:
-        """Return the link for the part after a compaction."""
+        """Return the link with which the part after a compaction refers to this part."""
         turns = self.turns.turns
         return Link(kind="compaction", conversation_id=self.id, turn_id=turns[-1].id) if turns else self._parent
 
     def after_compaction(self, item: _ResponseItem) -> _ConversationDraft:
         """Return the draft for the context after a compaction.
 
-        It begins with the history that replaced the old one, or else with the summary alone.
+        It begins with the history that replaced the old one; if the log has none, it begins with the summary alone.
         """
         draft = _ConversationDraft(self._source, self._report, before=self)
         draft._origin = "copied"
@@ -261,7 +261,7 @@ class _ConversationDraft:
 
 @dataclass(frozen=True, slots=True)
 class _ResponseItem:
-    """A payload with its location in the file."""
+    """The payload of a `response_item` record, with its location in the file."""
 
     payload: Record
     line: int

@@ -78,7 +78,7 @@ class _Entry:
 
 @dataclass(slots=True, kw_only=True)
 class _ChatLog:
-    """The final state of a log; `before` has the contexts that a summary replaced."""
+    """The state of a chat after its log has been replayed; `before` has the contexts that a summary replaced."""
 
     source: SourceFile
     report: IngestReport
@@ -87,7 +87,7 @@ class _ChatLog:
     before: list[dict[str, _Entry]] = field(default_factory=list[dict[str, _Entry]])
 
     def apply(self, record: Record, line: int) -> None:
-        """Apply one record from the log, or the whole document."""
+        """Apply one record of the log, or a whole JSON document, to the state of the chat."""
         if "$rewindTo" in record:
             self._rewind(as_string(record["$rewindTo"]), line)
         elif "$set" in record or "sessionId" in record or isinstance(record.get("messages"), list):
@@ -236,7 +236,8 @@ class _ChatLog:
 def _parts_text(content: Any) -> str:
     """Return the text in a list of parts.
 
-    A part is text, or the response of a tool: its output, its error, or else the whole response as JSON.
+    A part is either text or the response of a tool. From a response, the output is used, or else the error, or else the
+    whole response as JSON.
     """
     if isinstance(content, list):
         return "\n".join(_parts_text(part) for part in cast("list[Any]", content))

@@ -93,7 +93,7 @@ def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
 
 
 def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: Path) -> str | None:
-    """Return why an archive is skipped without reading it, or None."""
+    """Return the reason why an archive is skipped without reading it, or None if it can be read."""
     if len(archive.infolist()) > MAX_MEMBERS:
         return f"zip with more than {MAX_MEMBERS:,} members"
     allowed = max(FREE_BYTES, MAX_RATIO * path.stat().st_size)
@@ -103,7 +103,7 @@ def _too_large(archive: zipfile.ZipFile, samples: list[zipfile.ZipInfo], path: P
 def _load(
     archive: zipfile.ZipFile, info: zipfile.ZipInfo | None, remaining_bytes: int, file: str, report: IngestReport
 ) -> Any:
-    """Return the JSON value of a member. If it cannot be read, count the reason and return None."""
+    """Return the JSON value in a member of the archive. If it cannot be read, count the reason and return None."""
     if info is None:
         return None
     limit = min(MAX_MEMBER_BYTES, remaining_bytes)
@@ -153,7 +153,7 @@ def _conversation(
 
 
 class _EvalSample:
-    """The messages of one sample with their references resolved."""
+    """The messages of one sample, with their references resolved."""
 
     def __init__(self, sample: Record, file: str, report: IngestReport) -> None:
         self.turns = TurnList(file, report)
@@ -180,9 +180,9 @@ class _EvalSample:
         return as_list(last.get("input")) + self._from_pool(last.get("input_refs"), pool) + ([answer] if answer else [])
 
     def _from_pool(self, refs: Any, pool: list[Any]) -> list[Any]:
-        """Return messages for ranges in the pool; the end of a range is exclusive.
+        """Return the messages in ranges [start, end) of the sample's message pool.
 
-        Ranges may overlap, so the total is limited to four times the pool.
+        Ranges may overlap, so the total is limited to four times the size of the pool.
         """
         messages: list[Any] = []
         for ref in as_list(refs):

@@ -82,11 +82,11 @@ def _add(turns: TurnList, message: Record, number: int) -> None:
 
 
 def _origin(turns: TurnList, text: str) -> Origin:
-    """Return the author of a user message.
+    """Return the origin of a user message: "human", "tool" for the output of a command, or "meta" for a message about
+    the protocol.
 
-    After the model's first answer the author is the harness: it writes the output of commands and messages about the
-    protocol. Users can change the output templates, and the last output has none, so phrases from the protocol are
-    matched instead.
+    After the model's first answer, the harness writes all user messages. Users can change the output templates, and the
+    last output has none, so phrases from the protocol are matched instead.
     """
     if not any(turn.role == "assistant" for turn in turns.turns):
         return "human"

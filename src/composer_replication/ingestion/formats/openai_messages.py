@@ -52,7 +52,7 @@ def _messages_of(record: Record) -> list[Any] | None:
 
 
 class _StoredConversation(NamedTuple):
-    """One conversation in the file: the record around its messages, and pairs of (line or position, message)."""
+    """One conversation in the file: the record that contains its messages, and pairs of (line or position, message)."""
 
     line: int
     record: Record
@@ -60,7 +60,7 @@ class _StoredConversation(NamedTuple):
 
 
 def read(source: SourceFile, report: IngestReport) -> Iterator[Conversation]:
-    """Yield every conversation in the file. Several conversations are numbered."""
+    """Yield every conversation in the file. If there are several, their ids are numbered."""
     # Two conversations are read ahead to find out whether there are several.
     conversations = _find(source, report)
     ahead = [
@@ -114,7 +114,7 @@ class _Thread:
         self._waiting: list[ToolCall] = []
 
     def take(self, value: Any, line: int, position: int) -> None:
-        """Add the message at this line and position."""
+        """Add a message, which was read from this line and position."""
         if not isinstance(value, dict):
             self.turns.skip(NO_OBJECT, line)
             return

@@ -196,7 +196,7 @@ class _History:
         )
 
     def _add_observation(self, event: Record, kind: str, index: int, line: int) -> None:
-        """Add an observation as the result of its call, which is found by the most reliable link in the event."""
+        """Add an observation as the result of its call. The call is found by the most reliable link in the event."""
         if kind == "recall" and (knowledge := _knowledge(event)):
             self._say(event, "meta", knowledge, index, line)
             return
@@ -236,13 +236,13 @@ def _message(response: Record) -> Record:
 
 
 def _call_of_action(call_id: str, metadata: Record, action: str, args: Record) -> ToolCall:
-    """Return the call as described by the action, for events without the model's original response."""
+    """Return the call that an action describes, for events that lack the model's original response."""
     arguments = {key: value for key, value in args.items() if action == "think" or key not in _NOT_ARGUMENTS}
     return make_call(call_id, as_string(metadata.get("function_name")) or action, arguments)
 
 
 def _knowledge(event: Record) -> str:
-    """Return the text that a recall event shows to the model."""
+    """Return the instructions and notes that a recall event shows to the model, as one text."""
     extras = as_record(event.get("extras"))
     notes = [as_record(entry).get("content") for entry in as_list(extras.get("microagent_knowledge"))]
     parts = [extras.get("repo_instructions"), extras.get("additional_agent_instructions"), *notes]

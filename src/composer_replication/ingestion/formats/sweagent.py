@@ -91,7 +91,7 @@ def _add_message(turns: TurnList, message: Record, number: int) -> None:
 
 
 def _answer_fields(turns: TurnList, message: Record, number: int) -> Record:
-    """Return the fields of an assistant turn that have special keys in this format."""
+    """Return those fields of an assistant turn that are stored under keys specific to this format."""
     content, action = as_text(message.get("content")), as_text(message.get("action"))
     calls, text, extra = turns.read_calls(message, number), content, {}
     if not calls and action.strip():
@@ -109,7 +109,7 @@ def _is_observation(message: Record) -> bool:
 
 
 def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
-    """Add the result of the last action, which only the last step has: the history ends with the action."""
+    """Add the result of the last action from the last step, because the message history ends with the action."""
     waiting, last = turns.unanswered_calls(), as_record(steps[-1]) if steps else {}
     if len(waiting) != 1 or waiting[0] not in turns.turns[-1].calls or last.get("observation") is None:
         return
@@ -120,7 +120,7 @@ def _add_last_observation(turns: TurnList, steps: list[Any]) -> None:
 
 
 def _add_step(turns: TurnList, step: Record, number: int) -> None:
-    """Add the model's answer in a step, and its observation."""
+    """Add turns for the model's answer in a step and for its observation."""
     if not _STEP_KEYS & step.keys():
         turns.skip("unknown record type step", number)
         return

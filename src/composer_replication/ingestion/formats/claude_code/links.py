@@ -145,7 +145,7 @@ class RecordLinks:
         self._last_message = node
 
     def _guess_parent(self, entry: Entry) -> str | None:
-        """Return the previous record, in place of a missing parent.
+        """Return the previous record as a substitute for a missing parent.
 
         Claude Code loses links, and a log without any links is still one conversation. Returns None for a record that
         really begins a thread: a boundary, or a prompt that replaced the very first prompt.
@@ -172,7 +172,7 @@ class RecordLinks:
         return self._verdict(None, node.record.get("timestamp")) == "went back"
 
     def _checked_parent(self, node: Node, parent: str) -> tuple[str, bool]:
-        """Return the parent of a main-thread message, and whether the thread continues from the message."""
+        """Return the parent to use for a main-thread message, and whether the thread continues from that message."""
         tail, target = self._tail, self._above[parent]
         if tail is None or target is tail:
             return parent, True
@@ -192,7 +192,9 @@ class RecordLinks:
         return tail.node.uuid, True
 
     def _is_late_result(self, node: Node, target: _LinkedRecord | None) -> bool:
-        """Return whether a leaf answers calls above its parent while the thread continues elsewhere."""
+        """Return whether a record without children answers calls above its parent, while the thread continues
+        elsewhere.
+        """
         is_last = node is self._messages[-1]
         if node.kind == "assistant" or is_last or node.uuid in self._referenced_uuids:
             return False
@@ -206,7 +208,9 @@ class RecordLinks:
             self._stray_times[entry.uuid] = entry.time
 
     def _is_beside(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None) -> bool:
-        """Return whether all records after `target` are records or results of the messages leading to `node`."""
+        """Return whether all records after `target` belong to the messages that lead to `node`, or hold results of
+        their calls.
+        """
         if target is None:
             return False
         keys = {caller.message_key for caller in self._owning_assistant_records(target.node)}
@@ -225,12 +229,16 @@ class RecordLinks:
         return False
 
     def _answers_above(self, node: Node, keys: set[str], target: _LinkedRecord) -> bool:
-        """Return whether a record holds only results, for calls in these messages or for calls at or above `target`."""
+        """Return whether a record holds only results, and only of calls in the messages `keys` or of calls at or
+        above `target`.
+        """
         callers = [] if node.kind == "assistant" else self._owning_assistant_records(node)
         return bool(callers) and all(caller.message_key in keys or _is_above(caller, target) for caller in callers)
 
     def _owning_assistant_records(self, node: Node) -> list[Node]:
-        """Return the assistant record itself, or the assistant records whose calls the record answers."""
+        """Return the record itself if an assistant wrote it; otherwise the assistant records with the calls that it
+        answers.
+        """
         if node.kind == "assistant":
             return [node]
         return [self._callers[call_id] for call_id in node.answered if call_id in self._callers]
@@ -240,7 +248,9 @@ class RecordLinks:
         return keys.pop() if len(keys) == 1 else ""
 
     def _is_rewind(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None, written_at: Any) -> bool:
-        """Return whether a message with parent `target` instead of `tail` was written after a rewind to `target`."""
+        """Return whether a message whose parent is `target`, rather than the last record `tail`, was written after a
+        rewind to `target`.
+        """
         abandoned_top = tail.topmost_after(-1 if target is None else target.node.index)
         if abandoned_top is not None and abandoned_top.node.uuid in self._guessed:
             return False  # the parent of `abandoned_top` was guessed, so its position proves nothing
@@ -260,7 +270,9 @@ class RecordLinks:
         return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
     def _is_unanswered(self, tail: _LinkedRecord, abandoned_top: _LinkedRecord) -> bool:
-        """Return whether only one message with unanswered calls is abandoned: no session continues from there."""
+        """Return whether only a single message with unanswered calls is abandoned. No session can continue from such
+        a message.
+        """
         if not _reaches(tail.same_owner, abandoned_top) or tail.owner != abandoned_top.owner:
             return False
         # A message may be split over several records, each with some of the calls.
@@ -273,7 +285,9 @@ class RecordLinks:
         return bool(calls) and calls.isdisjoint(self._answered)
 
     def _verdict(self, target: _LinkedRecord | None, written_at: Any) -> Verdict | None:
-        """Return what timestamps and token counts say about a possible rewind, for a message written at this time."""
+        """Return whether timestamps and token counts show that the session went on or went back to `target`; None if
+        they show neither.
+        """
         tail = self._tail
         assert tail is not None
         times = [
@@ -287,9 +301,10 @@ class RecordLinks:
         return self._lengths.verdict(self._num_messages, tail, target)
 
     def _close_context(self, boundary: Node) -> None:
-        """Record where the context closed by a compaction ended.
+        """Record where the context that a compaction closed has ended.
 
-        The boundary has the id of the last record. If this would abandon messages, the last message is used instead.
+        The boundary has the id of the context's last record. If ending there would abandon messages, the last message
+        is used instead.
         """
         logical = boundary.record.get("logicalParentUuid")
         last, tail = self._last_message, self._tail
@@ -306,7 +321,7 @@ class RecordLinks:
 
 
 def _is_above(caller: Node, position: _LinkedRecord | None) -> bool:
-    """Return whether this record of a message, or a later one, is at or above `position`."""
+    """Return whether the record `caller`, or a later record of the same message, is at or above `position`."""
     if position is None or position.node.index < caller.index:
         return False
     return position.is_below(caller) or any(
@@ -316,7 +331,7 @@ def _is_above(caller: Node, position: _LinkedRecord | None) -> bool:
 
 
 def _reaches(top: _LinkedRecord | None, abandoned_top: _LinkedRecord | None) -> bool:
-    """Return whether the consecutive records that begin at `top` cover everything that was abandoned."""
+    """Return whether the consecutive records up to `top` include the topmost abandoned record."""
     return top is not None and abandoned_top is not None and top.node.index <= abandoned_top.node.index
 
 
@@ -344,7 +359,7 @@ _MIN_REWIND_TIME = timedelta(seconds=1)
 
 @dataclass(slots=True)
 class _LinkedRecord:
-    """A message or boundary with links to its ancestors; nothing is above the start of a context."""
+    """A message or boundary with links to its ancestors. The first record of a context has no ancestors."""
 
     node: Node
     up: _LinkedRecord | None
@@ -361,7 +376,7 @@ class _LinkedRecord:
     """The same for harness messages in the model's role."""
 
     def topmost_after(self, index: int) -> _LinkedRecord | None:
-        """Return the oldest record at or above this one that is newer than record number `index`."""
+        """Return the oldest record at or above this one whose index is greater than `index`, or None."""
         position = self
         if position.node.index <= index:
             return None
@@ -371,7 +386,7 @@ class _LinkedRecord:
         return position
 
     def is_below(self, ancestor: Node) -> bool:
-        """Return whether `ancestor` is this record or above it."""
+        """Return whether `ancestor` is this record or one of its ancestors."""
         top = self.topmost_after(ancestor.index - 1)
         return top is not None and top.node is ancestor
 
@@ -400,7 +415,9 @@ def _linked_record(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedR
 
 
 def _far(up: _LinkedRecord) -> _LinkedRecord:
-    """Return the target of the last two jumps above `up` if they are equally long, else `up`."""
+    """Return the far ancestor for a record below `up`: the target of the last two jumps if they are equally long,
+    otherwise `up`.
+    """
     far = up.far
     # Two equal jumps are merged into a jump twice as long, as in a skew-binary random-access list.
     if far is None or far.far is None or up.depth - far.depth != far.depth - far.far.depth:
@@ -409,7 +426,9 @@ def _far(up: _LinkedRecord) -> _LinkedRecord:
 
 
 class _ContextLengths:
-    """Prompt lengths reported by the answers on the main thread, and estimates of the lengths in between."""
+    """The prompt lengths that answers on the main thread report, and estimates of the context's length between those
+    answers.
+    """
 
     def __init__(self, messages: list[Node]) -> None:
         self._messages = messages
@@ -441,7 +460,7 @@ class _ContextLengths:
         return "went back" if share < _MAX_RELATIVE_DISTANCE else None
 
     def _length_after(self, position: _LinkedRecord | None) -> float:
-        """Return the tokens in the context up to `position`, inclusive. Each message is measured once."""
+        """Return the number of tokens in the context up to and including `position`. Results are cached."""
         path: list[Node] = []
         while position is not None and position.node.uuid not in self._length_at:
             path.append(position.node)
@@ -456,13 +475,15 @@ class _ContextLengths:
         return total
 
     def _harness_prompt_tokens(self) -> float:
-        """Return the estimated tokens in the harness's own prompt, which no log contains."""
+        """Return an estimate of the number of tokens in the harness's own prompt, which no log contains."""
         first = self._answer_indices[0]
         return max((_prompt_tokens(self._messages[first]) or 0) - self._tokens_before[first], 0)
 
 
 def _is_too_soon_for_rewind(written_at: Any, tail_at: Any, target_at: Any) -> bool:
-    """Return whether a message follows the tail too closely for a rewind to the target, judging by timestamps."""
+    """Return whether the timestamps show that a message was written too soon after the thread's last record to
+    follow a rewind.
+    """
     written_at, tail_at, target_at = _time(written_at), _time(tail_at), _time(target_at)
     if written_at is None or tail_at is None or target_at is None:
         return False
@@ -522,7 +543,9 @@ _MAX_PARALLEL = 64
 
 @dataclass(slots=True)
 class SubagentChain:
-    """The records of one inline subagent so far: the last record, and those that the next record may have as parent."""
+    """The records of one inline subagent read so far: the last record, and the records that may be the next record's
+    parent.
+    """
 
     name: str
     last_uuid: str
@@ -536,7 +559,7 @@ class SubagentChain:
 
     @property
     def is_waiting(self) -> bool:
-        """Whether a record has to follow: an answer, a result, or the rest of a message."""
+        """Whether the chain is incomplete, because an answer, a result or the rest of a message is still to come."""
         node = self.tail
         return node is None or node.kind != "assistant" or bool(node.called) or not _says_something(node)
 
@@ -557,7 +580,9 @@ class SubagentChain:
 
 
 class _Sidechains:
-    """Assigns sidechain records, in log order, to chains; `of` maps uuids to chains."""
+    """Assigns the sidechain records of a log, in order, to the chains of its inline subagents; `of` maps uuids to
+    chains.
+    """
 
     def __init__(self, entries: list[Entry]) -> None:
         self.of: dict[str, SubagentChain] = {}
@@ -576,7 +601,9 @@ class _Sidechains:
         self._prompts = _prompts_of_calls(entries) if side else set[str]()
 
     def parent_of(self, entry: Entry, parents: Mapping[str, str | None]) -> tuple[str | None, bool]:
-        """Return the parent of a record, and whether the parent is a guess; `parents` has the records so far."""
+        """Return the parent of a record, and whether the parent is a guess; `parents` maps all earlier records to
+        their parents.
+        """
         self._at += 1
         named_parent = entry.parent if isinstance(entry.parent, str) and entry.parent in parents else None
         linked = self.of.get(named_parent) if named_parent is not None else None
@@ -595,7 +622,9 @@ class _Sidechains:
         return parent, is_guess
 
     def _is_root(self, entry: Entry, names_other: bool) -> bool:
-        """Return whether a record begins a chain: a boundary, a prompt from outside it, or the prompt in a call."""
+        """Return whether a record begins a chain: a boundary, a prompt with a parent outside the chain, or the
+        prompt that a call passed.
+        """
         node = entry.node
         if node is not None and node.is_boundary:
             return True
@@ -620,14 +649,16 @@ class _Sidechains:
         return linked if fits else self._next_waiting(entry) or linked
 
     def _chains_by_name(self, entry: Entry) -> Iterator[SubagentChain]:
-        """Yield the chains with records of the same message, or with records that link to the same missing parent."""
+        """Yield the chains that have records of the same message, or records that link to the same missing parent."""
         node = entry.node
         key = node.message_key if node is not None and node.kind == "assistant" else None
         chains = (self._by_message.get(key), self._by_missing.get(entry.named_parent or ""))
         return (chain for chain in chains if chain is not None)
 
     def _caller(self, node: Node, linked: SubagentChain | None, fits: bool) -> SubagentChain | None:
-        """Return the chain with the answered calls. If a call has two results, a plausible link decides."""
+        """Return the chain with the calls that a record answers. If a call has several results, a plausible link
+        takes precedence.
+        """
         for call_id in node.answered:
             chains = self._callers.get(call_id)
             if chains and linked is not None and linked.name in chains:
@@ -644,9 +675,10 @@ class _Sidechains:
         return chain.named_until <= self._at
 
     def _next_waiting(self, entry: Entry) -> SubagentChain | None:
-        """Return the most recently written chain that lacks a record.
+        """Return the most recently written chain to which records are missing, or None.
 
-        A chain that seems finished may still lack the call for a result, or any record if no record has a parent.
+        A chain that seems finished is a candidate for a result, whose call may be missing, and for a record without a
+        parent.
         """
         latest = islice(reversed(self._by_age.values()), _MAX_PARALLEL)
         opened = [chain for chain in latest if self._is_open(chain)]
@@ -673,7 +705,7 @@ class _Sidechains:
 
 
 def first_text_block(node: Node) -> str:
-    """Return the text of a record, to compare the first prompt of a sidechain with the prompt in a call."""
+    """Return the text of a record, for comparing the first prompt of a sidechain with the prompt in a call."""
     return "\n".join(block["text"] for block in node.blocks if isinstance(block.get("text"), str)).strip()
 
 

@@ -62,7 +62,7 @@ def sniff(head: bytes, path: Path) -> bool:
 def read(source: SourceFile, report: IngestReport, *, with_branches: bool = False) -> Iterator[Conversation]:
     """Yield the conversations in a log: one per context of the main thread, then inline subagents.
 
-    With `with_branches`, stretches abandoned by rewinds follow as separate conversations.
+    With `with_branches`, the parts of the log that rewinds abandoned follow as separate conversations.
     """
     was_on = gc.isenabled()
     gc.disable()  # reading a log creates no garbage, and searching for it takes longer than the parsing
@@ -93,7 +93,9 @@ def _records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Re
 
 
 def _exported_records(source: SourceFile, report: IngestReport) -> Iterator[tuple[int, Record]]:
-    """Yield the records in a web export; a file with that name that holds JSON lines is read as lines."""
+    """Yield the records in a web export with their lines. A file that holds JSON lines under the name of a web
+    export is read as lines.
+    """
     for line, value in read_lines_or_document(source, report):
         export: Any = cast("Record", value).get("loglines") if isinstance(value, dict) else None
         if isinstance(export, list):
@@ -149,14 +151,16 @@ class _LogReader:
             self._report.skip("queued message in a rewound branch", self._source.name, lines[0])
 
     def _queued_by_answer(self) -> dict[str, list[_QueuedMessage]]:
-        """Return queued messages by the uuid of the assistant record before which the model saw them."""
+        """Return the queued messages, keyed by the uuid of the first assistant record that was written after the
+        model saw them.
+        """
         queue = _MessageQueue(self._report)
         for line, record in self._tree.queue_operations:
             queue.take(line, record)
         return queue.place(self._tree.nodes.values(), self._tree.attachments)
 
     def _part_link(self, part: ContextSegment, previous: Conversation | None) -> Link | None:
-        """Return the link to the context before a compaction, or from a subagent file to its session."""
+        """Return the link to the context before a compaction, or the link from a subagent file to its session."""
         if part.boundary is not None and previous is not None:
             last = previous.turns[-1].id if previous.turns else None
             return Link(kind="compaction", conversation_id=previous.id, turn_id=last)
@@ -177,9 +181,9 @@ class _LogReader:
             yield self._conversation(f"{self._base_id}/sidechain-{number}", group, link)
 
     def _prompts_of_calls(self) -> dict[str, tuple[str, Node]]:
-        """Return prompt text -> the call that passed it to a subagent, and the record of the call.
+        """Return a dict that maps each prompt passed to a subagent to the passing call's id and record.
 
-        Inline sidechains have no other link to their call.
+        Nothing else in the log connects an inline sidechain with its call.
         """
         calls: dict[str, tuple[str, Node]] = {}
         for node in self._tree.nodes.values():
@@ -192,7 +196,7 @@ class _LogReader:
         return calls
 
     def _branches(self, rewound: list[Node], conversation_of: dict[str, str]) -> Iterator[Conversation]:
-        """Yield the stretches abandoned by rewinds, each linked to the turn at which it branches off."""
+        """Yield the parts of the log that rewinds abandoned, each linked to the turn at which it branches off."""
         for number, group in enumerate(connected_groups(self._tree, rewound)):
             fork = self._tree.ancestor(group[0].parent)
             parent_id = conversation_of.get(fork, self._base_id) if fork else self._base_id
@@ -203,7 +207,7 @@ class _LogReader:
     def _conversation(
         self, identity: str, nodes: list[Node], link: Link | None, closing: Sequence[_QueuedMessage] = ()
     ) -> Conversation:
-        """Return the conversation for these records; `closing` has queued messages after the last answer."""
+        """Return the conversation for these records; `closing` are the queued messages after its last answer."""
         builder = _TurnBuilder(self._source.name, self._report)
         for node in nodes:
             for queued in self._queued.pop(node.uuid, ()):
@@ -276,7 +280,7 @@ class _TurnDraft:
     unseen_kinds: tuple[str, ...] = ()
 
     def freeze(self, file: str) -> Turn:
-        """Return the finished turn."""
+        """Return the finished turn as an immutable Turn."""
         record, message = self.node.record, self.node.message
         model, parent, timestamp = message.get("model"), record.get("parentUuid"), record.get("timestamp")
         extra: dict[str, Any] = {"agents": self.agents} if self.agents else {}
@@ -332,7 +336,7 @@ class _TurnBuilder:
         ] = {}  # attachments so far whose text is not in the log; a dict keeps the order
 
     def add(self, node: Node) -> None:
-        """Add a record. The records of one assistant message become one turn."""
+        """Add a record to the turns. The records of one assistant message become one turn."""
         if node.kind == "assistant":
             self._add_assistant(node)
         elif node.attachment is not None:
@@ -341,7 +345,7 @@ class _TurnBuilder:
             self._add_user(node)
 
     def add_queued(self, message: _QueuedMessage) -> None:
-        """Add a message that exists only in records of the queue."""
+        """Add a turn for a message that only the records of the message queue contain."""
         origin: Origin = "meta" if is_notification(message.text) else "human"
         record: Record = {"timestamp": message.timestamp or None}
         # No record contains the message, so a node is constructed for it.
@@ -462,7 +466,7 @@ def _tool_result(block: Record) -> ToolResult:
 def _raise_usage(usage: dict[str, int], record_usage: Any) -> None:
     """Raise token counts to the maximum over the records of one message.
 
-    Later records repeat and complete the counts in earlier records, so a sum would count tokens twice.
+    Later records repeat and complete the counts in earlier records, so adding them up would count tokens twice.
     """
     if isinstance(record_usage, dict):
         for logged_name, name in _USAGE.items():
@@ -509,14 +513,14 @@ class _QueuedMessage:
 
 @dataclass(slots=True)
 class _MessageQueue:
-    """The message queue of one log, replayed from its records."""
+    """The message queue of one log, reconstructed from its records."""
 
     report: IngestReport
     _waiting: list[_QueuedMessage] = field(default_factory=list[_QueuedMessage])
     _removed: list[_QueuedMessage] = field(default_factory=list[_QueuedMessage])
 
     def take(self, line: int, record: Record) -> None:
-        """Replay one queue record."""
+        """Apply the change that a queue record describes to the queue."""
         operation = record.get("operation")
         if operation == "enqueue":
             self._waiting.append(_QueuedMessage(_words(record.get("content")), (line,), _time(record)))
@@ -530,12 +534,13 @@ class _MessageQueue:
             self._removed.append(_QueuedMessage(message.text, (*message.lines, line), _time(record), operation, reason))
 
     def _index_of(self, content: Any) -> int:
-        """Return the index of the waiting message that a record quotes, or 0 for the oldest message."""
+        """Return the index of the waiting message that a record quotes; if it quotes none, 0 for the oldest message."""
         texts = [message.text for message in self._waiting]
         return texts.index(content) if content in texts else 0
 
     def place(self, nodes: Iterable[Node], attachments: list[Record]) -> dict[str, list[_QueuedMessage]]:
-        """Return uuid of the next answer -> queued messages that the model saw before it and no other record holds.
+        """Return the queued messages that no other record holds, keyed by the uuid of the first answer after the
+        model saw them.
 
         The key "" is for messages after the last answer.
         """
@@ -561,9 +566,9 @@ class _MessageQueue:
 
 
 def _was_absorbed(removed: _QueuedMessage, has_attachments: bool) -> bool:
-    """Return whether a removed message was inserted into the running turn.
+    """Return whether a message was removed from the queue because it was inserted into the running turn.
 
-    In a log with attachments, a message that was removed without an attachment and without a reason was taken back.
+    In a log with attachments, the user took back a message that was removed without an attachment and without a reason.
     """
     return removed.reason == _ABSORBED or (removed.reason is None and not has_attachments)
 
@@ -575,7 +580,7 @@ def _has_own_record(message: _QueuedMessage, main: list[Node]) -> bool:
 
 
 def _contains(words: str, text: str) -> bool:
-    """Return whether a message contains a queued text: as typed, or as a command `/name arguments` in tags."""
+    """Return whether a message contains a queued text, either as typed or as the command `/name arguments` in tags."""
     name = _COMMAND_NAME.search(words)
     if name is None or not text.startswith("/"):
         return text in words
@@ -585,7 +590,7 @@ def _contains(words: str, text: str) -> bool:
 
 
 def _answer_to(message: _QueuedMessage, main: list[Node]) -> str:
-    """Return the uuid of the first assistant message that began after a queued message, or "".
+    """Return the uuid of the first assistant message that began after a queued message, or "" if there is none.
 
     A message that was already being written does not count, although some of its records come later.
     """
@@ -604,6 +609,6 @@ def _words(content: Any) -> str:
 
 
 def _time(record: Record) -> str:
-    """Return the timestamp of a record if it can be compared as text, else ""."""
+    """Return the timestamp of a record if it can be compared as text, otherwise ""."""
     written = record.get("timestamp")
     return written if isinstance(written, str) and _TIME.match(written) else ""

@@ -78,7 +78,7 @@ class Node:
         return self.message.get("model") == "<synthetic>" or self.record.get("isApiErrorMessage") is True
 
     def rename(self, uuid: str) -> None:
-        """Give the record another uuid because its uuid is already in use."""
+        """Give the record another uuid, because another record already has its uuid."""
         if self.message_key == self.uuid:
             self.message_key = uuid
         self.uuid = uuid
@@ -118,7 +118,7 @@ def _name(value: Any) -> str:
 
 
 def node_of(uuid: str, kind: str, line: int, record: Record, is_sidechain: bool, attachment: Attachment | None) -> Node:
-    """Return the node for a record with content; its index and parent are set once its position is known."""
+    """Return the node for a record with content. Its index and parent are set later, when its position is known."""
     message = record.get("message")
     if not isinstance(message, dict):
         message = {}
@@ -132,7 +132,7 @@ def node_of(uuid: str, kind: str, line: int, record: Record, is_sidechain: bool,
 
 
 def _blocks(message: Record) -> list[Record]:
-    """Return the content blocks of a message. A plain string, also inside the list, becomes a text block."""
+    """Return the content blocks of a message. A plain string, even inside a list of blocks, becomes a text block."""
     content: Any = message.get("content")
     if isinstance(content, str):
         return [{"type": "text", "text": content}]
@@ -154,7 +154,9 @@ class _LoggedMessage:
     nodes: list[Node] = field(default_factory=list)
 
     def unshared_key(self, name: str) -> str:
-        """Return a key that no other message has. The uuid is not enough, since it may be the id of another message."""
+        """Return a key that no other message has. The uuid would not do, because another message may have it as its
+        id.
+        """
         return f"{name} of line {self.nodes[0].line}"
 
 
@@ -168,7 +170,9 @@ class Messages:
         self._all_messages: dict[str, list[_LoggedMessage]] = {}
 
     def take(self, node: Node, thread: str) -> None:
-        """Add a record to its message. A prompt or a boundary ends all messages of the thread."""
+        """Add a record to its message. After a prompt or a boundary, no record is added to the thread's earlier
+        messages.
+        """
         if node.is_boundary or (node.begins_turn and node.kind == "user"):
             self._open.pop(thread, None)
         elif node.kind == "assistant":
@@ -188,7 +192,9 @@ class Messages:
         node.message_key = name if message is self._all_messages[name][0] else message.unshared_key(name)
 
     def assign_ids(self) -> None:
-        """Assign an id shared by several messages to the one with the most records; rename and count the others."""
+        """Leave an id that several messages share to the message with the most records; rename the others and count
+        their records.
+        """
         for name, messages in self._all_messages.items():
             if len(messages) == 1:
                 continue
@@ -282,7 +288,7 @@ _NOTIFICATION = re.compile(r"\s*<[a-z-]*notification>")
 
 
 class Attachment(NamedTuple):
-    """What an attachment record shows to the model; `text` is None if the log does not contain the words."""
+    """The part of an attachment record that the model sees; `text` is None if the log does not contain the words."""
 
     kind: str
     text: str | None
@@ -292,7 +298,7 @@ class Attachment(NamedTuple):
 
 
 def attachment_of(record: Record) -> Attachment | None:
-    """Return the attachment in a record, or None if no model saw it."""
+    """Return the attachment in a record, or None if the model never saw it."""
     attachment = record.get("attachment")
     fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
     kind = fields.get("type")
@@ -316,7 +322,7 @@ def attachment_kind(record: Record) -> str:
 
 
 def plain_prompt(record: Record) -> str:
-    """Return the text of a queued message, as in the records of the queue, or "" for other attachments."""
+    """Return the text of a queued message as the queue's records contain it, or "" for other attachments."""
     attachment = record.get("attachment")
     fields = cast("Record", attachment) if isinstance(attachment, dict) else {}
     prompt: Any = fields.get("prompt") if fields.get("type") == QUEUED else ""
@@ -360,7 +366,7 @@ def _at(fields: Record, path: str) -> str:
 
 
 def _line(item: Any) -> str:
-    """Return the text of a list entry; for a task, its status comes first."""
+    """Return the text of an entry in a list such as a todo list. The text of a task begins with its status."""
     if not isinstance(item, dict):
         return as_text(item)
     entry = cast("Record", item)

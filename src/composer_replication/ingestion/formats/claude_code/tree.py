@@ -47,7 +47,9 @@ _SILENT_TYPES = frozenset(
 
 @dataclass(slots=True)
 class RecordTree:
-    """All records of one log; `nearest` includes records without a message."""
+    """All records of one log as a tree. `nodes` has the records with content; `nearest` also covers records without
+    a message.
+    """
 
     file: str
     report: IngestReport
@@ -94,7 +96,9 @@ class RecordTree:
         self._entries.append(Entry(line, uuid, parent, is_sidechain, time, node, agent))
 
     def build(self) -> None:
-        """Remove copies, reorder moved records, and resolve the parents. Must be called once, after all records."""
+        """Remove copies, put moved records back in order, and resolve the parents. Must be called once, after all
+        records were added.
+        """
         unique_entries = _without_copies(self._entries, self.file, self.report)
         links = RecordLinks(self.file, self.report)
         links.resolve(_in_link_order(unique_entries))
@@ -122,7 +126,7 @@ class RecordTree:
         return False
 
     def _attachment(self, record: Record, line: int) -> Attachment | None:
-        """Return what the record showed to the model. Attachments that were never shown are counted by kind."""
+        """Return the part of a record that the model saw. Attachments that no model saw are counted by kind."""
         self.attachments.append(record)
         try:
             attachment = attachment_of(record)
@@ -135,11 +139,13 @@ class RecordTree:
         return attachment
 
     def ancestor(self, uuid: str | None) -> str | None:
-        """Return the uuid of the nearest node at or above `uuid`."""
+        """Return the uuid of the node `uuid` itself if it has content, otherwise of its nearest ancestor that has."""
         return None if uuid is None else self.nearest.get(uuid)
 
     def path_to_root(self, uuid: str | None) -> list[Node]:
-        """Return the path from the node at or above `uuid` up to its root or the start of its context, inclusive."""
+        """Return the path from `uuid`, or its nearest ancestor with content, up to the root or the start of its
+        context, inclusive.
+        """
         path: list[Node] = []
         node_id = self.ancestor(uuid)
         while node_id is not None:
@@ -200,7 +206,9 @@ class _MainThread:
                     self._answers.setdefault(call_id, []).append(node)
 
     def with_siblings(self, path: list[Node], taken_uuids: set[str]) -> list[Node]:
-        """Return the path with the other records of its messages, the results of its calls, and their attachments."""
+        """Return the records on the path, the other records of their messages, the results of their calls, and the
+        attachments.
+        """
         keys = {node.message_key: None for node in path if node.kind == "assistant"}
         messages = [node for key in keys for node in self._of_message.get(key, ())]
         calls = {call_id for node in messages for call_id in node.called}
@@ -222,7 +230,7 @@ class _MainThread:
 
 
 def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Node]]:
-    """Return message -> attachments below it after which no message continues.
+    """Return a dict that maps each message to the attachments below it that no message follows.
 
     These are attachments of parallel calls, and attachments at the end of a log.
     """
@@ -247,7 +255,7 @@ def _leaf_attachments(tree: RecordTree, nodes: list[Node]) -> dict[str, list[Nod
 
 
 def _before_boundary(tree: RecordTree, boundary: Node | None, taken_uuids: set[str]) -> Node | None:
-    """Return the last record before a compaction that is not part of any other context."""
+    """Return the last record before a compaction that no other context contains, or None."""
     while boundary is not None:
         path = tree.path_to_root(tree.ended_at.get(boundary.uuid))
         for node in path:
@@ -295,9 +303,11 @@ _MAX_DISTANCE = 40
 
 
 def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> list[Entry]:
-    """Return the entries with unique uuids. A shared uuid is kept by the record with the best-fitting neighbors.
+    """Return the entries with unique uuids. If several records have the same uuid, the one that best fits its neighbors
+    keeps it.
 
-    Copies of its message are dropped and counted. A different message with the same uuid gets a new uuid.
+    Other records with the same message are dropped as copies and counted. A record with a different message gets a new
+    uuid.
     """
     # Most logs have no duplicates.
     number_of = Counter(entry.uuid for entry in entries)
@@ -320,9 +330,9 @@ def _without_copies(entries: list[Entry], file: str, report: IngestReport) -> li
 
 
 def _best_position(entries: list[Entry], same: list[int], first: dict[str, int]) -> int:
-    """Return the position with the best fit, or the first such position.
+    """Return the position at which a record with a duplicate uuid fits best, or the first of several such positions.
 
-    If the messages differ, the record closer to its child wins.
+    If the messages differ, a tie goes to the record that is closer to its child.
     """
     fits = {at: _fit(entries, at, first) for at in same}
     messages = [None if (node := entries[at].node) is None else node.message for at in same]
@@ -332,7 +342,7 @@ def _best_position(entries: list[Entry], same: list[int], first: dict[str, int])
 
 
 def _keeps_message(entry: Entry, holder: Entry) -> bool:
-    """Return whether a record with a duplicate uuid has a different message. If so, give it a new uuid."""
+    """Return whether a record with a duplicate uuid has a message of its own. If so, give the record a new uuid."""
     node = entry.node
     if node is None or not node.is_message:
         return False
@@ -344,7 +354,9 @@ def _keeps_message(entry: Entry, holder: Entry) -> bool:
 
 
 def _fit(entries: list[Entry], at: int, first: dict[str, int]) -> tuple[int, int]:
-    """Score how well a record fits: its parent is earlier, ideally just before it, and its child just after it."""
+    """Score how well a record fits: its parent should come earlier, ideally just before it, and its child just after
+    it.
+    """
     entry = entries[at]
     follows = entry.follows
     # An adjacent parent has more weight than a parent that is merely earlier, and an adjacent child has the most.
@@ -358,7 +370,7 @@ def _fit(entries: list[Entry], at: int, first: dict[str, int]) -> tuple[int, int
 
 
 def _neighbors(entries: list[Entry], at: int, step: int) -> list[Entry]:
-    """Return the next record of the main thread, or all nearby records of sidechains, which interleave."""
+    """Return the nearest record of the main thread, or all nearby sidechain records, because sidechains interleave."""
     center = entries[at]
     around = range(at + step, min(max(at + _MAX_DISTANCE * step, -1), len(entries)), step)
     neighbors = (entries[index] for index in around if entries[index].is_sidechain == center.is_sidechain)
@@ -369,7 +381,8 @@ def _neighbors(entries: list[Entry], at: int, step: int) -> list[Entry]:
 def _in_link_order(entries: list[Entry]) -> list[Entry]:
     """Return the records in file order, with moved records put back after their parents.
 
-    If nothing else indicates a move, a link to a later record is considered wrong and the position is kept.
+    A link to a later record alone is considered an error, and the record keeps its position unless something else
+    indicates a move.
     """
     moved = _moved_positions(entries)
     if not moved:
@@ -379,7 +392,7 @@ def _in_link_order(entries: list[Entry]) -> list[Entry]:
 
 
 def _moved_positions(entries: list[Entry]) -> dict[int, tuple[int, int]]:
-    """Return index of a moved record -> its sort key, just before or after another index."""
+    """Return a dict that maps the index of each moved record to a sort key just before or just after another index."""
     index_of = {entry.uuid: at for at, entry in enumerate(entries)}
     forward = {
         at: index_of[name] for at, entry in enumerate(entries) if index_of.get(name := entry.follows or "", at) > at
@@ -408,7 +421,7 @@ def _moved_positions(entries: list[Entry]) -> dict[int, tuple[int, int]]:
 
 
 def _may_follow(entry: Entry, parent: Entry) -> bool:
-    """Return whether a link may be right.
+    """Return whether a record's link to a parent can be correct.
 
     Links to another thread are always wrong. In sidechains, which interleave, calls and results must match as well.
     """
@@ -423,7 +436,9 @@ def _may_follow(entry: Entry, parent: Entry) -> bool:
 
 
 def _threads(entries: list[Entry]) -> dict[str, str]:
-    """Return record -> its thread by links: "" for the main thread, the uuid of the first record for a sidechain."""
+    """Return a dict that maps each record to its thread: "" for the main thread, or the uuid of the first record of
+    a sidechain.
+    """
     thread_of: dict[str, str] = {}
     for entry in entries:
         thread_of[entry.uuid] = thread_of.get(entry.follows or "", entry.uuid) if entry.is_sidechain else ""
@@ -433,7 +448,9 @@ def _threads(entries: list[Entry]) -> dict[str, str]:
 def _is_just_before(
     name: str | None, entries: list[Entry], at: int, moved: dict[int, tuple[int, int]], threads: dict[str, str]
 ) -> bool:
-    """Return whether `name` is the last record of its thread before a position; sidechains may interleave."""
+    """Return whether `name` is the last record of its thread before position `at`; records of other threads may come
+    in between.
+    """
     thread = threads.get(name or "")
     around = range(at - 1, max(at - _MAX_DISTANCE, -1), -1)
     names = (entries[index].uuid for index in around if index not in moved)
