@@ -27,7 +27,7 @@ __all__ = ["GeneratorActor", "RewarderActor", "TeacherPoolActor", "TrainerActor"
 
 
 class _MissingMonarch:
-    """Base class of the actors if Monarch is not installed."""
+    """The base class of the actors if Monarch is not installed."""
 
     def __init__(self, *_args: object, **_options: object) -> None:
         require("monarch", extra="monarch")
@@ -47,7 +47,7 @@ if available("monarch"):
 
 
 class _Process(_Actor):
-    """Base class of the four actors, which reports role and process id."""
+    """The base class of the four actors. It reports an actor's role and process id."""
 
     backend = "monarch"
     role = ""
@@ -58,7 +58,7 @@ class _Process(_Actor):
 
 
 class TrainerActor(_Process):
-    """The actor that trains on numbered batches, each exactly once (`policy_trainer`)."""
+    """The actor that trains on numbered batches, each exactly once (see `policy_trainer`)."""
 
     role = "trainer"
 
@@ -71,17 +71,17 @@ class TrainerActor(_Process):
 
     @_endpoint
     async def train_outer_step(self, batch_id: int) -> dict[str, Any]:
-        """Run all optimizer steps on batch `batch_id` of the run's folder, and return the metrics of each step."""
+        """Run all optimizer steps on batch `batch_id` from the run's folder, and return the metrics of each step."""
         return await asyncio.to_thread(self._work.train_outer_step, batch_id)
 
     @_endpoint
     async def num_batches(self) -> int:
-        """Return the number of batches that the weights have been trained on."""
+        """Return the number of batches on which the weights have been trained."""
         return self._work.num_batches
 
 
 class GeneratorActor(_Process):
-    """The actor that samples rollouts with the newest weights or with a specific version (`generator`)."""
+    """The actor that samples rollouts, with the newest weights or a specific version of them (see `generator`)."""
 
     role = "generator"
 
@@ -95,12 +95,14 @@ class GeneratorActor(_Process):
     async def rollout(
         self, prompts: Sequence[Prompt], *, batch_id: int | None = None, version: int | None = None
     ) -> list[str]:
-        """Return the texts of the completions. With a batch number, also save their tokens in the run's folder."""
+        """Return the texts of the completions. If a batch number is given, also save their tokens in the run's
+        folder.
+        """
         return await asyncio.to_thread(self._work.rollout, prompts, batch_id=batch_id, version=version)
 
 
 class RewarderActor(_Process):
-    """The actor that computes rewards with the protocol of verifiers (`rewarder`)."""
+    """The actor that computes rewards with the protocol of verifiers (see `rewarder`)."""
 
     role = "rewarder"
 
@@ -114,12 +116,14 @@ class RewarderActor(_Process):
     async def score(
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
-        """Return the reward of each completion; `rows` are the columns of each, as arguments for reward functions."""
+        """Return the reward of each completion. `rows` contain the columns of each completion, which become
+        arguments of the reward functions.
+        """
         return await self._work.score(completions, rows=rows)
 
 
 class TeacherPoolActor(_Process):
-    """The actor that queries teachers within one spending cap (`rewarder`)."""
+    """The actor that queries teachers under a shared spending cap (see `rewarder`)."""
 
     role = "teacher_pool"
 
@@ -131,15 +135,17 @@ class TeacherPoolActor(_Process):
 
     @_endpoint
     async def replay(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-        """Return every teacher's answer in every state, or fewer if the spending cap is reached."""
+        """Return the answer of every teacher in every state, or fewer answers if the spending cap is reached."""
         return await self._work.replay(states)
 
     @_endpoint
     async def pairs(self, states: Sequence[TraceState]) -> list[DPOPair]:
-        """Return DPO pairs of the answer on which the teachers agree (chosen) and the student's answer (rejected)."""
+        """Return DPO pairs: the chosen answer is the one on which the teachers agree, and the rejected answer is the
+        student's.
+        """
         return await self._work.pairs(states)
 
     @_endpoint
     async def spent(self) -> dict[str, Any]:
-        """Return how much of the spending cap is used, in US dollars."""
+        """Return the amount in US dollars that has been spent so far."""
         return await self._work.spent()

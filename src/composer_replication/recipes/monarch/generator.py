@@ -63,7 +63,7 @@ class GeneratorSettings:
 
 
 class Generator:
-    """A sampler together with the tokenizer of its model."""
+    """A sampler combined with the tokenizer of its model."""
 
     def __init__(self, settings: GeneratorSettings) -> None:
         self.settings = settings
@@ -88,10 +88,10 @@ class Generator:
     def rollout(
         self, prompts: Sequence[Prompt], *, batch_id: int | None = None, version: int | None = None
     ) -> list[str]:
-        """Return the text that the policy wrote for each prompt, with newlines between its turns.
+        """Return the text that the policy wrote for each prompt, with its turns joined by newlines.
 
-        With `batch_id` the rollouts are saved as those of that batch. `version` selects the weights; None is the newest
-        version. Samples depend only on the weights, the seed, the batch and the position in it.
+        With `batch_id`, the rollouts are saved as those of that batch. `version` selects the weights; None means the
+        newest version. The samples depend only on the weights, the seed, the batch and the position in the batch.
         """
         self._load(version)
         self._calls += 1
@@ -110,7 +110,7 @@ class Generator:
         return [self._policy_text(rollout) for rollout in rollouts]
 
     def _policy_text(self, rollout: Rollout) -> str:
-        """Return the text of the policy's own turns, without the environment's answers."""
+        """Return only the text of the policy's own turns, without the environment's answers."""
         turns = [list(rollout.completion_ids[run.start : run.end]) for run in sampled_runs(rollout)]
         return "\n".join(str(self._tokenizer.decode(ids, skip_special_tokens=True)) for ids in turns)
 
@@ -184,9 +184,9 @@ def _to_row(prompt: Prompt) -> Row:
 
 
 def _check_sampled(sampled: Sequence[int], max_tokens: int, number: int) -> None:
-    """Raise InputError if the policy sampled tokens beyond the first `max_tokens`.
+    """Raise InputError if the policy sampled any tokens after the first `max_tokens`.
 
-    They would influence the reward, through the messages and the environment, without being trained on.
+    Such tokens would influence the reward, through the messages and the environment, without being trained on.
     """
     if num_beyond := sum(sampled[max_tokens:]):
         fix = "Stop the episode when its `ids` have max_completion_length tokens after the prompt."
@@ -204,13 +204,13 @@ class _Sampler(Protocol):
     name: str
 
     def load(self, shared: SharedWeights, version: int) -> None:
-        """Load a version of the weights for all further samples."""
+        """Load a version of the weights, to be used for all later samples."""
         ...
 
     def sample(
         self, prompts: Sequence[list[int]], *, max_tokens: int, temperature: float, seed: int
     ) -> list[list[int]]:
-        """Return one completion per prompt, including the end token if it was sampled."""
+        """Return one completion per prompt. It includes the end token if that was sampled."""
         ...
 
 
@@ -255,7 +255,7 @@ class _TransformersSampler:
         return [_cut_after_end(row, end) for row in output_ids[:, width:].tolist()]
 
     def converse(self, talks: Sequence[Talk], *, room: int, max_tokens: int, temperature: float) -> None:
-        """Play whole conversations in place, with at most `max_tokens` tokens after each prompt."""
+        """Play complete conversations, in place, with at most `max_tokens` tokens after each prompt."""
         ends, num_talks = [self._tokenizer.eos_token_id], len(talks)
         loop = Talking(self.model, ends=ends, places=num_talks, room=room, most_new=max_tokens, temperature=temperature)
         loop.run(talks)
@@ -319,7 +319,7 @@ class _VllmSampler:
 def _make_sampler(
     engine: EngineName, model: str, tokenizer: Any, *, device: str, dtype: str, seed: int
 ) -> _TransformersSampler | _VllmSampler:
-    """Create a sampler; `auto` uses vLLM if it can run."""
+    """Create the requested sampler; `auto` selects vLLM if it can run here."""
     obstacle = "" if available("vllm") else "vllm is not installed"
     obstacle = obstacle or ("" if torch.cuda.is_available() else "no GPU")
     if engine == "vllm" and obstacle:
@@ -335,7 +335,9 @@ def _cut_after_end(ids: list[int], end: int) -> list[int]:
 
 
 def _empty_model(model: str) -> Any:
-    """Return an uninitialized model of the same architecture on the CPU, as a buffer for a version of the weights."""
+    """Return an uninitialized model of the same architecture on the CPU, into which a version of the weights can be
+    loaded.
+    """
     from transformers import AutoModelForCausalLM
 
     return AutoModelForCausalLM.from_config(load_config(model, what="model"), trust_remote_code=False)

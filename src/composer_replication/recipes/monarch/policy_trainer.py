@@ -10,7 +10,9 @@ An outer step consists of all optimizer steps on one batch. It is recorded, then
 restart the trainer loads the last checkpoint and repeats the later batches; for an earlier batch it returns the record.
 A step draws random numbers only from its own seed, so repeating it gives the same weights.
 
-The loss is the same as in the other engines (`loss.grpo`, `rollouts.hint_distillation`, `objective.compose`):
+The loss is the same as in the other engines (`loss.grpo`, `rollouts.hint_distillation`, `objective.compose`). Its three
+terms are channel 1 (GRPO), channel 2 (hint distillation) and channel 3 (DPO on pairs of teachers' and student's
+answers):
 
     total = grpo + alpha * sdpo + beta_replay * replay
 
@@ -65,10 +67,11 @@ _MOMENTS = ("exp_avg", "exp_avg_sq", "step")
 
 @dataclass(frozen=True, kw_only=True)
 class LossSettings:
-    """The loss of an optimizer step.
+    """The settings of the loss in an optimizer step.
 
-    `is_clip` is the upper bound of channel 2's importance weights; None turns them off. `rows_at_once` splits a batch
-    into micro-batches of this many rows to save memory; the batch size must be a multiple of it.
+    `is_clip` is the upper bound of the importance weights in channel 2 (hint distillation); None turns them off.
+    `rows_at_once` is the number of rows per micro-batch, which limits the memory used; the batch size must be a
+    multiple of it.
     """
 
     knobs: LossKnobs = field(default_factory=lambda: LossKnobs(beta_replay=0.0))
@@ -90,10 +93,11 @@ class LossSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainerSettings:
-    """Settings of the trainer. `folder` is the run's folder, `weights` the one in shared memory.
+    """The settings of the trainer. `folder` is the run's folder, and `weights` is the folder in shared memory.
 
-    `total_steps` is the number of optimizer steps, for annealing. `live_share` is the weight of the live policy in the
-    teacher's logits; the rest is the initial model. 0.01 is a trust-region teacher, 1.0 a live one, 0.0 a frozen one.
+    `total_steps` is the number of optimizer steps over which weights are annealed. `live_share` is the share of the
+    current policy in the teacher's logits; the rest comes from the initial model. A share of 0.01 gives a trust-region
+    teacher, 1.0 a teacher that is the current policy, and 0.0 a frozen teacher.
     """
 
     model: str
@@ -122,12 +126,14 @@ class TrainerSettings:
         check_unit_interval(self.live_share, "live_share")
 
     def alpha_at(self, step: int) -> float:
-        """Return the weight of channel 2 in the optimizer step after `step` completed steps."""
+        """Return the loss weight of channel 2 (hint distillation) in the optimizer step that follows `step`
+        completed steps.
+        """
         return annealed_weight(self.loss.knobs.alpha_sdpo, self.anneal, step=step, total_steps=self.total_steps)
 
 
 class PolicyTrainer:
-    """The policy with its optimizer, and the number of batches that it has been trained on."""
+    """The policy and its optimizer, and the number of batches on which the policy has been trained."""
 
     def __init__(self, settings: TrainerSettings) -> None:
         self.settings, self.folder = settings, Path(settings.folder)
@@ -152,7 +158,7 @@ class PolicyTrainer:
         self.shared.publish(self.model, self.num_batches)
 
     def train_outer_step(self, batch_id: int) -> dict[str, Any]:
-        """Train on a batch unless that has been done before, and return its record."""
+        """Train on a batch unless this has already been done, and return its record."""
         if type(batch_id) is not int or batch_id < 0:
             raise InputError(explain("batch_id", got=repr(batch_id), expected="a batch number, 0 or more"))
         if batch_id < self.num_batches:
@@ -192,7 +198,9 @@ class PolicyTrainer:
         return {"batch_id": number, "weights_version": number + 1, "steps": steps}
 
     def _optimize(self, batch: StepBatch, alpha: float) -> tuple[dict[str, Any], Tensor]:
-        """Run one optimizer step. Returns its metrics, and the log-probs of the sampled tokens before the step."""
+        """Run one optimizer step. Returns its metrics, and the log-probs that the sampled tokens had before the
+        step.
+        """
         settings, totals = self.settings, _batch_totals(batch, self.settings.loss)
         self._optimizer.zero_grad(set_to_none=True)
         terms: list[_StepTerms] = []
@@ -216,7 +224,7 @@ class PolicyTrainer:
         return [WeightedTeacher(model, coefficient) for model, coefficient in shares if coefficient > 0]
 
     def _copy_initial_model(self) -> nn.Module | None:
-        """Copy the initial model for the teacher and for DPO pairs; return None if neither needs it."""
+        """Return a copy of the initial model for the teacher and for the DPO reference, or None if neither needs it."""
         knobs = self.settings.loss.knobs
         for_hints = knobs.alpha_sdpo > 0 and self.settings.live_share < 1
         # SimPO needs no reference.
@@ -250,9 +258,10 @@ class PolicyTrainer:
             path.unlink()
 
     def _check_initial_weights(self) -> None:
-        """Check that the run began with these weights, from which those that sampled its batches descend.
+        """Raise StaleArtefactError if the run's existing rollouts, batches or checkpoints were created from other
+        initial weights.
 
-        A run without samples may begin with any weights.
+        A run that has none of these may begin with any weights, which are then recorded.
         """
         path, digest = self.folder / "start.json", weights_digest(self.model)
         start = json.loads(path.read_text(encoding="utf-8")) if path.is_file() else {}
@@ -274,7 +283,7 @@ class PolicyTrainer:
 
     @torch.no_grad()
     def _restore(self) -> None:
-        """Load the last checkpoint, if there is one."""
+        """Load the last checkpoint if one exists."""
         self._checkpoints.remove_unfinished()
         if not (numbers := self._checkpoints.paths().keys()):
             return
@@ -297,7 +306,9 @@ class PolicyTrainer:
 
 
 def _step_metrics(terms: list[_StepTerms], alpha: float, norm: float) -> dict[str, Any]:
-    """Return the sums over micro-batches. A channel that ran in none of them gets no metric."""
+    """Return the metrics of a step, with losses summed over its micro-batches. A channel that was active in none of
+    them gets no metric.
+    """
     metrics: dict[str, Any] = {"alpha_sdpo": alpha, "grad_norm": norm}
     for name in ("total", "grpo", "sdpo", "replay"):
         # None means that the micro-batch has no items of this channel, which is not the same as 0.
@@ -316,7 +327,9 @@ def _on_device(batch: StepBatch, device: str) -> StepBatch:
 
 
 class _StepTerms(NamedTuple):
-    """The loss terms of one forward pass over a batch or micro-batch. A channel without items is None, not 0."""
+    """The loss terms of one forward pass over a batch or micro-batch. The term of a channel without items is None,
+    not 0.
+    """
 
     total: Tensor
     grpo: Tensor
@@ -328,7 +341,7 @@ class _StepTerms(NamedTuple):
 
 
 class _BatchTotals(NamedTuple):
-    """The totals of a whole batch by which its micro-batches are normalized."""
+    """The totals of a whole batch by which the losses of its micro-batches are normalized."""
 
     num_micro_batches: int
     num_sampled_tokens: int
@@ -336,7 +349,7 @@ class _BatchTotals(NamedTuple):
 
 
 def _batch_totals(batch: StepBatch, settings: LossSettings) -> _BatchTotals:
-    """Return the totals of a batch. Raises InputError unless the number of rows is a multiple of `rows_at_once`."""
+    """Return the totals of a batch. Raises InputError if the number of rows is not a multiple of `rows_at_once`."""
     rows = batch.completion_ids.shape[0]
     size = settings.rows_at_once or rows
     if size < 1 or rows % size:
@@ -348,7 +361,7 @@ def _batch_totals(batch: StepBatch, settings: LossSettings) -> _BatchTotals:
 
 
 def _split_batch(batch: StepBatch, totals: _BatchTotals) -> Iterator[StepBatch]:
-    """Yield the micro-batches, each with its slice of rows. The first one gets all pairs."""
+    """Yield the micro-batches, each with its slice of rows. The first micro-batch gets all DPO pairs."""
     size = batch.completion_ids.shape[0] // totals.num_micro_batches
     names = ("prompt_ids", "prompt_mask", "completion_ids", "completion_mask", "sampled_mask", "advantages", "sites")
     for number in range(totals.num_micro_batches):
@@ -369,7 +382,7 @@ def _step_terms(
 ) -> _StepTerms:
     """Return the loss terms of one micro-batch.
 
-    Without `old_logprobs` the current weights are those that sampled the batch, so every ratio is 1.
+    Without `old_logprobs`, the current weights are the ones that sampled the batch, so every importance ratio is 1.
     """
     head = get_linear_head(
         model, batch.input_ids[:1]
@@ -400,9 +413,9 @@ def _step_terms(
 
 
 def _completion_logprobs(model: nn.Module, batch: StepBatch, temperature: float, head: Any = None) -> Tensor:
-    """Return the (B, C) log-probs of the sampled tokens, 0 elsewhere.
+    """Return the log-probs of the sampled tokens as a (B, C) tensor, with 0 at all other positions.
 
-    The LM head runs only on the rows that predict them.
+    The LM head runs only on the hidden states that predict sampled tokens.
     """
     head = head or get_linear_head(model, batch.input_ids[:1])
     # Sampling divided the logits by the temperature, and the ratios need log-probs under the same distribution.
@@ -428,9 +441,10 @@ def _with_channel_2(
     teachers: Sequence[WeightedTeacher] | None,
     policy: Callable[[], tuple[Tensor, Tensor, float]],
 ) -> tuple[tuple[Tensor, Tensor, float], Tensor | None]:
-    """Return the result of `policy`, and channel 2 on the hidden states of the same forward pass.
+    """Return the result of `policy` together with the loss of channel 2 (hint distillation), computed on the hidden
+    states of the same forward pass. The latter is None if no row has an error site.
 
-    Channel 2 is computed even if its annealed weight has reached 0.
+    Channel 2 is computed even after its annealed weight has reached 0.
     """
     knobs = settings.knobs
     placed = None
@@ -452,7 +466,9 @@ def _with_channel_2(
 
 
 def _channel_3(model: nn.Module, batch: StepBatch, knobs: LossKnobs) -> Tensor | None:
-    """Return channel 3, or None without pairs. The response mask is empty, so channel 1 does not contribute."""
+    """Return the loss of channel 3 (DPO), or None if there are no pairs. The response mask is empty, so that channel
+    1 (GRPO) does not contribute.
+    """
     if not batch.pairs or not knobs.beta_replay:
         return None
     ids = batch.pairs["dpo_chosen_input_ids"][:1]

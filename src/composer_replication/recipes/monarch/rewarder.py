@@ -1,13 +1,13 @@
-"""Compute rewards with the protocol of verifiers, and ask a pool of teachers.
+"""Compute rewards with the protocol of verifiers, and query a pool of teachers.
 
-A reward function is plain or async. Its parameters select among these arguments:
+A reward function is plain or async. It receives those of these arguments that its parameters name:
 
     completion  the text that the policy wrote         trace  the rollout: `last_reply`, `messages`, `info`
     prompt      the prompt of the completion           task   the row of the data set, its values as attributes
     info        the report of the environment          or any column of the row or of `info` by name (`answer`, ...)
 
-It returns a number, or a mapping of numbers, which are summed. The weight is the one set with
-`@vf.reward(weight=...)`, by default 1. verifiers itself need not be installed.
+It returns a number, or a mapping of numbers, which are summed. Its weight is set with `@vf.reward(weight=...)` and
+defaults to 1. verifiers itself need not be installed.
 """
 
 from __future__ import annotations
@@ -35,7 +35,9 @@ _WEIGHT = "_vf_weight"
 
 @dataclass(frozen=True, kw_only=True)
 class RewarderSettings:
-    """Names of the reward functions ("package.module:function"); the reward of a rollout is their weighted sum."""
+    """The names of the reward functions ("package.module:function"). The reward of a rollout is the weighted sum of
+    their results.
+    """
 
     rewards: tuple[str, ...]
 
@@ -48,7 +50,7 @@ class RewarderSettings:
 
 @dataclass(frozen=True, kw_only=True)
 class _Trace:
-    """A rollout as reward functions see it, with the field names of verifiers' own record."""
+    """A rollout in the form that reward functions receive, with the same field names as verifiers' own record."""
 
     task: Any
     last_reply: str
@@ -57,7 +59,7 @@ class _Trace:
 
 
 class Rewarder:
-    """Computes rewards of completions, one completion after the other."""
+    """Computes the rewards of completions, one completion at a time."""
 
     def __init__(self, settings: RewarderSettings) -> None:
         self._functions = [load_function(name, what="reward") for name in settings.rewards]
@@ -65,7 +67,9 @@ class Rewarder:
     async def score(
         self, completions: Sequence[str], *, rows: Sequence[Mapping[str, Any]] | None = None
     ) -> list[float]:
-        """Return the reward of each completion; `rows` contain its columns, `info` and `messages` if known."""
+        """Return the reward of each completion. Each of the `rows` holds the data set's columns for one completion,
+        and its `info` and `messages` if they are known.
+        """
         completion_rows = [{} for _ in completions] if rows is None else rows
         if len(completion_rows) != len(completions):
             got = f"{len(completion_rows)} rows for {len(completions)} completions"
@@ -146,10 +150,10 @@ class TeacherPoolSettings:
 
 
 class TeacherPool:
-    """Teachers with one spending cap, which is enforced across restarts.
+    """A pool of teachers with one shared spending cap, which is enforced across restarts.
 
     Costs are reserved on disk before a request is sent, and stored with the answers (`teacher_replay`). A pool that was
-    killed and restarted does not request an answer twice, and requests that were in flight count as spent.
+    killed and restarted does not request any answer twice, and counts requests that were in flight as spent.
     """
 
     def __init__(self, settings: TeacherPoolSettings) -> None:
@@ -157,18 +161,20 @@ class TeacherPool:
         self._store = Path(settings.folder) / "teachers.sqlite"
 
     async def replay(self, states: Sequence[TraceState]) -> list[TeacherCallResult]:
-        """Return every teacher's answer in every state, or fewer if the spending cap is reached."""
+        """Return the answer of every teacher in every state, or fewer answers if the spending cap is reached."""
         settings = self.settings
         options = ReplayOptions(cache=self._store, max_concurrency=settings.max_concurrency)
         return await replay_trace(list(states), settings.teachers, settings.max_total_usd, options=options)
 
     async def pairs(self, states: Sequence[TraceState]) -> list[DPOPair]:
-        """Return DPO pairs of the answer on which enough teachers agree and the student's answer."""
+        """Return DPO pairs: the chosen answer is one on which enough teachers agree, and the rejected answer is the
+        student's.
+        """
         answers = await self.replay(states)
         return extract_dpo_pairs(states, answers, self.settings.agreement_threshold)
 
     async def spent(self) -> dict[str, Any]:
-        """Return the costs so far of all processes that used this store."""
+        """Return the total costs, in US dollars, of all processes that have used this store."""
         with TeacherStore(self._store) as store:
             meter = store.meter()
         return {

@@ -1,9 +1,10 @@
-"""A training run on one host: prompts to rollouts to rewards to a batch to new weights, with four actors.
+"""Run training on one host with four actors, which turn prompts into rollouts, rollouts into rewards and batches, and
+batches into new weights.
 
 Actors exchange only numbered files in the run's folder and versions of the weights in shared memory, and every endpoint
-is idempotent. So any actor can be killed at any time, and so can this program: started again in the same folder, it
-resumes from the last checkpoint. Rollouts and training alternate, so the weights that sample a batch are those that are
-trained on it.
+is idempotent. Any actor can therefore be killed at any time, and so can this program: when started again in the same
+folder, it resumes from the last checkpoint. Rollouts and training alternate, so each batch is sampled with the same
+weights that are then trained on it.
 """
 
 from __future__ import annotations
@@ -60,11 +61,11 @@ __all__ = ["ActorRun", "RunSettings"]
 
 @dataclass(frozen=True, kw_only=True)
 class RunSettings:
-    """Settings of a run.
+    """The settings of a run.
 
-    `model` is a folder or a name on the hub. `folder` contains everything that must survive a crash. `trainer` and
-    `generator` are additional fields of `TrainerSettings` and `GeneratorSettings`. Without `teachers` there is neither
-    a teacher pool nor channel 3.
+    `model` is a folder or a name on the Hub. `folder` contains everything that must survive a crash. `trainer` and
+    `generator` are additional fields of `TrainerSettings` and `GeneratorSettings`. Without `teachers`, there is no
+    teacher pool and no channel 3 (DPO).
     """
 
     model: str
@@ -91,7 +92,9 @@ class RunSettings:
 
 
 class ActorRun:
-    """A run with its actors. Use it as `async with ActorRun(settings, rows) as run: await run.train()`."""
+    """A training run together with its actors. Use it as `async with ActorRun(settings, rows) as run: await
+    run.train()`.
+    """
 
     def __init__(
         self, settings: RunSettings, rows: Sequence[Mapping[str, Any]], *, on_event: OnEvent | None = None
@@ -112,7 +115,7 @@ class ActorRun:
 
     @property
     def actors(self) -> dict[str, _SupervisedActor]:
-        """The actors by role."""
+        """The actors of the run, keyed by role."""
         actors = (self.trainer, self.generator, self.rewarder, self.teachers)
         return {actor.role: actor for actor in actors if actor is not None}
 
@@ -167,7 +170,9 @@ class ActorRun:
         batch.save(self._folder / "batches", number)  # last, because an existing batch counts as complete
 
     def _prompt_rows(self, number: int) -> list[dict[str, Any]]:
-        """Return the rows of a batch, cycling through the data set; each is repeated `num_generations` times."""
+        """Return the data set rows of a batch, each repeated `num_generations` times. The last row of the data set
+        is followed by the first.
+        """
         count, group = self.settings.prompts_per_batch, self.settings.batch.num_generations
         numbers = [(number * count + offset) % len(self._rows) for offset in range(count)]
         return [dict(self._rows[index]) for index in numbers for _ in range(group)]
@@ -217,11 +222,11 @@ class _SupervisedActor:
 
     Monarch checks its processes every ten seconds (HYPERACTOR_MESH_SUPERVISION_POLL_FREQUENCY=1s makes it one second).
     A call to a process that died before or during the call raises SupervisionError; `call` then starts a new process
-    and repeats the call. An exception inside an endpoint raises ActorError and leaves the process alive; it is a bug,
-    so it is raised.
+    and repeats the call. An exception inside an endpoint raises ActorError and leaves the process alive; since it
+    indicates a bug, it is passed on to the caller.
 
-    More than `max_deaths` consecutive deaths without an answer end the run, because a process that dies of its settings
-    would die again and again.
+    More than `max_deaths` consecutive deaths without an answer end the run, because a process that dies because of its
+    settings would die every time.
     """
 
     actor_class: Any
@@ -238,7 +243,7 @@ class _SupervisedActor:
         return self.actor_class.role
 
     async def call(self, endpoint: str, *args: Any, **kwargs: Any) -> Any:
-        """Call an endpoint of the current process, or of its replacement if it has died; return the answer."""
+        """Call an endpoint of the current process, or of a new process if it has died, and return the answer."""
         supervision_error = _supervision_error()
         while True:  # `_record_death` raises after too many deaths
             actor = self._spawn_if_needed()
@@ -255,7 +260,7 @@ class _SupervisedActor:
         return (await self.call("process"))["pid"]
 
     async def stop(self) -> None:
-        """End the process if it is alive."""
+        """End the process if it is still alive."""
         mesh, self._mesh, self._actor = self._mesh, None, None
         if mesh is None:
             return
@@ -293,9 +298,10 @@ class _SupervisedActor:
 
 
 def _install_fault_hook() -> None:
-    """Keep Monarch from ending the program when one of our processes dies; pass other faults to the previous hook.
+    """Keep Monarch from ending the program when one of our processes dies. Other faults are passed to the previous
+    hook.
 
-    The logger of each process is a mesh too, with a name that does not identify the process. Faults of loggers are
+    Monarch also reports faults of each process's logger, under a name that does not identify the process. These are
     ignored, because the fault of the process itself follows.
     """
     monarch: Any = require("monarch.actor", extra="monarch")
@@ -336,9 +342,9 @@ class BatchSettings:
 
 
 class _BatchBuilder:
-    """Builds batches for the trainer: advantages, error sites, and the teachers' pairs.
+    """Builds batches for the trainer, which contain advantages, error sites, and the teachers' pairs.
 
-    `counts` counts the sites and pairs that were used, and those that were dropped by reason.
+    `counts` holds the numbers of sites and pairs that were used, and of those that were dropped for each reason.
     """
 
     def __init__(self, model: str, settings: BatchSettings) -> None:
@@ -351,7 +357,7 @@ class _BatchBuilder:
         self.counts: Counter[str] = Counter()
 
     def find_sites(self, saved: SavedRollouts, number: int) -> list[ErringTurns]:
-        """Return the error sites of each rollout, and the turns that channel 2 may train on."""
+        """Return, for each rollout, its error sites and the turns on which hint distillation (channel 2) may train."""
         found_sites = [self._sites.find(rollout) for rollout in saved.rollouts]
         if self.settings.rollouts.hints == "other_kind":  # the control: hints of other kinds
             replace_by_unrelated_hints(self._sites, found_sites, seed=str(number))
@@ -362,7 +368,7 @@ class _BatchBuilder:
         return found_sites
 
     def states(self, saved: SavedRollouts, found_sites: Sequence[ErringTurns]) -> list[TraceState]:
-        """Return the states before the erring turns, deduplicated, for the teachers."""
+        """Return the states before the erring turns, without duplicates, to be given to the teachers."""
         states: dict[str, TraceState] = {}
         for rollout, sites in zip(saved.rollouts, found_sites, strict=True):
             # One turn can have several sites.
@@ -377,7 +383,7 @@ class _BatchBuilder:
         found_sites: Sequence[ErringTurns],
         pairs: Sequence[DPOPair] = (),
     ) -> StepBatch:
-        """Build the padded batch. The advantage of a rollout is its reward minus the mean of its group."""
+        """Build the padded batch. The advantage of a rollout is its reward minus the mean reward of its group."""
         rollouts, settings = saved.rollouts, self.settings
         if len(rewards) != len(rollouts):
             raise InputError(explain("rewards", got=len(rewards), expected=f"one for each of {len(rollouts)} rollouts"))
@@ -414,7 +420,7 @@ class _BatchBuilder:
         }
 
     def _pair_ids(self, pair: DPOPair) -> PairIds | None:
-        """Tokenize both answers; if the pair has to be dropped, count the reason and return None."""
+        """Tokenize both answers of a pair. If the pair has to be dropped, count the reason and return None."""
         name = pair["state_id"]
         state = to_conversation(pair["state_messages"], conversation_id=name)
         answers = [answer_turn(pair[side], turn_id=f"{name}:{side}") for side in ("chosen", "rejected")]
@@ -436,7 +442,9 @@ class _BatchBuilder:
 
 
 def _make_reward_rows(saved: SavedRollouts, rows: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Return the rows for reward functions: data set columns, messages, and the environment's columns as `info`."""
+    """Return the rows that reward functions receive: the data set's columns, the messages, and the environment's
+    columns as `info`.
+    """
     return [
         {**row, "messages": list(rollout.messages), "info": dict(columns)}
         for row, rollout, columns in zip(rows, saved.rollouts, saved.columns, strict=True)

@@ -1,6 +1,6 @@
-"""Files of tensors that processes exchange: rollouts, batches, and weights in shared memory.
+"""Read and write the files of tensors that processes exchange: rollouts, batches, and weights in shared memory.
 
-Each is a safetensors file with a JSON record in its metadata. A file is renamed into place when it is complete, so
+Each file is in safetensors format, with a JSON record in its metadata. It is renamed into place when it is complete, so
 readers never see a partial file, even if the writer is killed.
 """
 
@@ -37,7 +37,8 @@ _UNFINISHED = ".unfinished"
 
 @dataclass(frozen=True, slots=True)
 class NumberedFiles:
-    """The files `STEM-000007.safetensors` of a folder; the record of each names its kind, which is checked on reading.
+    """The files named like `STEM-000007.safetensors` in a folder. The record in each file names its kind, which is
+    checked when the file is read.
 
     The kind includes the version of the schema, so that files of another version are recognized.
     """
@@ -47,11 +48,11 @@ class NumberedFiles:
     kind: str
 
     def path(self, number: int) -> Path:
-        """Return the path of a file, which need not exist."""
+        """Return the path of the file with this number, which need not exist."""
         return self.folder / f"{self.stem}-{number:06d}.safetensors"
 
     def paths(self) -> dict[int, Path]:
-        """Return the existing files by number, in ascending order."""
+        """Return the paths of the existing files, keyed by number in ascending order."""
         # "state-000004.safetensors" -> 4; "state-old.safetensors" is ignored.
         paths = {
             path.stem.removeprefix(f"{self.stem}-"): path for path in self.folder.glob(f"{self.stem}-*.safetensors")
@@ -61,7 +62,7 @@ class NumberedFiles:
     def write(
         self, number: int, tensors: Mapping[str, Tensor], record: Mapping[str, Any], *, durable: bool = True
     ) -> None:
-        """Write tensors and a record; with `durable`, wait until they are on disk."""
+        """Write tensors and a record to a file. With `durable`, wait until they are on disk."""
         from safetensors.torch import save_file
 
         path = self.path(number)
@@ -83,7 +84,9 @@ class NumberedFiles:
             unfinished.unlink(missing_ok=True)
 
     def read(self, number: int) -> tuple[dict[str, Tensor], dict[str, Any]]:
-        """Read copies of the tensors, and the record. Raises ArtefactCorruptError for a record of another kind."""
+        """Return copies of the tensors in a file, and its record. Raises ArtefactCorruptError if the record is of
+        another kind.
+        """
         path = self.path(number)
         if not path.is_file():
             raise ArtefactNotFoundError(explain(str(path), got="no such file", expected=f"a file of {self.kind}"))
@@ -98,7 +101,7 @@ class NumberedFiles:
         return tensors, record
 
     def remove_unfinished(self) -> None:
-        """Remove unfinished files of killed writers. Call this only while no other process is writing."""
+        """Remove the unfinished files of writers that were killed. Call this only while no other process is writing."""
         for path in self.folder.glob(f".*{_UNFINISHED}"):
             path.unlink(missing_ok=True)
 
@@ -164,10 +167,12 @@ _PRIVATE_MODE = 0o700
 
 
 def shared_memory_folder(run: Path) -> Path:
-    """Return the folder for the weights of a run: that of an earlier start that was killed, or a new one.
+    """Return the folder for a run's weights. If an earlier start of the run was killed and its folder still exists,
+    that folder is reused.
 
-    It is in memory if the system has a memory file system, otherwise in the run's folder. Every user can create folders
-    in /dev/shm, so an earlier one is reused only if no other user can have written weights to it.
+    The folder is in memory if the system has a memory file system, and in the run's folder otherwise. Because every
+    user can create folders in /dev/shm, an existing folder is reused only if no other user can have written weights to
+    it.
     """
     note = run / _FOLDER_NOTE
     if note.is_file() and _is_private(earlier_folder := Path(json.loads(note.read_text(encoding="utf-8"))["folder"])):
@@ -186,12 +191,16 @@ def shared_memory_folder(run: Path) -> Path:
 
 
 def remove_shared_memory_note(run: Path) -> None:
-    """Remove the note with the folder's path; `SharedWeights.remove` removes the folder itself."""
+    """Remove the file that records the path of the shared-memory folder. The folder itself is removed by
+    `SharedWeights.remove`.
+    """
     (run / _FOLDER_NOTE).unlink(missing_ok=True)
 
 
 def _is_private(folder: Path) -> bool:
-    """Whether this is a real folder (not a link) that belongs to us and is closed to other users."""
+    """Return whether the path is a real folder (not a link) that belongs to this user and is inaccessible to other
+    users.
+    """
     try:
         state = folder.lstat()
     except OSError:
@@ -203,9 +212,10 @@ def _is_private(folder: Path) -> bool:
 class SharedWeights:
     """The policy's weights in shared memory. Version n holds the weights after n batches.
 
-    The trainer writes each version once, and every process of the host maps it, without a copy on disk or a socket: as
-    arguments of an endpoint the weights would be pickled, at tens of MB per second. A version outlives its writer, so a
-    restarted process finds it. There is one writer and any number of readers.
+    The trainer writes each version once, and every process on the host maps it into memory, so the weights are not
+    copied to disk or sent through a socket. As arguments of an endpoint, they would be pickled at only tens of MB per
+    second. A version outlives its writer, so a restarted process finds it. There is one writer and any number of
+    readers.
     """
 
     def __init__(self, folder: str | Path) -> None:
@@ -216,7 +226,9 @@ class SharedWeights:
         return list(self._files.paths())
 
     def publish(self, model: nn.Module, version: int) -> None:
-        """Write a version, and delete all earlier ones but the previous one, which a reader may still be opening."""
+        """Write a new version of the weights. All older versions are deleted except the previous one, which a reader
+        may still be opening.
+        """
         self.folder.mkdir(mode=_PRIVATE_MODE, parents=True, exist_ok=True)
         # This process is the only writer, so unfinished files are from a process that was killed.
         self._files.remove_unfinished()
@@ -228,7 +240,7 @@ class SharedWeights:
 
     @torch.no_grad()
     def load_into(self, model: nn.Module, version: int) -> None:
-        """Copy a version from the mapped file into a model with the same parameters."""
+        """Copy a version of the weights from its mapped file into a model with the same parameters."""
         from safetensors import safe_open
 
         path = self._files.path(version)
@@ -320,7 +332,7 @@ class StepBatch:
 
     @property
     def loss_mask(self) -> Tensor:
-        """(B, C): the tokens that the policy sampled and that are not padding."""
+        """A (B, C) mask of the tokens that the policy sampled and that are not padding."""
         return (self.completion_mask * self.sampled_mask).bool()
 
     def save(self, folder: Path, number: int) -> None:

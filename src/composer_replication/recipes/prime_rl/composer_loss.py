@@ -44,7 +44,7 @@ class LossInputs(Protocol):
 
 @dataclass(frozen=True, eq=False)
 class LossOutputs:
-    """The fields that the engine reads from the result."""
+    """The fields of the result that the engine reads."""
 
     loss: Tensor
     metrics: dict[str, Tensor]
@@ -65,15 +65,16 @@ class _LossSample:
 
     @property
     def probability_change(self) -> Tensor:
-        """The change of the token's probability since it was sampled, without gradient."""
+        """How much the probability of each token has changed since it was sampled, without gradient."""
         return (self.trainer.exp() - self.inference.exp()).detach()
 
     def total(
         self, keep: Tensor, coefficient: Tensor, kl_tau: float, what: str, *, drift_mask: Tensor | None = None
     ) -> Tensor:
-        """Return the sum of one loss component over the tokens.
+        """Return the sum of one loss component over all tokens.
 
-        `keep` selects tokens for the policy term and `drift_mask` those for the squared log-ratio; None is all tokens.
+        `keep` selects the tokens of the policy term, and `drift_mask` those of the squared log-ratio. A `drift_mask` of
+        None selects all tokens.
         """
         # Dropped tokens can have any log-ratio. It is set to 0 before exp: inf * 0 would put NaN into the gradient.
         ratio = torch.where(keep, self.log_ratio, 0.0).exp()
@@ -125,7 +126,9 @@ def loss_fn(
 
 
 def _ref_kl(sample: _LossSample) -> tuple[Tensor, Tensor]:
-    """Return the engine's ref_kl with the hinted context as the reference, and the number of scored tokens."""
+    """Return the engine's `ref_kl` loss with log-probs from the hinted context as the reference, and the number of
+    scored tokens.
+    """
     if sample.reference is None:
         raise InputError(
             explain("alpha_sdpo > 0", got="ref_logprobs=None", expected="log-probs under the hinted context")

@@ -48,7 +48,9 @@ Score = Callable[[list[int]], Awaitable[list[float]]]
 
 @table("composer")
 class HintSettings:
-    """The options of the algorithm, in a separate file because PRIME-RL's config has no field for them."""
+    """The options of the algorithm. They are read from a separate file, because PRIME-RL's config has no fields for
+    them.
+    """
 
     alpha_sdpo: float = option(0.1, "Weight of channel 2 on the tokens of erring turns.", above=0)
     teacher_name: str | None = option(None, "Served name of the teacher model. Unset: the live policy.")
@@ -77,14 +79,16 @@ class HintSettings:
 
 
 class HintedTurns:
-    """Finds the erring turns of a trace, requests their scores after a hint, and writes the scores to their nodes."""
+    """Finds the erring turns of a trace, requests scores for them after a hint, and writes the scores to the nodes
+    of the trace.
+    """
 
     def __init__(self, finder: ErringTurnFinder, alpha: float, *, max_length: int | None = None) -> None:
         self._finder, self._alpha, self._max_length = finder, alpha, max_length
 
     async def annotate(self, trace: Any, branches: Sequence[Any], score: Score) -> Counter[str]:
-        """Annotate all branches of one trace. Returns counts of its sites, which are also stored in
-        the trace's `info`.
+        """Score the erring turns in all branches of one trace. Returns counts of its error sites, which are also
+        stored in the trace's `info`.
         """
         counts: Counter[str] = Counter()
         hinted_nodes: set[int] = set()
@@ -108,9 +112,9 @@ class HintedTurns:
     def _turns_to_score(
         self, trace: Any, branch: Any, hinted_nodes: set[int], counts: Counter[str]
     ) -> Iterable[ErringTurn]:
-        """Yield the turns of a branch that are to be scored.
+        """Yield the turns of a branch that should be scored.
 
-        A node has one reference but may be part of several branches, so only the first hint for it counts.
+        A node has only one reference but may belong to several branches, so only the first hint for each node counts.
         """
         rollout_sites = self._finder.find(rollout_of(trace, branch))
         counts.update(rollout_sites.counts)
@@ -129,10 +133,10 @@ class HintedTurns:
 
 
 def _warn_if_too_long(turn: ErringTurn, error: BaseException) -> None:
-    """Log a warning if the server rejected the ids as too long; raise any other error.
+    """Log a warning if the server rejected the token ids because there are too many; re-raise any other error.
 
-    The loss of one turn must not end a run. vLLM rejects with status 400 and a message about a length, which the
-    engine's client raises; other servers use 413.
+    A run must not end because one turn cannot be scored. vLLM rejects such a request with status 400 and a message
+    about the length, which the engine's client raises as an error; other servers use status 413.
     """
     # An error without a status, such as a lost connection, is raised too.
     status, text = getattr(error, "status_code", None), str(error).lower()
@@ -147,7 +151,9 @@ def _warn_if_too_long(turn: ErringTurn, error: BaseException) -> None:
 
 
 def rollout_of(trace: Any, branch: Any) -> Rollout:
-    """Convert a root-to-leaf path of verifiers' message graph to a rollout, the input of rules and hints."""
+    """Convert a root-to-leaf path of verifiers' message graph to a rollout, which is the input of the rules and
+    hints.
+    """
     ids, mask = branch.token_ids, branch.sampled_mask
     # Everything before the first sampled token is the prompt, in ids as well as in messages.
     first_sampled = mask.index(True)  # exists, since the branch can be trained on
@@ -192,7 +198,7 @@ def _text(content: Any) -> str:
 
 
 def node_at(branch: Any, turn: ErringTurn) -> tuple[Any, int]:
-    """Return the node that contains a turn's tokens, and the node's first position in the branch."""
+    """Return the node that contains a turn's tokens, and the position in the branch at which the node begins."""
     begin = 0
     for node in branch.nodes:
         end = begin + len(node.token_ids)
@@ -204,10 +210,10 @@ def node_at(branch: Any, turn: ErringTurn) -> tuple[Any, int]:
 
 
 def write_reference(branch: Any, turn: ErringTurn, logprobs: Sequence[float], alpha: float) -> None:
-    """Write the scores of a turn's tokens as the reference of its node, with weight alpha.
+    """Write the scores of a turn's tokens into its node as reference log-probs with loss weight `alpha`.
 
-    Other tokens of the node get reference and weight 0. Raises AlignmentError unless the scores belong to exactly the
-    sampled tokens.
+    All other tokens of the node get a reference of 0 and a weight of 0. Raises AlignmentError unless the scores belong
+    to exactly the tokens that were sampled.
     """
     node, begin = node_at(branch, turn)
     positions = range(turn.start - begin, turn.end - begin)
@@ -232,7 +238,7 @@ def write_reference(branch: Any, turn: ErringTurn, logprobs: Sequence[float], al
 
 
 def make_finder(model_name: str, settings: HintSettings) -> ErringTurnFinder:
-    """Create a finder of sites that renders hints with the policy's own tokenizer and chat template."""
+    """Create a finder of erring turns that renders hints with the policy's own tokenizer and chat template."""
     options = RolloutOptions(
         placement=settings.placement,
         part=settings.part,
@@ -243,9 +249,9 @@ def make_finder(model_name: str, settings: HintSettings) -> ErringTurnFinder:
 
 
 def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branches_of: Any, model_config: Any) -> type:
-    """Derive a class with hints from the engine's GRPO class.
+    """Return a subclass of the engine's GRPO class that adds hints.
 
-    All arguments but `settings` are classes and functions of the engine, which this module does not import.
+    All arguments except `settings` are classes and functions of the engine, which this module does not import.
     """
 
     # Defined here, because the base class is known only once PRIME-RL is imported.

@@ -3,9 +3,10 @@
     python -m composer_replication.recipes.prime_rl.start --composer composer.toml rl @ rl.toml
     python -m composer_replication.recipes.prime_rl.start --composer composer.toml orchestrator @ orchestrator.toml
 
-`rl` starts its other processes by name, so it gets a PATH on which our `orchestrator` precedes the engine's. That
-command registers the algorithm and then runs the engine's orchestrator. Under SLURM `rl` only writes and submits a job,
-so the second command has to be added to that job by hand; the recipe's README shows where.
+`rl` starts its other processes by name, so it is run with a PATH on which our `orchestrator` command precedes the
+engine's. Our command registers the algorithm and then runs the engine's orchestrator. Under SLURM, `rl` only writes and
+submits a job, so the `orchestrator` command above has to be added to that job manually; the recipe's README shows
+where.
 """
 
 from __future__ import annotations

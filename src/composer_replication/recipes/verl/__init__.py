@@ -1,4 +1,6 @@
-"""verl 0.9.1: its trainer, workers and engine, extended by channels 2 and 3. README.md lists what has been tested.
+"""Extend the trainer, workers and engine of verl 0.9.1 by channel 2 (hint distillation) and channel 3 (DPO pairs).
+
+README.md lists what has been tested.
 
 columns       sites with their hints, and pairs, as columns of a batch
 channel_loss  settings, the teacher's forward passes, and both channels as loss functions for an engine

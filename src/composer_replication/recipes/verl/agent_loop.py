@@ -56,7 +56,7 @@ _finders: WeakKeyDictionary[Any, ErringTurnFinder] = WeakKeyDictionary()
 
 
 def _read_rollout_options(actor_rollout_ref: Mapping[str, Any]) -> RolloutOptions:
-    """Read the options in `actor_rollout_ref.composer_sites`. Raises ConfigError for an unknown name."""
+    """Read the options in `actor_rollout_ref.composer_sites`. Raises ConfigError for an unknown option name."""
     options = dict(actor_rollout_ref.get(OPTIONS_KEY) or {})
     option_names = {option.name for option in fields(RolloutOptions)} - {"hint_generator", "hint_writer", "extra_rules"}
     if unknown := sorted(set(options) - option_names):
@@ -66,7 +66,7 @@ def _read_rollout_options(actor_rollout_ref: Mapping[str, Any]) -> RolloutOption
 
 @dataclass
 class _RolloutProgress:
-    """The progress of one rollout: its prompt, and the sites found so far."""
+    """The progress of one rollout: its prompt, and the error sites found so far."""
 
     prompt: list[dict[str, Any]]
     taught: list[ErringTurn] = field(default_factory=list)
@@ -76,7 +76,7 @@ class _RolloutProgress:
 
 @register(NAME)
 class _ComposerAgentLoop(ToolAgentLoop):
-    """verl's tool agent, which also finds sites when turns end. verl creates one instance per rollout."""
+    """verl's tool agent, extended to find error sites when turns end. verl creates one instance per rollout."""
 
     _progress: _RolloutProgress
 
@@ -114,7 +114,7 @@ class _ComposerAgentLoop(ToolAgentLoop):
         return state
 
     async def _find_new_sites(self, agent_data: AgentData) -> None:
-        """Find the sites of the turns that ended since the last call."""
+        """Find the error sites of the turns that have ended since the last call."""
         rollout = self._rollout(agent_data)
         # In a thread, so as not to block the event loop, which serves all rollouts of the process.
         found_sites = await self.loop.run_in_executor(None, self._finder().find, rollout)
@@ -140,8 +140,8 @@ class _ComposerAgentLoop(ToolAgentLoop):
         )
 
     def _finder(self) -> ErringTurnFinder:
-        """Return the finder for this tokenizer, shared by all rollouts because analyzing the chat
-        template takes time.
+        """Return the finder for this tokenizer. All rollouts share it, because analyzing the chat template takes
+        time.
         """
         if self.tokenizer not in _finders:
             options = _read_rollout_options(self.config.actor_rollout_ref)
@@ -151,9 +151,10 @@ class _ComposerAgentLoop(ToolAgentLoop):
 
 
 def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[str, Any]], list[bool]]:
-    """Add tool names and convert exceptions as rules expect them; also return which results are exceptions.
+    """Return the messages with tool names added and exceptions converted to the form that the rules expect, and a list
+    of which tool results are exceptions.
 
-    verl writes an exception as text, and only its first words distinguish it from the output of the tool.
+    verl writes an exception as text that only its first words distinguish from the output of a tool.
     """
     plain: list[dict[str, Any]] = []
     raised: list[bool] = []
@@ -173,7 +174,7 @@ def _plain_messages(messages: Sequence[Mapping[str, Any]]) -> tuple[list[dict[st
 
 
 class _HintedTeacher:
-    """Mixin for agent workers that query the teacher with hinted contexts."""
+    """A mixin for agent workers that makes them query the teacher with hinted contexts."""
 
     async def _compute_teacher_logprobs(
         self: Any,
@@ -212,16 +213,20 @@ class _HintedTeacher:
 
 
 class _HintedAgentLoopWorker(_HintedTeacher, AgentLoopWorker):
-    """The worker of verl's older trainer (`trainer.use_v1: false`)."""
+    """The agent worker for verl's older trainer (`trainer.use_v1: false`), which queries the teacher with hinted
+    contexts.
+    """
 
 
 # verl decorates the base class where it is defined, so it has to be taken out of Ray's wrapper.
 class _HintedQueueWorker(_HintedTeacher, AgentLoopWorkerTQ.__ray_metadata__.modified_class):
-    """The worker that puts its rows into verl's queue."""
+    """The agent worker for verl's current trainers, which puts its rows into verl's queue and queries the teacher
+    with hinted contexts.
+    """
 
 
 class HintedQueueManager(AgentLoopManagerTQ):
-    """The manager for verl's current trainers (`trainer.use_v1: true`)."""
+    """The manager of agent workers for verl's current trainers (`trainer.use_v1: true`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         super().__init__(*args, **kwargs)
@@ -229,7 +234,7 @@ class HintedQueueManager(AgentLoopManagerTQ):
 
 
 class HintedAgentLoopManager(AgentLoopManager):
-    """The manager for verl's older trainer."""
+    """The manager of agent workers for verl's older trainer (`trainer.use_v1: false`)."""
 
     def __init__(self, *args: Any, **kwargs: Any) -> None:
         self.agent_loop_workers_class = ray.remote(_HintedAgentLoopWorker)

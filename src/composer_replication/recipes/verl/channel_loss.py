@@ -1,13 +1,14 @@
-"""Channels 2 and 3 as loss functions for verl's engine.
+"""Implement channel 2 (hint distillation) and channel 3 (DPO pairs) as loss functions for verl's engine.
 
-With `distillation_use_topk` an engine calls the loss function twice per micro-batch: first with the packed logits of
-all tokens, then with the outputs computed from them. The first call computes channel 2 at the rows that predict the
-tokens of erring turns; the second call adds it to the policy's loss. verl averages gradients over its data-parallel
-processes, so a sum is divided by the count of the whole batch over the number of processes.
+With `distillation_use_topk`, an engine calls the loss function twice per micro-batch: first with the packed logits of
+all tokens, then with the outputs computed from them. The first call computes channel 2 at the positions that predict
+the tokens of erring turns; the second call adds it to the policy's loss. verl averages gradients over its data-parallel
+processes, so each sum is divided by the count of the whole batch divided by the number of processes.
 
-The teacher's logits are a weighted sum over engines: the reference worker's engine (with LoRA, the policy's without its
-adapter) and the policy's current engine. Every process runs as many forward passes as the one with the most contexts;
-otherwise sharded engines would wait for each other forever. A process without contexts runs a dummy of two tokens.
+The teacher's logits are a weighted sum over two engines: the reference worker's engine (with LoRA, the policy's without
+its adapter) and the policy's current engine. Every process runs as many forward passes as the process with the most
+contexts; otherwise, sharded engines would wait for each other forever. A process without contexts runs a dummy of two
+tokens.
 
 Shape suffixes: N rows with a target, K entries of a distribution, V vocabulary, L packed tokens, R rows of a batch.
 """
@@ -50,11 +51,11 @@ PAIR_START, PAIR_REFERENCE, PAIR_IS_REAL = "pair_start", "pair_reference", "pair
 
 
 class TeacherRows(NamedTuple):
-    """The positions of a row that predict target tokens, and the teacher's distribution at each.
+    """The positions of a row that predict target tokens, and the teacher's distribution at each of them.
 
-    `logprobs_NK` are the teacher's log-probs of the entries `ids_NK`; without ids, those of the whole vocabulary.
-    `tail_N1` is the log-mass of all other entries; if it is None, one minus the mass of the entries is used, for
-    teachers that return only their top k.
+    `logprobs_NK` are the teacher's log-probs of the entries `ids_NK`; if `ids_NK` is None, they cover the whole
+    vocabulary. `tail_N1` is the logarithm of the total probability of all other entries. If it is None, as for teachers
+    that return only their top k entries, that probability is computed as one minus the sum of the listed probabilities.
     """
 
     position_N: Tensor
@@ -63,16 +64,17 @@ class TeacherRows(NamedTuple):
     tail_N1: Tensor | None = None
 
     def with_tail(self) -> Tensor:
-        """Return (N, K + 1) log-probs: the entries and the tail."""
+        """Return the log-probs of the entries and of the tail as a tensor of shape (N, K + 1)."""
         if self.tail_N1 is None:
             return with_tail_bucket(self.logprobs_NK)
         return torch.cat([self.logprobs_NK, self.tail_N1], dim=-1)
 
 
 def _divergence_rows(student_NV: Tensor, taught: TeacherRows, *, beta: float, temperature: float) -> Tensor:
-    """Return JSD_beta per row on the teacher's entries; all other entries form one tail bucket.
+    """Return the Jensen-Shannon divergence with weight `beta` in each row, computed on the teacher's entries and one
+    tail bucket that holds all other entries.
 
-    Without the bucket neither distribution sums to one, and the "divergence" can be negative. Clamping it at zero, as
+    Without this bucket, neither distribution sums to one, and the "divergence" can be negative. Clamping it at zero, as
     verl's own top-k loss does, removes its gradient.
     """
     log_s = (in_compute_dtype(student_NV) / temperature).log_softmax(-1)
@@ -82,7 +84,9 @@ def _divergence_rows(student_NV: Tensor, taught: TeacherRows, *, beta: float, te
 
 
 class ChannelLoss:
-    """The policy's loss plus alpha * channel 2 for one mini-batch. `taught` has one entry per row of the mini-batch."""
+    """The policy's loss plus alpha times channel 2 (hint distillation) for one mini-batch. `taught` has one entry
+    per row of the mini-batch.
+    """
 
     def __init__(
         self,
@@ -118,7 +122,9 @@ class ChannelLoss:
         return policy + self._alpha * sdpo, metrics | _metrics("sdpo_kl", sdpo, self._num_items, self._alpha)
 
     def _values(self, logits_1LV: Tensor, data: Any) -> Tensor:
-        """Return (1, L): each target's divergence at the row that predicts it, 0 elsewhere."""
+        """Return a (1, L) tensor that holds the divergence of each target token at the position that predicts it,
+        and 0 elsewhere.
+        """
         # Part of the graph even without targets, because all processes must run the same backward pass.
         values_L = 0.0 * in_compute_dtype(logits_1LV[0, :, 0])
         for first, taught in self._rows(data):
@@ -134,13 +140,15 @@ class ChannelLoss:
         return values_L[None]
 
     def _rows(self, data: Any) -> list[tuple[int, TeacherRows]]:
-        """Return the rows with targets, each with the index of its first token among the packed tokens."""
+        """Return the rows that have targets, each with the index of its first token among the packed tokens."""
         numbers, firsts = data[ROW_NUMBER].tolist(), data["input_ids"].offsets().tolist()
         pairs = [(first, self._taught[number]) for number, first in zip(numbers, firsts[:-1], strict=True)]
         return [(first, taught) for first, taught in pairs if taught is not None]
 
     def _importance(self, model_output: dict[str, Any], data: Any) -> Tensor:
-        """Return min(clip, p_new / p_old) at the rows that predict sampled tokens and 1 elsewhere, without gradient."""
+        """Return min(clip, p_new / p_old) at positions that predict sampled tokens, and 1 elsewhere. The result has
+        no gradient.
+        """
         clip = self._settings.sdpo_is_clip
         assert clip is not None
         now_L = model_output["log_probs"].values()
@@ -155,13 +163,15 @@ class ChannelLoss:
 
 
 class PairLoss:
-    """beta_replay * channel 3, for micro-batches in which chosen and rejected answers alternate."""
+    """The loss of channel 3 (DPO) times beta_replay, for micro-batches in which chosen and rejected answers
+    alternate.
+    """
 
     def __init__(self, settings: EngineChannels, num_items: float) -> None:
         self._settings, self._num_items = settings, num_items
 
     def __call__(self, model_output: dict[str, Any], data: Any, dp_group: Any = None) -> Any:  # noqa: ARG002
-        """Return the loss of the micro-batch's pairs, from `log_probs`. Padding rows have no influence."""
+        """Return the loss of the pairs in a micro-batch, computed from `log_probs`. Padding rows have no influence."""
         # A row's log-probs are those of its next tokens, so an answer that starts at s is predicted from s - 1 on.
         logprob_rows = model_output["log_probs"].unbind()
         sums = [row[start - 1 : -1].sum() for row, start in zip(logprob_rows, data[PAIR_START].tolist(), strict=True)]
@@ -185,7 +195,9 @@ class PairLoss:
 
 
 def _without_temperature(rows_NV: Tensor, data: Any) -> Tensor:
-    """Undo the engine's division by the sampling temperature, because channel 2 has a separate temperature."""
+    """Return the logits without the engine's division by the sampling temperature, because channel 2 has a
+    temperature of its own.
+    """
     temperature = data["temperature"]
     if isinstance(temperature, Tensor):
         # One factor is applied to all packed rows, so they must have been sampled alike.
@@ -205,7 +217,9 @@ def _response_lengths(data: Any) -> list[int]:
 
 
 def _metrics(name: str, value: Tensor, num_items: float, weight: float) -> dict[str, Any]:
-    """Return the metrics of a channel; summed over micro-batches and averaged over processes, they are item means."""
+    """Return the metrics of a channel. After verl has summed them over micro-batches and averaged them over
+    processes, the loss is a mean over items.
+    """
     from verl.utils.metric import Metric
 
     return {
@@ -254,7 +268,7 @@ class EngineChannels(LossKnobs):
                 raise InputError(explain(name, got=getattr(self, name), expected="1 or more"))
 
     def alpha_at(self, step: int, total_steps: int) -> float:
-        """Return the weight of channel 2 in the step after `step` completed steps."""
+        """Return the loss weight of channel 2 (hint distillation) in the step that follows `step` completed steps."""
         if self.anneal != "none" and total_steps < 1:
             fix = "Set actor.optim.total_training_steps, as verl's trainer does, or use anneal: none."
             raise InputError(explain("total_training_steps", got=total_steps, expected="1 or more", fix=fix))
@@ -262,7 +276,7 @@ class EngineChannels(LossKnobs):
 
 
 def read_settings(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
-    """Read the settings in a config. Raises ConfigError if there are none, or if a name is unknown."""
+    """Read the settings of the channels in a config. Raises ConfigError if there are none, or if a name is unknown."""
     options = actor_rollout_ref.get(KEY)
     if options is None:
         expected = f"a mapping under actor_rollout_ref.{KEY}"
@@ -275,7 +289,7 @@ def read_settings(actor_rollout_ref: Mapping[str, Any]) -> EngineChannels:
 
 
 class TeacherShare(NamedTuple):
-    """An engine, and the coefficient of its logits in the teacher's logits.
+    """One of the engines that make up the teacher, and the coefficient of its logits in the teacher's logits.
 
     `is_policy` marks the engine that is being trained.
     """
@@ -287,7 +301,7 @@ class TeacherShare(NamedTuple):
 
 
 class _LogitsCapture:
-    """A loss function for forward passes without gradient: stores the logits of some rows, and returns 0."""
+    """A loss function for forward passes without gradient. It stores the logits at certain positions, and returns 0."""
 
     def __init__(self, rows_N: Tensor) -> None:
         self._rows_N = rows_N
@@ -319,8 +333,8 @@ def _all_reduce(value: float, engine: Any, operation: Any) -> float:
 
 
 def gather_lists(numbers: Sequence[int], engine: Any) -> list[list[int]]:
-    """Gather lists of 64-bit numbers from all processes, in the order of ranks. All processes must
-    call this together.
+    """Return the lists of 64-bit integers of all processes, in rank order. All processes must call this at the same
+    time.
     """
     from verl.utils.device import get_device_id
 
@@ -333,7 +347,7 @@ def gather_lists(numbers: Sequence[int], engine: Any) -> list[list[int]]:
 
 
 def make_engine_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int, **settings: Any) -> Any:
-    """Build a nested batch of whole sequences for verl's engine, with `rows_in_pass` rows per micro-batch."""
+    """Build a nested batch of complete sequences for verl's engine, with `rows_in_pass` rows per micro-batch."""
     from verl.utils import tensordict_utils
 
     positions = [torch.arange(row.numel()) for row in rows]
@@ -361,9 +375,10 @@ def make_engine_batch(rows: Sequence[Tensor], engine: Any, *, rows_in_pass: int,
 def run_teacher(
     shares: Sequence[TeacherShare], turns: Sequence[Sequence[ErringTurn]], settings: EngineChannels
 ) -> list[TeacherRows | None]:
-    """Run the teacher on hinted contexts; return the distributions for each row, or None for rows without sites.
+    """Run the teacher on the hinted contexts. Returns the teacher's distributions for each row, or None for a row
+    without error sites.
 
-    All processes of the engines must call this together, even those without a site.
+    All processes of the engines must call this together, even those without any sites.
     """
     flat = [(row, turn) for row, row_turns in enumerate(turns) for turn in row_turns]
     size = settings.teacher_batch
@@ -380,7 +395,9 @@ def run_teacher(
 
 
 def _mixed_logits(shares: Sequence[TeacherShare], turns: Sequence[ErringTurn]) -> Tensor:
-    """Return the (N, V) teacher logits at the rows that predict the turns' tokens, turn by turn."""
+    """Return the teacher's logits, of shape (N, V), at the positions that predict the tokens of the turns. The turns
+    follow one another in this tensor.
+    """
     # Without contexts: a dummy of two tokens.
     contexts = [turn.teacher_ids for turn in turns] or [torch.zeros(2, dtype=torch.int64)]
     firsts = torch.tensor([0, *(context.numel() for context in contexts)]).cumsum(0).tolist()
@@ -406,7 +423,9 @@ def _mixed_logits(shares: Sequence[TeacherShare], turns: Sequence[ErringTurn]) -
 
 @contextmanager
 def _eval_mode(shares: Sequence[TeacherShare]) -> Iterator[None]:
-    """Switch engines that are not being trained to eval mode, and load them onto the device, once for all passes."""
+    """Switch the engines that are not being trained to eval mode, which also loads them onto the device. This is
+    done once for all forward passes.
+    """
     from contextlib import ExitStack
 
     with ExitStack() as stack:

@@ -1,4 +1,5 @@
-"""Write hinted sites and pairs as columns of verl's batches, as one JSON text per row, and read them back.
+"""Write error sites with their hints, and pairs, as columns of verl's batches, and read them back. Each row's value is
+JSON text.
 
 verl moves columns between processes, slices them into mini- and micro-batches and writes them to queues. Text survives
 all of that without pickle. A hinted context is mostly identical to its row, so only the part that the hint changed is
@@ -28,7 +29,9 @@ EXTRA_FIELDS = "extra_fields"
 
 
 class ReplayPair(NamedTuple):
-    """Two answers to one context, and their summed log-probs under the initial model (None with SimPO)."""
+    """A chosen and a rejected answer to one context, and their summed log-probs under the initial model (None with
+    SimPO).
+    """
 
     context: list[int]
     chosen: list[int]
@@ -37,7 +40,9 @@ class ReplayPair(NamedTuple):
 
 
 def write_sites(turns: Sequence[ErringTurn], row_ids: Sequence[int]) -> str:
-    """Encode the erring turns of a row as JSON. `row_ids` are its prompt and response without padding."""
+    """Encode the erring turns of a row as JSON. `row_ids` are the token ids of the row's prompt and response,
+    without padding.
+    """
     return json.dumps([_site_record(turn, list(row_ids)) for turn in turns])
 
 
@@ -67,8 +72,8 @@ def _site_record(turn: ErringTurn, row_ids: list[int]) -> dict[str, Any]:
 
 
 def read_sites(text: str | None, row_ids: Sequence[int]) -> list[ErringTurn]:
-    """Decode turns that `write_sites` wrote. Raises AlignmentError if the row has other ids than when they were
-    written.
+    """Decode erring turns encoded by `write_sites`. Raises AlignmentError if the row's token ids have changed since
+    they were encoded.
     """
     return [_taught_turn(site, list(row_ids)) for site in _parse_column(text, SITES)]
 
@@ -97,7 +102,7 @@ def _checksum(ids: list[int]) -> int:
 
 
 def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> str:
-    """Encode pairs as JSON, each with its reference log-probs (`objective.reference`) if it has them."""
+    """Encode pairs as JSON, each with its reference log-probs (see `objective.reference`) if it has any."""
     return json.dumps(
         [
             {
@@ -112,7 +117,7 @@ def write_pairs(pairs: Sequence[tuple[PairIds, tuple[float, float] | None]]) -> 
 
 
 def read_pairs(text: str | None) -> list[ReplayPair]:
-    """Decode pairs that `write_pairs` wrote. Raises InputError if a context or an answer is empty."""
+    """Decode pairs encoded by `write_pairs`. Raises InputError if a context or an answer is empty."""
     pairs = [_replay_pair(entry) for entry in _parse_column(text, PAIRS)]
     for pair in pairs:
         if not (pair.context and pair.chosen and pair.rejected):
@@ -157,21 +162,25 @@ def read_column(data: Any, name: str) -> list[str | None]:
 
 
 def _per_row(value: Any, num_rows: int) -> list[Any] | None:
-    """Return a list with the value of each row; in a batch of one row, verl may store the bare value."""
+    """Return a list with one value per row. In a batch of one row, verl may store the value itself instead of a
+    list.
+    """
     if value is None:
         return None
     return [value] * num_rows if isinstance(value, str | Mapping) else list(value)
 
 
 def _rows_with_sampled_tokens(data: Any) -> list[bool]:
-    """Return which rows are rollouts; the others are padding, copies of rows without sampled tokens."""
+    """Return, as a list of booleans, which rows contain sampled tokens. The other rows are padding that verl copied
+    from rollouts.
+    """
     mask = data["loss_mask"]
     rows = mask.unbind() if mask.is_nested else list(mask)
     return [bool(row.any()) for row in rows]
 
 
 def row_ids(data: Any) -> list[list[int]]:
-    """Return the ids of prompt and response of each row, without padding, from verl's nested layout."""
+    """Return the token ids of each row's prompt and response, without padding, from verl's nested layout."""
     ids = data["input_ids"]
     if not ids.is_nested:
         fix = "Convert it with verl.workers.utils.padding.left_right_2_no_padding first."

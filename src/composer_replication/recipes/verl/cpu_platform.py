@@ -26,7 +26,9 @@ ENVIRONMENT = {"VERL_USE_EXTERNAL_MODULES": __name__, "VERL_PLATFORM": NAME, "VE
 
 
 class _NoDeviceMemory(ModuleType):
-    """`torch.cpu` with the memory functions of `torch.cuda` that engines call; no device memory is in use."""
+    """A stand-in for `torch.cpu` that adds the memory functions of `torch.cuda` that engines call. It reports that
+    no device memory is in use.
+    """
 
     def __getattr__(self, name: str) -> Any:
         return getattr(torch.cpu, name)
@@ -61,7 +63,7 @@ class _NoDeviceMemory(ModuleType):
 
 @PlatformRegistry.register(platform=NAME)
 class _CpuPlatform(PlatformBase):
-    """The CPU as a verl platform."""
+    """A verl platform object that describes the CPU."""
 
     _module = _NoDeviceMemory("composer_cpu_device")
 
@@ -81,7 +83,9 @@ class _CpuPlatform(PlatformBase):
         return True
 
     def is_platform_available(self, use_smi_check: bool = False) -> bool:  # noqa: ARG002
-        """Never selected automatically: a machine whose GPU is not found must not silently train on its CPU."""
+        """Return False, so that this platform is never selected automatically: a machine whose GPU is not found must
+        not silently train on its CPU.
+        """
         return False
 
     def current_device(self) -> Any:

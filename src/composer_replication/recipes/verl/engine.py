@@ -48,17 +48,17 @@ PROMPT = "uid"
 
 @dataclass(frozen=True, eq=False)
 class StepChannels:
-    """The settings of the channels, and the engine of the reference worker.
+    """The settings of channels 2 and 3, and the engine of the reference worker.
 
-    Without a reference worker, the policy without its adapter is the reference.
+    If there is no reference worker, the policy without its LoRA adapter is the reference.
     """
 
     settings: EngineChannels
     reference: Any = None
 
     def shares(self, engine: Any) -> list[TeacherShare]:
-        """Return the engines that make up the teacher. Raises InputError if it needs a frozen part
-        but there is none.
+        """Return the engines that make up the teacher, with their coefficients. Raises InputError if the teacher
+        needs a frozen model but none exists.
         """
         live = self.settings.live_share
         shares = [TeacherShare(engine, live, is_policy=True)] if live > 0 else []
@@ -76,7 +76,9 @@ class StepChannels:
 
 @EngineRegistry.register(model_type="language_model", backend=["fsdp", "fsdp2"], device="cuda", vendor=VENDOR)
 class ChannelEngine(FSDPEngineWithLMHead):
-    """verl's FSDP engine with two more channels. Set `channels` after `initialize`."""
+    """verl's FSDP engine with channel 2 (hint distillation) and channel 3 (DPO pairs). Set `channels` after
+    `initialize`.
+    """
 
     channels: StepChannels | None = None
 
@@ -102,7 +104,9 @@ class ChannelEngine(FSDPEngineWithLMHead):
         return outputs
 
     def _with_sites(self, data: Any, policy: Callable[..., Any], settings: EngineChannels) -> Callable[..., Any]:
-        """Run the teacher's passes, and return the loss with channel 2, which is 0 if no process has a site."""
+        """Run the teacher's forward passes, and return the policy's loss function extended by channel 2 (hint
+        distillation). Channel 2 is 0 if no process has an error site.
+        """
         assert self.channels is not None
         turns = [read_sites(text, ids) for text, ids in zip(read_column(data, SITES), row_ids(data), strict=True)]
         num_items = sum_over_processes(_count_target_tokens(turns), self)
@@ -115,7 +119,9 @@ class ChannelEngine(FSDPEngineWithLMHead):
         return ChannelLoss(policy, settings, taught, alpha=alpha, num_items=num_items)
 
     def _add_pairs(self, data: Any, outputs: dict[str, Any], settings: EngineChannels) -> None:
-        """Add the gradients of the pairs' loss. All processes run the same number of passes."""
+        """Run forward and backward passes that add the gradients of the pairs' loss. All processes run the same
+        number of passes.
+        """
         pairs = [pair for text in _assigned_pair_texts(data, self) for pair in read_pairs(text)]
         if settings.preference.needs_reference and any(pair.reference is None for pair in pairs):
             fix = "Compute them once with the initial model (objective.reference), or set dpo_variant: simpo."
@@ -136,11 +142,12 @@ def _count_target_tokens(turns: list[list[ErringTurn]]) -> int:
 
 
 def _assigned_pair_texts(data: Any, engine: Any) -> list[str]:
-    """Return the values of the column `replay_pairs` that are assigned to this process, so that each counts once.
+    """Return the values of the column `replay_pairs` that are assigned to this process, so that each value is used only
+    once.
 
     verl copies a prompt's columns to all its rollouts, which have the same `uid`, and distributes these over processes.
-    Among the processes with a copy, the one with the fewest pairs so far gets it. Rows without a `uid` are never
-    copies.
+    Each value is assigned to the process with the fewest values so far among those that have a copy of it. Rows without
+    a `uid` are never treated as copies.
     """
     column, rank = read_column(data, PAIRS), torch.distributed.get_rank(engine.get_data_parallel_group())
     texts: dict[int, str] = {}
@@ -170,7 +177,9 @@ def _stable_hash(name: str, text: str) -> int:
 
 
 def _pair_rows(pairs: list[ReplayPair], count: int, pairs_in_pass: int, engine: Any) -> Any:
-    """Return a batch of alternating chosen and rejected rows, padded to `count` pairs with rows that do not count."""
+    """Return a batch of alternating chosen and rejected rows. It is padded to `count` pairs with rows that do not
+    affect the loss.
+    """
     # Every pass must be full, or processes would run different numbers of micro-batches.
     filler = ReplayPair([0], [0], [0], None)
     filled = [*pairs, *[filler] * (count - len(pairs))]

@@ -1,4 +1,4 @@
-"""Losses and an advantage estimator that are registered with verl. Add this module to VERL_USE_EXTERNAL_MODULES.
+"""Register losses and an advantage estimator with verl. Add this module to VERL_USE_EXTERNAL_MODULES.
 
     algorithm.adv_estimator: composer_group                  reward minus the mean of its group
     actor.policy_loss.loss_mode: composer_grpo               GRPO's clipped objective, without a third clip
@@ -7,8 +7,8 @@
         composer_kl_st      KL(student || teacher) from the sampled token only
 
 The two distillation losses are for verl's own teacher servers (`agent_loop`), which return entries only for the tokens
-of erring turns. verl's `loss_agg_mode` normalizes them: with "token-mean" by all response tokens of the
-batch, not by those of erring turns.
+of erring turns. verl normalizes them as set by `loss_agg_mode`: "token-mean" divides by the number of all response
+tokens in the batch, not only those of erring turns.
 
 Shape suffixes: B rollouts, T tokens.
 """
@@ -45,9 +45,9 @@ _LARGEST_MASS = 1.0 - 1e-7
 def _group_advantage(
     token_level_rewards: Tensor, response_mask: Tensor, index: Any = None, config: Any = None, **_unused: Any
 ) -> tuple[Tensor, Tensor]:
-    """Return each rollout's summed reward minus its group's mean, on all its tokens.
+    """Return each rollout's summed reward minus the mean of its group, repeated for all its tokens.
 
-    With `algorithm.norm_adv_by_std_in_grpo` it is divided by the standard deviation of the group. A single rollout, or
+    With `algorithm.norm_adv_by_std_in_grpo`, it is divided by the standard deviation of the group. A single rollout, or
     a group with equal rewards, has advantage 0.
     """
     if index is None:
@@ -80,10 +80,11 @@ def _clipped_policy_loss(
     config: Any = None,
     rollout_is_weights: Tensor | None = None,
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return the mean of -min(r A, clip(r) A), aggregated over tokens as `loss_agg_mode` says, and metrics.
+    """Return the clipped loss -min(r A, clip(r) A), aggregated over tokens as set by `loss_agg_mode`, and its metrics.
 
-    verl's own "vanilla" loss has a third clip, at `clip_ratio_c`, for A < 0. "seq-mean-token-sum-norm" with
-    `loss_scale_factor` set to the longest response is TRL's dr_grpo, and "token-mean" is its dapo.
+    r is the importance ratio of a token, and A is its advantage. verl's own "vanilla" loss has a third clip, at
+    `clip_ratio_c`, for A < 0. "seq-mean-token-sum-norm", with `loss_scale_factor` set to the longest response,
+    corresponds to TRL's dr_grpo, and "token-mean" to its dapo.
     """
     if config is None:
         raise ConfigError(explain("config of the policy loss", got=None, expected="verl's ActorConfig"))
@@ -112,14 +113,16 @@ def _clipped_policy_loss(
 def _kl_teacher_student(
     config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return (B, T) divergences: the sum over k entries from verl's top-k kernel, plus the tail as one more entry.
+    """Return a (B, T) tensor of KL(teacher || student) per token. It adds one entry for the tail to the sum over k
+    entries that verl's top-k kernel computes:
 
         sum_k p_T log(p_T / p_S) + (1 - m_T) log((1 - m_T) / (1 - m_S)),   m: mass of the k entries
 
     verl's own loss has only the first sum, which can be negative, and clamps it at zero together with its gradient.
 
-    verl's kernel returns only the masses, and in fp32 1 - m is off by up to 2e-6: for a student tail of 1e-5 the
-    gradient is wrong by up to a fifth, for 1e-6 by any factor. `ChannelEngine` has whole rows and no such limit.
+    verl's kernel returns only the masses, and in fp32 the error of 1 - m is up to 2e-6. If the student's tail has a
+    mass of 1e-5, the gradient can therefore be wrong by a fifth; if it has 1e-6, by any factor. `ChannelEngine` uses
+    complete rows and has no such limit.
     """
     del config
     if distillation_config.distillation_loss.log_prob_min_clamp is not None:
@@ -142,9 +145,10 @@ def _kl_teacher_student(
 def _kl_student_teacher(
     config: Any, distillation_config: Any, model_output: dict[str, Any], data: Any
 ) -> tuple[Tensor, dict[str, Any]]:
-    """Return (B, T) values sg(log p_S - log p_T) log p_S, with the gradient of KL(student || teacher) in expectation.
+    """Return a (B, T) tensor of sg(log p_S - log p_T) log p_S, where sg stops the gradient. Its expected gradient is
+    that of KL(student || teacher).
 
-    The values themselves are not a divergence; the metric `composer/log_ratio` estimates it.
+    The values themselves are not a divergence; the metric `composer/log_ratio` estimates the divergence.
     """
     del config
     if distillation_config.distillation_loss.use_policy_gradient:

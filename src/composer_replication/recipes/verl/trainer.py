@@ -1,4 +1,5 @@
-"""verl's synchronous trainer with `ComposerWorker` as its worker: `trainer.v1.trainer_mode: composer_sync`.
+"""Provide verl's synchronous trainer with `ComposerWorker` as its worker. Select it with `trainer.v1.trainer_mode:
+composer_sync`.
 
 The worker is replaced the way verl's own trainers do it: after roles have been mapped to classes.
 """
@@ -28,7 +29,9 @@ NAMES = (registered.ADVANTAGE, registered.POLICY_LOSS)
 
 @register_trainer(MODE)
 class ComposerTrainer(PPOTrainerSync):
-    """verl's synchronous trainer with our channels in the actor's step; everything else is verl's."""
+    """verl's synchronous trainer with channels 2 and 3 added to the actor's training step. Everything else is
+    unchanged.
+    """
 
     def __init__(self, config: Any) -> None:
         read_settings(config.actor_rollout_ref)  # reports a mistake in the settings before any process starts
@@ -37,7 +40,9 @@ class ComposerTrainer(PPOTrainerSync):
         super().__init__(config)
 
     def _init_resource_pool_mgr(self) -> None:
-        """Map roles as verl does, then replace the worker, with a reference model if the teacher needs one."""
+        """Map roles to workers as verl does, and then replace the worker. The new worker includes a reference model
+        if the teacher needs one.
+        """
         super()._init_resource_pool_mgr()
         roles = [role for role in (Role.ActorRolloutRef, Role.ActorRollout) if role in self.role_worker_mapping]
         if not roles:
@@ -54,7 +59,9 @@ class ComposerTrainer(PPOTrainerSync):
 
 
 def _needs_reference(config: Any) -> bool:
-    """Whether the teacher needs a reference worker. With LoRA, the policy without its adapter is the reference."""
+    """Return whether the teacher needs a reference worker. With LoRA, it does not, because the policy without its
+    adapter is the reference.
+    """
     model, settings = config.actor_rollout_ref.model, read_settings(config.actor_rollout_ref)
     # verl has two keys for the LoRA rank.
     rank = max(model.get("lora", {}).get("rank", 0), model.get("lora_rank", 0))
@@ -63,10 +70,10 @@ def _needs_reference(config: Any) -> bool:
 
 
 class ComposerWorker(ActorRolloutRefWorker):
-    """verl's hybrid worker (actor, rollout and reference) with our channels in the actor's steps.
+    """verl's hybrid worker (actor, rollout and reference) with channels 2 and 3 added to the actor's training steps.
 
-    The teacher's logits are a weighted sum of those of the reference and of the policy. So both must be in one process
-    (ActorRolloutRef), or the policy must have a LoRA adapter. The settings are in `actor_rollout_ref.composer`.
+    The teacher's logits are a weighted sum of those of the reference and of the policy. Both must therefore be in one
+    process (ActorRolloutRef), or the policy must have a LoRA adapter. The settings are in `actor_rollout_ref.composer`.
     """
 
     def __init__(self, config: Any, role: str, distillation_config: Any = None, **kwargs: Any) -> None:
@@ -79,7 +86,7 @@ class ComposerWorker(ActorRolloutRefWorker):
 
     @register(dispatch_mode=Dispatch.ONE_TO_ALL)
     def init_model(self) -> None:
-        """Build the models as verl does, then add the channels to the actor's engine."""
+        """Build the models as verl does, and then add the channels to the actor's engine."""
         settings = read_settings(self.config)
         super().init_model()
         # A process with only a reference or a rollout has no actor.
