@@ -218,7 +218,10 @@ def _is_spelled_alike(name: str, other_name: str) -> bool:
 
 
 def _find_namesake(requested_path: str, files: set[str]) -> str | None:
-    """Return the file with the same name, or the best match by folders if there are several; None for a tie."""
+    """Return the file with the same name.
+
+    If several files have this name, return the one whose folders match best, or None for a tie.
+    """
     *folders, name = requested_path.split("/")
     namesakes = sorted(path for path in files if path.rpartition("/")[2] == name and path != requested_path)
     related = [path for path in namesakes if _are_related(folders, path.split("/")[:-1])]
@@ -259,7 +262,10 @@ def folder_entries(folder: str, state: SessionState) -> list[str]:
 
 
 def _find_typed_path(message: str, command: str) -> str | None:
-    """Return the path that a shell's error message is about, as typed in the command; None if it was not typed."""
+    """Return the path that a shell's error message is about, as it was typed in the command.
+
+    Return None if the path was not typed.
+    """
     for match in _MESSAGE_SUBJECT.finditer(message):
         subject = next(group for group in match.groups() if group)
         if subject in command:
@@ -422,7 +428,7 @@ def nearest_name(wrong: str, names: Sequence[str]) -> str | None:
 
 
 def _similarities(wrong: str, names: Sequence[str]) -> Iterator[tuple[float, str]]:
-    """Yield each name with its similarity to the wrong one. Comparing is slow, so only 200 names are compared."""
+    """Yield each name with its similarity to the wrong name. Only 200 names are compared, since comparing is slow."""
     for name in names[: _MAX_CHOICES * 5]:
         yield difflib.SequenceMatcher(None, wrong.casefold(), name.casefold()).ratio(), name
 

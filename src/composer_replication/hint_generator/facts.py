@@ -153,7 +153,7 @@ def _renamed_parameter_facts(call: ToolCall, facts: HintContext, inferred: _Sche
 
 
 def _wrong_value_facts(case: FailingCall) -> HintContext:
-    """Return the valid values, if the error lists them, and the intended one, if that is clear."""
+    """Return the valid values if the error lists them, and the intended value if it is clear."""
     choices = listed_choices(case.error_text)
     values = [value for value in case.call.arguments.values() if isinstance(value, str) and 0 < len(value) < _MAX_VALUE]
     wrong = max((value for value in values if value in case.error_text), key=len, default=None)
@@ -260,7 +260,7 @@ _FACTS_BY_KIND: dict[str, Callable[[FailingCall], HintContext]] = {
 
 
 def _text_to_replace(arguments: Mapping[str, Any]) -> str:
-    """Return the text that an edit was to replace; for a list of edits, the text of the first."""
+    """Return the text that an edit was meant to replace. For a list of edits, return that of the first edit."""
     text = first_string_argument(arguments, OLD_TEXT_KEYS)
     if text is not None:
         return text
@@ -390,10 +390,10 @@ def _line_facts(wrong: str, right: str) -> HintContext:
 
 
 def _describe_difference(wrong: str, right: str) -> str:
-    """Return the parts of a line that the wrong one lacks, each with one word or symbol of context on both sides.
+    """Return the parts of a line that the wrong line lacks, each with one word or symbol of context on both sides.
 
-    The result is "" if nothing is missing. The whole line is not quoted: it is almost the wrong one, and quoting it
-    would make the wrong one more likely.
+    The result is "" if nothing is missing. The whole line is not quoted: it is almost equal to the wrong line, and
+    quoting it would make the wrong line more likely.
     """
     words = _TOKEN.findall(right)
     wrong_words = [word.strip() for word in _TOKEN.findall(wrong)]
@@ -562,7 +562,7 @@ def _unknown_option(error_text: str) -> str | None:
 
 
 def _find_mistyped_option(wrong: str, options: Sequence[str]) -> str | None:
-    """Return the only option that differs from the wrong one by a typo, or None."""
+    """Return the only option that differs from the unknown option by a typo, or None."""
     names = [option.strip("-") for option in options]
     typed = wrong.strip("-").casefold()
     near = [name for name in names if SequenceMatcher(None, typed, name.casefold()).ratio() >= _MIN_OPTION_RATIO]

@@ -408,9 +408,10 @@ def _first_words(line: str) -> str:
 
 
 def _is_file_for_folder(ctx: HintContext | None) -> bool:
-    """Return whether the guessed folder has no extension while the path that was probably meant has one.
+    """Return whether the search named a folder, while the path that was probably meant is a file.
 
-    Then the latter is a file whose name merely resembles the folder's, so it was not what the search meant.
+    Names with an extension are taken for files. Such a file merely has a name like the folder's, so it is not
+    suggested.
     """
     guessed, meant = (str(_get_fact(ctx, name) or "").rpartition("/")[2] for name in ("path", "meant"))
     return "." not in guessed and "." in meant

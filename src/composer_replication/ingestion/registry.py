@@ -161,7 +161,7 @@ class SessionGroup:
     sources: tuple[SourceFile, ...]
 
     def stamp(self) -> tuple[_FileStamp, ...]:
-        """Return the stamps of all files. A session with unchanged stamps need not be read again."""
+        """Return the stamps of all files. If none of them has changed, the session need not be reread."""
         return tuple(_read_stamp(source.path) for source in self.sources)
 
     def files(self) -> frozenset[str]:

@@ -199,8 +199,8 @@ class EarlierIngest:
 def read_earlier_ingest(run: RunDir, scrub: ScrubSettings | None) -> EarlierIngest:
     """Return the last ingest of this run, if it is complete.
 
-    A crash between two renames leaves files from different ingests. Then nothing is reused and everything is read
-    again. Forgotten sessions stay forgotten, since their marks are in a separate file that no ingest writes.
+    A crash between two renames leaves files from different ingests. In that case no rows are reused and all logs are
+    reread. Forgotten sessions stay forgotten, since their marks are in a separate file that no ingest writes.
     """
     forgotten = frozenset(_read_forgotten(run))
     try:

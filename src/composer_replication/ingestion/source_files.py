@@ -51,7 +51,7 @@ class Skip:
 
 @dataclass(slots=True)
 class IngestReport:
-    """Counts of what was read, and of what was skipped for which reason. Reports for several files can be added."""
+    """Counts of what was read, and of what was skipped, by reason. Reports for several files can be added."""
 
     counts: Counter[str] = field(default_factory=Counter[str])
     skipped: Counter[str] = field(default_factory=Counter[str])

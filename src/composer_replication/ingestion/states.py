@@ -40,7 +40,7 @@ def states(
     strip_thinking: bool = True,
     max_history_tokens: int | None = None,
 ) -> Iterator[tuple[list[Message], Turn]]:
-    """Yield (messages before the turn, turn) for every assistant turn.
+    """Yield a pair for every assistant turn: the messages before the turn, and the turn itself.
 
     Message objects are shared between states, not copied.
     """

@@ -435,7 +435,10 @@ def _next_same_edit(failed: _FailedCall) -> ToolCall | None:
 
 
 def _best_edit_similarity(failed: _FailedCall, failed_edit: ToolCall, later_edit: ToolCall) -> float:
-    """Return the highest similarity between an edit of one call and an edit of the other; 0 if no two edits overlap."""
+    """Return the highest similarity between any edit of one call and any edit of the other.
+
+    The result is 0 if no two edits overlap.
+    """
     pairs = itertools.product(_edit_operations(failed, failed_edit), _edit_operations(failed, later_edit))
     return max(itertools.starmap(edit_similarity, pairs), default=0.0)
 
@@ -576,10 +579,10 @@ def _find_help_call(command: str, later: Sequence[LaterCall]) -> ToolCall | None
 
 
 def _find_new_subpaths(failed_command: str, later_command: str) -> list[str] | None:
-    """Return the new paths in a later command that are below paths in the failed one.
+    """Return the new paths in a later command that are below paths in the failed command.
 
     Parents of the failed command's paths are omitted, since nobody has to look them up. Return None if the commands
-    differ in anything but their paths, or if a new path is not below an old one.
+    differ in anything but their paths, or if a new path is not below an old path.
     """
     failed_words, later_words = (set(text.split()) for text in (failed_command, later_command))
     is_extension = failed_words <= later_words or later_words <= failed_words
@@ -594,7 +597,7 @@ def _find_new_subpaths(failed_command: str, later_command: str) -> list[str] | N
 def _strip_path(word: str) -> str:
     """Return a path without a leading `./` and without Go's `...`, which means all packages below.
 
-    `./cmd/...` -> `cmd`.
+    For example, `./cmd/...` becomes `cmd`.
     """
     return word.removeprefix("./").removesuffix("...").rstrip("/")
 

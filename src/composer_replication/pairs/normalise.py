@@ -480,7 +480,7 @@ _SPECIAL = re.compile(rf"[{_SPECIAL_LOW}]+|(?=[{_ANY_HIGH}])[{_SPECIAL_HIGH}]+")
 
 
 def _special_character_ratio(text: str) -> float:
-    """Return the fraction of special characters in a text; 0 for an empty text."""
+    """Return the fraction of special characters in a text, which is 0 for an empty text."""
     return (len(text) - len(_SPECIAL.sub("", text))) / len(text) if text else 0.0
 
 

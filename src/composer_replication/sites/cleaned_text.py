@@ -122,7 +122,10 @@ class CleanedText:
         return self.text.rstrip().rpartition("\n")[2][:_MAX_LINE]
 
     def lines_with(self, needles: tuple[str, ...]) -> Iterator[tuple[int, str]]:
-        """Yield (start, line) for the lines with one of these words, in order, at most `_MAX_LINES` lines per word."""
+        """Yield (start, line) for the lines that contain one of these words, in order.
+
+        At most `_MAX_LINES` lines are considered for each word.
+        """
         text = self.text
         # If lower case changes the length of the text, positions in it would be wrong, so the search is case-sensitive.
         lowercase_text = self.lowercase_text if len(self.lowercase_text) == len(text) else text

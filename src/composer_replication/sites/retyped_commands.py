@@ -188,7 +188,10 @@ def _leaves_files_unchanged(call: ToolCall) -> bool:
 
 
 def _diagnose(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | None:
-    """Return what was wrong with the first command, given the second, which worked. None if that is unclear."""
+    """Return what was wrong with the first command, judging by the second, which worked.
+
+    Return None if that is unclear.
+    """
     if first.words[0] != second.words[0] or first == second:
         return None
     if first.words == second.words:
@@ -214,7 +217,7 @@ def _diagnose(first: _TypedCommand, second: _TypedCommand, kind: str) -> str | N
 
 
 def corrects_typed_command(command: str, later_command: str) -> bool:
-    """Return whether the later command corrects the first.
+    """Return whether the later command corrects the earlier one.
 
     The correction may be another folder, another tag, or a check that covers the same files.
     """
@@ -223,7 +226,10 @@ def corrects_typed_command(command: str, later_command: str) -> bool:
 
 
 def _is_broader_check(first: _TypedCommand, second: _TypedCommand) -> bool:
-    """Return whether the second command is another check with the same program and includes all tags of the first."""
+    """Return whether the second command runs another check with the same program.
+
+    It must include all tags of the first command.
+    """
     verbs = _CHECKS.get(first.words[0], frozenset())
     tags = {option for option in first.options if _CHOOSES_BUILD_FILES.match(option)}
     is_pair = first.operands[:1] != second.operands[:1] and {first.operands[0], second.operands[0]} <= verbs
@@ -237,7 +243,7 @@ def _is_path_suffix(path_a: str, path_b: str) -> bool:
 
 
 def _parse_typed(command: str) -> _TypedCommand | None:
-    """Parse a command with a single program, ignoring output filters. None if it has several or none."""
+    """Parse a command with a single program, ignoring output filters. Return None if it has no or several programs."""
     if not command or len(command) > 2000:
         return None
     try:

@@ -91,7 +91,10 @@ class FailureRule:
                 yield self._span(match, start)
 
     def _span(self, match: re.Match[str], offset: int) -> tuple[int, int]:
-        """Return the span to show as evidence: the whole line, or the message up to its end."""
+        """Return the span to show as evidence.
+
+        If `where` is `line`, it is the whole line; otherwise it is the message up to its end.
+        """
         if self.where == "line":
             return offset, offset + max(len(match.string.rstrip()), match.end())
         end = _MESSAGE_END.search(match.string, match.end())

@@ -339,7 +339,9 @@ def _normalize_word(word: str) -> str:
 
 
 def _remove_emphasis(text: str) -> str:
-    """Return the text without the asterisks that mark emphasis. An unpaired one, as in `*.py` or `2 * 3`, stays."""
+    """Return the text without the asterisks that mark emphasis. An unpaired asterisk, as in `*.py` or `2 * 3`,
+    stays.
+    """
     pieces = list[str]()
     open_at: dict[str, int] = {}  # asterisks -> the index in `pieces` of the run that may open emphasis
     cursor = 0
@@ -413,7 +415,7 @@ def _text_sketch(texts: Iterable[str]) -> Sketch:
 def _sketch_similarity(a: Sketch, b: Sketch) -> float:
     """Return the estimated Jaccard similarity of two sketches.
 
-    It is the fraction of the smallest hashes in their union that occur in both.
+    It is the fraction of the smallest hashes in their union that occur in both sketches.
     """
     hashes_a, hashes_b = set(a), set(b)
     smallest = sorted(hashes_a | hashes_b)[:_SKETCH_SIZE]

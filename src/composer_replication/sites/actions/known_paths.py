@@ -305,7 +305,7 @@ def path_with_parents(path: str) -> Iterator[str]:
 def _compile_glob(pattern: str) -> re.Pattern[str] | None:
     r"""Convert a glob to a regular expression for paths relative to the start of the search.
 
-    Return None if the glob is not supported. Example: `src/**/*.py` -> `src/(?:[^/]+/)*[^/]*\.py`.
+    For example, `src/**/*.py` becomes `src/(?:[^/]+/)*[^/]*\.py`. Return None if the glob is not supported.
     """
     # More asterisks could make matching take exponential time.
     is_wild = pattern.count("**") > 1 or any(part.replace("**", "").count("*") > 2 for part in pattern.split("/"))
@@ -328,7 +328,7 @@ PATH_WORD = re.compile(r"/?[\w.@+\-]+(?:/[\w.@+\-]+)*")
 class _MentionedPaths:
     """The paths mentioned by any text in a session, whoever wrote it. They need not exist.
 
-    Texts are searched only on the first query, since most sessions never make one. `root` is the session's folder.
+    Texts are searched only on the first query, since most sessions never make a query. `root` is the session's folder.
     """
 
     def __init__(self, root: str | None) -> None:
@@ -539,7 +539,8 @@ def _output_without_envelope(text: str) -> str:
 def _text_without_line_numbers(text: str) -> str | None:
     """Return the text of a file from a view of it, without line numbers, or None if the view is truncated.
 
-    A view does not show whether the last line ends in a newline. Text files do, so a newline is added.
+    A view does not show whether the last line ends in a newline. A newline is added, since text files normally end in
+    one.
     """
     text = _VIEW_FOOTER.sub("", _VIEW_HEADER.sub("", remove_reminders(text), count=1))
     lines = text.split("\n")

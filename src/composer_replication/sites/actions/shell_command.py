@@ -119,7 +119,7 @@ class Command:
     @staticmethod
     @lru_cache(maxsize=64)
     def of(text: str) -> Command:
-        """Parse a command. Cached, so that repeated questions about a command do not parse it again."""
+        """Parse a command. The result is cached, so that repeated questions about a command do not parse it again."""
         return Command(text[:_MAX_LENGTH])
 
     @cached_property
@@ -254,7 +254,8 @@ def _use_forward_slashes(path: str) -> str:
 def _program_and_operand(words: list[str]) -> tuple[str, str] | None:
     """Return the program and its first operand, or None if the command runs no program.
 
-    `sudo timeout 5 make -k test` -> ("make", "test"); `python -m pytest tests` -> ("pytest", "tests").
+    For example, `sudo timeout 5 make -k test` gives ("make", "test"), and `python -m pytest tests` gives ("pytest",
+    "tests").
     """
     while words and (words[0] in _WRAPPERS or _ASSIGNMENT.match(words[0]) or words[0].isdigit() or not words[0]):
         words = words[1:]

@@ -264,7 +264,7 @@ class _Location:
 
 
 def _words_key(words: Sequence[ShellWord], location: _Location) -> Key:
-    """Return the key for a command line: by the program's table if it has one, otherwise the plain words."""
+    """Return the key for a command, in canonical form if the tables cover it and otherwise as plain words."""
     name = words[0].literal
     if name is None:
         return _unknown_program_key(words)

@@ -137,7 +137,10 @@ def is_shell(tool: str) -> bool:
 
 @lru_cache(maxsize=1024)
 def plain_name(tool: str) -> str:
-    """Return the tool's name in lower case, without its server prefix: `mcp__files__Read_File` -> `read_file`."""
+    """Return the tool's name in lower case, without its server prefix.
+
+    For example, `mcp__files__Read_File` becomes `read_file`.
+    """
     return re.split(r"__|::|/", tool)[-1].lower()
 
 

@@ -439,10 +439,10 @@ class _Knowledge:
         return parent == cwd or not self.paths.status(parent).exists
 
     def text(self, path: str) -> tuple[FileText | None, str]:
-        """Return what is known about a file, and its source as a suffix for the rule name ("" for the session).
+        """Return what is known about a file, and the source of this knowledge.
 
-        If the session knows only part of a file, the rest comes from a checkout or an earlier session that agrees with
-        the known lines.
+        The source is a suffix for the rule name, which is "" for the session. If the session knows only part of a file,
+        the other lines come from a checkout or an earlier session that agrees with the known lines.
         """
         file_text = self.texts.get(path)
         if file_text is None or file_text.is_whole or file_text.doubt == 2:

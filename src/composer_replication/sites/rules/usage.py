@@ -149,7 +149,7 @@ def _is_unquoted_text(match: re.Match[str], command: Command) -> bool:
 
 
 def _is_text_run_as_command(match: re.Match[str], command: Command) -> bool:
-    """Return whether the shell ran as a command what was never meant to be one, or could not find a common program.
+    """Return whether the shell tried to run text that was not meant as a command, or could not find a common program.
 
     That is the case for text in backticks, a whole command in a variable, and programs hidden by an overwritten PATH.
     """
