@@ -126,7 +126,7 @@ def _job_folder(folder: Path, job_key: JobKey) -> Path:
 
 
 def _finish(results: AblationResults, folder: Path, *, as_json: bool) -> int:
-    """Write and print the results. Returns the exit status, which is 1 if jobs have failed or budgets differ."""
+    """Write and print the results, and return the exit status, which is 1 if jobs have failed or budgets differ."""
     from composer_replication.evaluation.ablation.job import stored_path
     from composer_replication.evaluation.ablation.jobs import RESULTS, find_breaches
     from composer_replication.evaluation.ablation.page import as_json as page_as_json

@@ -1,9 +1,9 @@
 """`crf chat RUN|MODEL`: ask a model in the terminal, or the models before and after training side by side.
 
-The question is typed by the user, or it is the state before a turn of a logged session. In the second case the prompt
-has the same tokens as in training: the same template, the same tools.
+The user types the question, or the question is the state before a turn of a logged session. For a logged state, the
+prompt has the same tokens as in training, because template and tools are the same.
 
-Torch and everything that loads it is imported late, so that a wrong argument is reported at once.
+Torch and modules that load it are imported late, so that an invalid argument is reported at once.
 """
 
 from __future__ import annotations
@@ -95,7 +95,7 @@ def _new_history(system: str | None) -> list[dict[str, Any]]:
 
 
 def _read_lines() -> Iterator[str]:
-    """Yield the lines that the user types. The prompt sign goes to stderr, so that stdout contains only answers."""
+    """Yield the lines that the user types. The prompt is written to stderr, so that stdout contains only answers."""
     if is_terminal(sys.stdin):
         log("Type a question; /new starts a new conversation, Ctrl-D exits")
     while True:
@@ -116,7 +116,7 @@ def _ask_each_model(
     tools: Any,
     sampling: _Sampling,
 ) -> None:
-    """Ask each model one question. Each has its own history, with its own earlier answers."""
+    """Ask each model one question. Every model has its own history, which contains its own earlier answers."""
     if text == "/new":
         histories.update({arm: _new_history(args.system) for arm in histories})
         return
@@ -177,7 +177,10 @@ class _Sampling:
 
 
 class _ChatReply(NamedTuple):
-    """An answer, without its end token. `is_cut` is true if there was none, because `max_tokens` was reached."""
+    """An answer without its end token.
+
+    `is_cut` is true if `max_tokens` was reached before the model ended the answer.
+    """
 
     text: str
     num_tokens: int
@@ -194,9 +197,9 @@ class _Prompt(NamedTuple):
 
 
 class _ChatModels:
-    """The models before and after training, and their tokenizer.
+    """The models before and after training, and the tokenizer that they share.
 
-    With an adapter, both share one model in memory; for "before", the adapter is switched off.
+    With an adapter, only one model is in memory; for "before", the adapter is switched off.
     """
 
     def __init__(self, trained: Trained, *, device: str | None = None) -> None:
@@ -228,7 +231,7 @@ class _ChatModels:
         return tuple(self._models)
 
     def answer(self, arm: str, prompt: _Prompt, sampling: _Sampling) -> _ChatReply:
-        """Return a model's answer. For the same seed, all models get the same random numbers."""
+        """Return a model's answer. With the same seed, all models sample with the same random numbers."""
         import torch
 
         from composer_replication.trainer.objective.distributed import merged_token_rows
@@ -249,7 +252,7 @@ class _ChatModels:
     def prompt_for(
         self, messages: Sequence[Mapping[str, Any]], *, tools: Sequence[Mapping[str, Any]] | None
     ) -> _Prompt:
-        """Return the prompt that asks for an answer to these messages."""
+        """Return the prompt that asks the model to answer these messages."""
         if not getattr(self.tokenizer, "chat_template", None):
             fix = "Use a chat model, or put a chat_template.jinja into its folder."
             raise InputError(explain(f"chat template of {self.trained.base}", got="none", expected="one", fix=fix))
@@ -260,7 +263,7 @@ class _ChatModels:
         return self._fit_to_context(_Prompt(ids))
 
     def prompt_at_site(self, run: RunDir, site_id: str) -> _Prompt:
-        """Return the prompt of the erring turn of a site, as a training renders it."""
+        """Return the prompt for the erring turn of an error site, rendered as in training."""
         from composer_replication.trainer.from_config.inputs import make_renderer, tools_of
 
         site, _, conversation = read_site(run, site_id)
@@ -275,7 +278,10 @@ class _ChatModels:
         raise InputError(explain(f"state of site {site.id}", got=got, expected="a turn that the template renders"))
 
     def _fit_to_context(self, prompt: _Prompt) -> _Prompt:
-        """Return the prompt; if it does not fit the model, only its end, half as long as the model's context."""
+        """Shorten the prompt if it does not fit into the model's context.
+
+        Only its end is kept, half as long as the context, so that there is room for the answer.
+        """
         from composer_replication.trainer.from_config.inputs import max_context
 
         # Half, so that the answer has room as well.
@@ -300,7 +306,7 @@ class _ChatModels:
 
 
 def _describe_split_side(run: RunDir, conversation_id: str) -> str:
-    """Say whether a session was held out: a better answer at a state that was trained on proves nothing."""
+    """Describe whether a session was held out, because a better answer at a state used for training proves nothing."""
     split = read_split(run)
     if split is None:
         return ", in a run that was never split"
@@ -309,7 +315,7 @@ def _describe_split_side(run: RunDir, conversation_id: str) -> str:
 
 
 def _run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:
-    """Return the longest tool list of the run's agents, for questions that belong to no session."""
+    """Return the longest of the tool lists of the run's agents, for questions that belong to no session."""
     from composer_replication.trainer.from_config.inputs import tools_of
 
     tools_by_format = tools_of(run)
@@ -317,7 +323,7 @@ def _run_tools(run: RunDir | None) -> list[dict[str, Any]] | None:
 
 
 def _render_settings(trained: Trained) -> RenderConfig:
-    """Return the [render] settings of the training, without the chat template, which is saved with the weights."""
+    """Return the [render] settings of the training, except the chat template, which is saved with the weights."""
     folder = trained.folder
     path = None if folder is None else folder.parent / RESOLVED_NAME
     render = load(CrfConfig, path).render if path is not None and Path(path).is_file() else RenderConfig()

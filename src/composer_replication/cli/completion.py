@@ -1,4 +1,7 @@
-"""`crf completion SHELL`: print a script that completes verbs, options, choices and file names, made by shtab."""
+"""`crf completion SHELL`: print a shell script that completes verbs, options, choices and file names.
+
+The library shtab generates the script.
+"""
 
 from __future__ import annotations
 
@@ -25,7 +28,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _options_by_verb(parser: argparse.ArgumentParser) -> dict[str, list[str]]:
-    """Return the options of each verb, its subcommands included. Hidden options stay hidden."""
+    """Return the options of each verb, including those of its subcommands. Hidden options are left out."""
     # argparse has no public way to list what was added to a parser.
     (verbs,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
     return {

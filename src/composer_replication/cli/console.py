@@ -1,6 +1,6 @@
-"""Console output and config flags of all verbs.
+"""Console output of all verbs, and flags that set config keys.
 
-Text from logs is printed as text: markup in it is not interpreted, and control characters are replaced, so that a log
+Text from logs is printed literally: markup in it is not interpreted, and control characters are replaced, so that a log
 cannot move the cursor or color the terminal.
 """
 
@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 
 
 def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
-    """Add the options of the outgoing check, for verbs that send or export text."""
+    """Add the options of the outgoing check for secrets, for verbs that send or export text."""
     parser.add_argument(
         "--allow",
         action="append",
@@ -39,7 +39,7 @@ def add_gate_arguments(parser: argparse.ArgumentParser) -> None:
 
 
 def is_terminal(stream: TextIO | None) -> bool:
-    """Return whether a stream is a terminal. Python sets a stream to None if the caller has closed it (`2>&-`)."""
+    """Return whether a stream is a terminal. The stream is None if the caller has closed it (`2>&-`)."""
     return stream is not None and not stream.closed and stream.isatty()
 
 
@@ -53,12 +53,12 @@ def log(message: str) -> None:
 
 
 def plain(text: str) -> str:
-    """Return the text with a replacement character for every character that a terminal would act upon."""
+    """Return the text with every character replaced that a terminal would interpret as a control character."""
     return "".join(char if char.isprintable() or char == "\n" else "\ufffd" for char in text)
 
 
 def format_count(number: int, noun: str) -> str:
-    """Return a number with its noun: "1 error", "1,200 errors"."""
+    """Return a number with its noun, such as "1 error" or "1,200 errors"."""
     return f"{number:,} {noun}" + ("" if number == 1 else "s")
 
 
@@ -71,15 +71,15 @@ def table(
     caption: str | None = None,
     shrinks: str | None = None,
 ) -> Table:
-    """Return a table with numbers aligned to the right.
+    """Return a table with right-aligned numbers.
 
     Args:
         title: Printed above the table.
         columns: The header.
         rows: The cells, row by row. If all cells of a column are integers, they get thousands separators.
         last_is_total: Draw a line above the last row.
-        caption: Printed below the table; explains its terms.
-        shrinks: The column to truncate if the terminal is narrow; all others then keep their full width.
+        caption: An explanation of the table's terms, printed below it.
+        shrinks: The column to truncate if the terminal is narrow; all other columns then keep their full width.
     """
     from rich import box
     from rich.table import Table
@@ -136,7 +136,7 @@ def show(*tables: Table) -> None:
 
 
 def print_json(value: dict[str, Any]) -> None:
-    """Print a value as one line of JSON on stdout. Dataclasses in it become objects."""
+    """Print a value as one line of JSON on stdout. Dataclasses in the value become objects."""
     from dataclasses import asdict, is_dataclass
 
     from composer_replication.canonical_json import encode
@@ -151,7 +151,7 @@ def print_json(value: dict[str, Any]) -> None:
 
 
 def write_json(text: str) -> None:
-    """Print JSON to stdout, with unprintable characters as escapes (a BEL inside a string as \\u0007)."""
+    r"""Print JSON on stdout, with unprintable characters escaped (a BEL character in a string becomes \u0007)."""
     import json
 
     if sys.stdout is None:  # pyright: ignore[reportUnnecessaryComparison] (closed by whoever started us)
@@ -161,9 +161,9 @@ def write_json(text: str) -> None:
 
 @contextlib.contextmanager
 def quiet_libraries() -> Generator[None]:
-    """Redirect output of libraries to stderr, and hide their progress bars unless stderr is a terminal.
+    """Redirect the output of libraries to stderr, and hide their progress bars unless stderr is a terminal.
 
-    Also silences TRL's warning about experimental features.
+    TRL's warning about experimental features is silenced as well.
     """
     os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
     if not is_terminal(sys.stderr):
@@ -190,7 +190,7 @@ def _hide_progress_bars() -> None:
 
 
 def rank_of_process() -> int:
-    """Return the rank of this process under a launcher such as torchrun; 0 without one."""
+    """Return the rank of this process if a launcher such as torchrun started it, else 0."""
     # A cluster may set RANK for its own purposes; only together with LOCAL_RANK is it a launcher's.
     return int(os.environ.get("RANK", "0")) if "LOCAL_RANK" in os.environ else 0
 
@@ -203,7 +203,7 @@ _METAVARS = {int: "N", float: "X", str: "TEXT"}
 
 
 def add_config_arguments(parser: argparse.ArgumentParser, *sections: str) -> None:
-    """Add `--config` and `--set` for options of these sections."""
+    """Add `--config` and `--set` for the options of the given config sections."""
     tables = " and ".join(f"[{section}]" for section in sections)
     parser.add_argument("--config", metavar="FILE", help=f"a TOML file, of which {tables} are read")
     parser.add_argument(
@@ -221,8 +221,8 @@ def add_config_flag(
 ) -> None:
     """Add a flag or argument that sets the config key `key`: to `value` if given, otherwise to what the user types.
 
-    The help text is the key's description unless `options` has one. `hidden` is for flags of earlier versions, which
-    keep working but are not in the help.
+    The help text is the key's description unless `options` contains a help text. `hidden` is for flags of earlier
+    versions, which keep working but do not appear in the help.
     """
     from composer_replication.config import CrfConfig
     from composer_replication.config.schema import option_at
@@ -237,7 +237,7 @@ def add_config_flag(
 
 
 def config_from_args(args: argparse.Namespace) -> CrfConfig:
-    """Return the config that the arguments describe. Raises ConfigError for options that the verb would ignore."""
+    """Return the config that the arguments describe. Raises ConfigError for options that the verb does not use."""
     from composer_replication.config import CrfConfig, load
 
     config = load(CrfConfig, args.config, overrides_from_args(args))
@@ -246,14 +246,17 @@ def config_from_args(args: argparse.Namespace) -> CrfConfig:
 
 
 def overrides_from_args(args: argparse.Namespace) -> list[str]:
-    """Return flags and `--set` options as overrides of config keys. A later override of the same key wins."""
+    """Return flags and `--set` options as overrides of config keys.
+
+    If a key is overridden twice, the later override wins.
+    """
     from composer_replication.config.values import value_text
 
     return [*(f"{key}={value_text(value)}" for key, value in args.short.items()), *args.set]
 
 
 def refuse_unread_options(args: argparse.Namespace) -> None:
-    """Raise ConfigError for a `--set` of a section that the verb does not read."""
+    """Raise ConfigError if `--set` names an option in a section that the verb does not read."""
     from composer_replication.errors import ConfigError, explain
 
     for text in args.set:

@@ -1,7 +1,8 @@
 """`crf demo`: run everything on generated sessions and the embedded student, on this machine, in minutes.
 
-A scripted agent that makes mistakes on purpose plays the sessions, from seeds that nothing else uses, so every demo is
-the same. The settings were chosen on other seeds (`experiments/`). The control is always trained as well.
+A scripted agent that makes mistakes on purpose generates the sessions from fixed seeds, so every demo is the same.
+Nothing else uses these seeds: the settings were chosen on others (`experiments/`). The control is always trained as
+well.
 """
 
 from __future__ import annotations
@@ -87,7 +88,10 @@ SETTINGS = (
 
 
 def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Path:
-    """Return the folder with the sessions' logs, after creating it (completely or not at all) if it does not exist."""
+    """Return the folder with the logs of the sessions.
+
+    If it does not exist, it is created, completely or not at all.
+    """
     if folder.is_dir():
         return folder
     try:
@@ -103,7 +107,7 @@ def demo_logs(folder: Path, *, sessions: int = SESSIONS, seed: int = SEED) -> Pa
 
 
 def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfig:
-    """Return the config of the demo. All of its options could also be set in a config file."""
+    """Return the config of the demo. Each of its options could also be set in a config file."""
     from composer_replication.config.presets import load_with_preset
 
     path_settings = (f"ingest.paths={value_text([str(logs)])}", f"train.model={value_text(str(student_folder()))}")
@@ -111,16 +115,16 @@ def demo_config(logs: Path, *, settings: tuple[str, ...] = SETTINGS) -> CrfConfi
 
 
 def _use_one_thread() -> None:
-    """Limit torch to one thread, unless the user has set a number. Must be called before torch is imported.
+    """Limit torch to one thread, unless the user has set the number. Must be called before torch is imported.
 
-    With one thread, sums are added in the same order on every machine. A tiny model gains nothing from more: on a busy
-    machine they wait for each other.
+    With one thread, sums are added in the same order on every machine. More threads would not speed up a tiny model: on
+    a busy machine, they wait for each other.
     """
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 
 
 def _channels_that_did_not_run(run: Path) -> list[str]:
-    """Return a line for each channel that has a weight but did not run in a training or control."""
+    """Return a line for each channel that has a weight but did not run in the training or in a control."""
     outcomes: list[str] = []
     for folder in (run, *control_folders(run)):
         record: dict[str, Any] = decode_object((folder / "adapter" / "training.json").read_bytes())

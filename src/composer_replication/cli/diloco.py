@@ -5,8 +5,8 @@
     cancel   stop the replicas
     collect  download the trained weights and the logs
 
-The work is done in `replicas/`. Those modules are imported in the functions that need them: `crf diloco --help` should
-not load the clients of Modal, Ray or the hub.
+The work is done in `replicas/`. Its modules are imported inside the functions that need them, so that `crf diloco
+--help` does not load the clients of Modal, Ray or the hub.
 """
 
 from __future__ import annotations
@@ -281,7 +281,10 @@ def _collect(args: argparse.Namespace) -> int:
 
 
 def _make_executor(file: LaunchFile, *, is_optional: bool = False) -> Executor | None:
-    """Return the executor of a launch. With `is_optional`, return None if a package that it needs is not installed."""
+    """Return the executor of a launch.
+
+    With `is_optional`, return None if a package that the executor needs is missing.
+    """
     from composer_replication.cli.replicas.launch_status import make_executor
     from composer_replication.errors import MissingExtraError
 
@@ -302,7 +305,7 @@ _MAX_RANKS_SHOWN, _MAX_SHOWN_S = 16, 1e9
 
 
 def _launch_table(launch_status: LaunchStatus) -> Table:
-    """Return a table with a row per replica and the state of the rounds as its caption."""
+    """Return a table with one row per replica. Its caption is the state of the rounds."""
     from rich.markup import escape
 
     caption = escape(plain(_round_line(launch_status)))
@@ -322,7 +325,7 @@ def _launch_table(launch_status: LaunchStatus) -> Table:
 
 
 def _round_line(launch_status: LaunchStatus) -> str:
-    """Describe the rounds in one line: their number, members, bytes, stragglers and the remaining time."""
+    """Describe the rounds in one line: their number, members, bytes and stragglers, and the remaining time."""
     from composer_replication.cli.progress import format_duration
 
     progress = launch_status.progress
@@ -350,7 +353,7 @@ def _round_line(launch_status: LaunchStatus) -> str:
 
 
 def _failure_lines(launch_status: LaunchStatus, bucket: str, *, has_logged_failures: bool) -> list[str]:
-    """Return lines that say why replicas failed (unless that was logged already), and how to see their full output."""
+    """Return lines that say why replicas failed (unless this was logged already), and how to see their full output."""
     from composer_replication.cli.replicas.supervision import describe_failure
 
     failed = [replica for replica in launch_status.replicas if replica.error]
@@ -394,7 +397,7 @@ def _show_request(request: LaunchRequest, number: int, uri: str, *, as_json: boo
 
 
 def _show_collected(collected: Collected, number: int, bucket: str, *, as_json: bool) -> None:
-    """Print how the replicas ended, where weights and logs are, and which replicas are still running."""
+    """Print how the replicas ended, where the weights and logs are, and which replicas are still running."""
 
     outcomes, running = collected.outcomes, collected.running
     if as_json:
@@ -422,7 +425,7 @@ def _format_exit_code(code: int | None) -> str:
 
 
 def _format_ranks(launch_status: LaunchStatus, ranks: Sequence[int]) -> str:
-    """Return up to `_MAX_RANKS_SHOWN` ranks as text, without ranks that the launch does not have."""
+    """Return the first `_MAX_RANKS_SHOWN` ranks as text. Ranks that the launch does not have are ignored."""
     valid_ranks = [rank for rank in ranks if rank in range(launch_status.launch.replicas)]
     more = f" and {len(valid_ranks) - _MAX_RANKS_SHOWN} more" if len(valid_ranks) > _MAX_RANKS_SHOWN else ""
     return ", ".join(map(str, valid_ranks[:_MAX_RANKS_SHOWN])) + more

@@ -1,6 +1,7 @@
-"""`crf doctor`: check what this machine has and lacks, one line per check, with advice.
+"""`crf doctor`: check what this machine has and lacks, and print one line per check, with advice.
 
-It downloads nothing and loads no weights. It only tests whether the hub, and an endpoint if given, can be reached.
+The checks download nothing and load no weights. They only test whether the hub, and the endpoint if one is given, can
+be reached.
 """
 
 from __future__ import annotations
@@ -79,7 +80,7 @@ _REQUIRED_PACKAGES = ("torch", "transformers", "safetensors", "orjson", "rich")
 
 
 class _CheckLine(NamedTuple):
-    """The outcome of a check. The field names are those of `--json`; `fix` is empty if nothing has to be done."""
+    """The outcome of a check. The field names are those of `--json`; `fix` is empty if nothing needs to be done."""
 
     name: str
     status: _Status
@@ -130,14 +131,14 @@ def _check_extras() -> Iterator[_CheckLine]:
 
 
 def _install_line(*packages: str, extra: str | None = None) -> str:
-    """Return the pip command that installs packages, or an extra of ours, into this environment."""
+    """Return the pip command that installs packages, or an extra of this package, into the current environment."""
     where = _install_source()
     names = [*packages, *([] if extra is None else [f"{where}[{extra}]"])]
     return shlex.join([sys.executable, "-m", "pip", "install", *names])
 
 
 def _install_source() -> str:
-    """Return the source folder that this package was installed from, or its name if it came from an index."""
+    """Return the source folder from which this package was installed, or its name if it came from a package index."""
     try:
         # pip writes direct_url.json (PEP 610) for an installation from a folder or URL.
         direct_url = importlib.metadata.distribution(_PACKAGE).read_text("direct_url.json")
@@ -256,7 +257,7 @@ def _check_hub(environment: Mapping[str, str]) -> _CheckLine:
 
 
 def _check_model(name: str) -> Iterator[_CheckLine]:
-    """Check the tokenizer and template as training and chat will use them, and whether the weights exist."""
+    """Check the tokenizer and the template in the way training and chat use them, and whether the weights exist."""
     from composer_replication.batch.model_folder import load_config, load_tokenizer
     from composer_replication.config import CrfConfig
     from composer_replication.trainer.from_config.inputs import max_context

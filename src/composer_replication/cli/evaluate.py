@@ -100,12 +100,12 @@ def _show(record: Mapping[str, Any], *, as_json: bool) -> None:
 
 
 def _is_shown(figure: Mapping[str, Any], primary: str) -> bool:
-    """Return whether to print a result: every result of the trained model, but only the primary result of a control."""
+    """Return whether to print a result: any result of the trained model, but only the primary one of a control."""
     return figure["arm"] == "after" or figure["name"] == primary
 
 
 def _mix_table(sampled: Mapping[str, Any]) -> Any:
-    """Return a table of the calls that each model sampled. It reveals a model that only looks and never acts."""
+    """Return a table of the calls sampled from each model. It reveals a model that only looks around and never acts."""
 
     arms = list(sampled["by_arm"])
     names = dict.fromkeys(name for arm in arms for name in sampled["by_arm"][arm]["calls"])

@@ -1,12 +1,12 @@
-"""`crf export RUN`: weights for other programs (`export_weights.py`), or sessions for other tools.
+"""`crf export RUN`: export weights for other programs (`export_weights.py`), or sessions for other tools.
 
     --to        merged weights, and files for vLLM, Ollama and llama.cpp
     --atif      a JSON document per session, subagents included
     --sft       a row per good turn: `prompt` and `completion` as messages, `tools` as JSON text (TRL's SFTTrainer)
     --sharegpt  a row per conversation: `conversations` of `from` and `value`, calls as <tool_call> in the text
 
-Data sets are JSONL files, one per split, with a card; `datasets.load_dataset("json", data_files=...)` reads them.
-No file appears before every row has passed the outgoing check.
+Data sets are JSONL files, one per split, with a card; `datasets.load_dataset("json", data_files=...)` reads them. No
+file appears before every row has passed the outgoing check for secrets.
 """
 
 from __future__ import annotations
@@ -182,7 +182,7 @@ _SHAREGPT_ROLES = {"system": "system", "user": "human", "assistant": "gpt", "too
 
 
 class _DataSet(NamedTuple):
-    """An exported data set: its folder, and the number of rows in each split."""
+    """An exported data set: its folder and the number of rows in each split."""
 
     folder: Path
     rows: Mapping[str, int]
@@ -224,7 +224,7 @@ def _export_data_set(
 
 
 def _sessions_by_split(run: RunDir) -> Iterator[tuple[str, LoggedSession]]:
-    """Yield the split and the session of every conversation. In a run without a split, all are in `train`."""
+    """Yield the split and the session of every conversation. In a run without a split, all sessions are in `train`."""
     from composer_replication.trainer.sessions.rendering import read_sessions
 
     split = read_split(run)
@@ -287,9 +287,9 @@ def _schemas(tools: ToolTable, format_name: str) -> str:
 
 
 def _with_json_types(row: Row) -> Row:
-    """Return the row with an additional key in the first message of each column.
+    """Return the row with an additional key in the first message of each column of messages.
 
-    `datasets` then sees messages with different keys, and reads the column as free-form JSON.
+    `datasets` then finds messages with different keys, and therefore reads the column as free-form JSON.
     """
     return {
         name: [{**value[0], "schema": "composer_replication.sft/1"}, *value[1:]]
@@ -320,10 +320,11 @@ _LIST_FIELDS = ("steps", "subagent_trajectories")
 def export_atif(
     run: RunDir, folder: Path, *, gate: LastGate | None = None, no_scrub: bool = False, allowed: Iterable[str] = ()
 ) -> list[Path]:
-    """Write a document per session with its subagents, and one per part after a compaction. Returns their paths.
+    """Write one document per session, with its subagents, and one per part after a compaction. Return the paths.
 
-    Raises if the folder has files, so that two exports are never mixed, and, before anything is written, if the
-    outgoing check finds something. The default check refuses a run that was ingested with `--no-scrub`.
+    Raises if the folder contains files, so that two exports are never mixed. Also raises, before anything is written,
+    if the outgoing check finds what looks like a secret. By default, this check refuses a run that was ingested with
+    `--no-scrub`.
     """
     require_empty_folder(folder)
     if gate is None:
@@ -341,7 +342,7 @@ def export_atif(
 
 
 def _atif_documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
-    """Yield every document of a run with the id of its conversation."""
+    """Yield every document of a run, with the id of its conversation."""
     for family in _families(run):
         ids = {conversation.id for conversation in family}
         embedded = [conversation for conversation in family if _is_embedded(conversation, ids)]
@@ -351,7 +352,10 @@ def _atif_documents(run: RunDir) -> Iterator[tuple[str, dict[str, Any]]]:
 
 
 def _refuse_secrets(run: RunDir, gate: LastGate) -> None:
-    """Raise if a document, as it will be written, contains what looks like a secret. Each find is listed once."""
+    """Raise if a document, in the form in which it will be written, contains what looks like a secret.
+
+    The message lists each find once.
+    """
     finds: dict[bytes, Find] = {}
     for conversation_id, document in [] if gate.is_open else _atif_documents(run):
         for location, part in _parts(document, f"document {conversation_id}"):
@@ -377,13 +381,19 @@ def _families(run: RunDir) -> Iterator[list[Conversation]]:
 
 
 def _is_embedded(conversation: Conversation, family: set[str]) -> bool:
-    """Return whether a conversation is part of another document. Parts after a compaction are documents themselves."""
+    """Return whether a conversation is embedded in the document of its parent.
+
+    Parts after a compaction have documents of their own.
+    """
     link = conversation.parent
     return link is not None and link.kind != "compaction" and link.conversation_id in family
 
 
 def _file_name(conversation_id: str, used_names: Collection[str]) -> str:
-    """Return a new name that is valid on any file system: ids come from logs and may contain slashes or dots."""
+    """Return an unused file name that is valid on any file system.
+
+    Ids come from logs, so they may contain slashes or dots.
+    """
     stem = _UNSAFE_IN_FILE_NAME.sub("_", conversation_id).strip(".")[:_MAX_NAME_CHARS] or "session"
     name, number = stem, 2
     while name.lower() in used_names:  # lower case, because macOS and Windows do not tell them apart

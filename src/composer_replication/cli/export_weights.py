@@ -1,6 +1,6 @@
-"""Weights for other programs: `crf export RUN --to DIR`.
+"""Export weights for other programs: `crf export RUN --to DIR`.
 
-    merged/    initial model and adapter as one model, checked against the adapter, with a model card
+    merged/    the initial model and the adapter merged into one model and compared with the adapter; a model card
     adapter/   the adapter itself
     ollama/    a Modelfile; model.gguf if llama.cpp's converter is installed
     vllm/      serve.sh
@@ -42,7 +42,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ExportedWeights:
-    """An export: its folder, how close the merged weights are to the adapter, and the formats for other programs."""
+    """An export: its folder, how close the merged weights are to the adapter, and the files for other programs."""
 
     folder: Path
     check: _MergeCheck
@@ -71,7 +71,7 @@ def export_weights(
         push: A repository on the hub to which the merged weights and their card are uploaded.
         is_public: Allow a public repository.
         api: Replaces `huggingface_hub.HfApi` in tests.
-        environment: Where to look for llama.cpp's converter.
+        environment: The environment variables that say where llama.cpp's converter is.
     """
     require_empty_folder(folder)
     if push is not None:
@@ -139,7 +139,7 @@ _PUSHED_FILES = ("*.safetensors", "*.json", "*.jinja", "*.txt", "*.model", "READ
 
 
 def _check_repository(name: str) -> None:
-    """Raise InputError unless the name has the form owner/name. Called before the merge, which takes minutes."""
+    """Raise InputError unless the name has the form owner/name. Called before merging, which takes minutes."""
     if _REPOSITORY.fullmatch(name) is None:
         fix = "Write your user name or organization, a slash, and the name of the repository."
         raise InputError(explain("--push", got=repr(name), expected="owner/name", fix=fix))
@@ -210,9 +210,10 @@ _COPIED_SUFFIXES = (".json", ".jinja", ".safetensors", ".txt", ".model")
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MergeCheck:
-    """How far the log-probs of the merged model are from those of the adapter, over a probe text, in nats.
+    """The distance between the log-probs of the merged model and those of the adapter on a probe text, in nats.
 
-    Both distances are root mean squares over tokens, weighted by the probability of the vocabulary entries.
+    `difference` is this distance, and `effect` is the distance between the adapter and the initial model. Each is a
+    root mean square over tokens, weighted by the probabilities of the vocabulary entries.
     """
 
     difference: float  # merged model to adapter
@@ -234,10 +235,11 @@ class _MergeCheck:
 def _merge_adapter(
     trained: Trained, folder: Path, *, precision: Precision = "auto", device: str = "cpu"
 ) -> _MergeCheck:
-    """Write initial model and adapter as one model to `folder`, with tokenizer and template.
+    """Merge the initial model and the adapter into one model, and write it to `folder` with tokenizer and template.
 
     With "auto", the precision is that of the initial model, or float32 if rounding would lose too much of a small
-    change. Raises InputError if the merged model still differs. Without an adapter, the trained weights are copied.
+    change. Raises InputError if the merged model still differs from the adapter. Without an adapter, the trained
+    weights are copied.
     """
     if trained.adapter is None:
         _copy_model(trained, folder)
@@ -279,7 +281,7 @@ def _merge_and_compare(trained: Trained, adapter: Path, folder: Path, dtype: tor
 
 
 def _resolve_dtype(base: str, precision: Precision) -> torch.dtype:
-    """Return the dtype for a precision; with "auto" that of the initial model."""
+    """Return the dtype for a precision. For "auto", it is the dtype of the initial model."""
     name = precision
     if precision == "auto":
         config = load_config(base, what=f"initial model {base!r}")
@@ -291,7 +293,9 @@ def _resolve_dtype(base: str, precision: Precision) -> torch.dtype:
 
 
 def _probe_ids(tokenizer: Any, config: Any) -> Tensor:
-    """Return one row of token ids: code and prose, then random ids, so that rare tokens are compared as well."""
+    """Return one row of token ids for the comparison: code and prose, then random ids, so that it covers rare
+    tokens.
+    """
     text_ids = tokenizer(_PROBE * 8, add_special_tokens=False)["input_ids"][:_PROBE_TOKENS]
     # The embedding may be padded beyond the tokenizer's ids, or the tokenizer may have unused ones beyond it.
     size = min(int(config.get_text_config().vocab_size), len(tokenizer))
@@ -305,7 +309,10 @@ def _logprobs(model: nn.Module, probe: Tensor) -> Tensor:
 
 
 def _distance(logp_NV: Tensor, other_logp_NV: Tensor) -> float:
-    """Return sqrt(mean over tokens of sum_v p(v) * (log p(v) - log q(v))^2)."""
+    """Return the root mean square distance between two models' log-probs p and q, weighted by probability.
+
+    The formula is sqrt(mean over tokens of sum_v p(v) * (log p(v) - log q(v))^2).
+    """
     return float((logp_NV.exp() * (logp_NV - other_logp_NV).square()).sum(-1).mean().sqrt())
 
 
@@ -323,7 +330,7 @@ def _copy_model(trained: Trained, folder: Path) -> None:
 
 
 def _model_files(folder: Path) -> Iterator[Path]:
-    """Yield weights, config and tokenizer files, but not training.json, which contains paths of this machine."""
+    """Yield the weight, config and tokenizer files, but not training.json, which contains paths of this machine."""
     for path in sorted(folder.iterdir()):
         is_plain = path.is_file() and not path.is_symlink()
         if is_plain and path.suffix in _COPIED_SUFFIXES and path.name != RECORD:
@@ -344,7 +351,7 @@ _MARK = "MARKEDTEXT"
 
 
 class ExportFormat(NamedTuple):
-    """A file for another program: its path, or None with a sentence that says why it was not made."""
+    """A file for another program: its path, or None with a sentence that explains why the file was not made."""
 
     what: str
     path: Path | None
@@ -352,7 +359,7 @@ class ExportFormat(NamedTuple):
 
 
 def _find_converter(environment: Mapping[str, str]) -> Path | None:
-    """Return the path of llama.cpp's converter: in the folder that LLAMA_CPP names, or on the PATH."""
+    """Return the path of llama.cpp's converter, from the folder that LLAMA_CPP names or from the PATH."""
     in_folders = [Path(environment[name]) / CONVERTER for name in _CONVERTER_VARIABLES if environment.get(name)]
     on_path = shutil.which(CONVERTER, path=environment.get("PATH"))
     candidates = [*in_folders, *([Path(on_path)] if on_path else [])]
@@ -362,7 +369,7 @@ def _find_converter(environment: Mapping[str, str]) -> Path | None:
 def _write_gguf(
     merged: Path, target: Path, *, precision: str, environment: Mapping[str, str] = os.environ
 ) -> ExportFormat:
-    """Convert the merged weights to one GGUF file, if llama.cpp's converter is installed and supports the model."""
+    """Convert the merged weights to a GGUF file, if llama.cpp's converter is installed and supports the model."""
     converter = _find_converter(environment)
     if converter is None:
         return ExportFormat(
@@ -382,7 +389,7 @@ def _write_gguf(
 
 
 def _write_vllm(folder: Path, *, max_length: int | None) -> ExportFormat:
-    """Write a script that serves the merged weights with their own template."""
+    """Write a script that serves the merged weights with vLLM, using their own chat template."""
     words = ["vllm", "serve", "../merged", "--chat-template", "../merged/chat_template.jinja"]
     words += ["--max-model-len", str(max_length)] if max_length else []
     lines = [
@@ -399,7 +406,10 @@ def _write_vllm(folder: Path, *, max_length: int | None) -> ExportFormat:
 
 
 def _write_ollama(folder: Path, tokenizer: Any, *, weights: str, max_length: int | None) -> ExportFormat:
-    """Write a Modelfile, with a template if one could be found that renders the same."""
+    """Write a Modelfile for Ollama.
+
+    It contains a template only if one was found that renders the same text as the model's chat template.
+    """
     parts = _ollama_template(tokenizer)
     lines = [f"FROM {weights}"]
     if parts is not None:
@@ -414,7 +424,7 @@ def _write_ollama(folder: Path, tokenizer: Any, *, weights: str, max_length: int
 
 @dataclass(frozen=True, slots=True)
 class _OllamaTemplate:
-    """A chat template in Ollama's language, and the parts that it consists of."""
+    """A chat template in Ollama's template language, and its parts."""
 
     template: str
     stops: tuple[str, ...]  # texts that end an answer
@@ -423,7 +433,7 @@ class _OllamaTemplate:
     answer: str  # the prompt for an answer
 
     def render(self, messages: Sequence[Mapping[str, str]]) -> str:
-        """Return the text that Ollama would make of these messages."""
+        """Return the text that Ollama would render for these messages."""
         texts = (
             self.around[message["role"]][0] + message["content"] + self.around[message["role"]][1]
             for message in messages
@@ -432,7 +442,10 @@ class _OllamaTemplate:
 
 
 def _ollama_template(tokenizer: Any) -> _OllamaTemplate | None:
-    """Return the chat template in Ollama's language, or None if it does more than put texts around messages."""
+    """Return the chat template in Ollama's template language, or None if this language cannot express it.
+
+    Only templates that do no more than put fixed texts around messages can be translated.
+    """
     try:
         parts = _infer_parts(tokenizer)
         if parts is None or not _is_expressible(parts):
@@ -448,7 +461,7 @@ def _ollama_template(tokenizer: Any) -> _OllamaTemplate | None:
 
 
 def _is_expressible(parts: _OllamaTemplate) -> bool:
-    """Return whether no text of the template would be read as Ollama's syntax: {{ }}, triple quotes or escapes."""
+    """Return whether the template's texts are free of Ollama's own syntax: {{ }}, triple quotes and escapes."""
     texts = [parts.answer, *(text for pair in parts.around.values() for text in pair)]
     is_closed_early = '"""' in parts.template or parts.template.endswith('"')
     are_plain = all(_quoted(stop) == f'"{stop}"' for stop in parts.stops)
@@ -460,7 +473,10 @@ def _quoted(text: str) -> str:
 
 
 def _infer_parts(tokenizer: Any) -> _OllamaTemplate | None:
-    """Infer the parts from differences: what one more marked message adds, and what the prompt for an answer adds."""
+    """Infer the template's parts by comparing rendered texts, or return None if this is impossible.
+
+    The comparisons show what one more message adds, and what the prompt for an answer adds.
+    """
     # system, user, assistant: pieces are (before system, system to user, user to assistant, after assistant)
     talk = [{"role": role, "content": _MARK} for role in _ROLES]
     whole = _render(tokenizer, talk, prompt=False)
@@ -509,7 +525,7 @@ _DATA_FILES = {
 
 
 def _run_card(run: RunDir) -> str:
-    """Return the README for the data that weights were trained on; the data itself stays in the run."""
+    """Return a README that describes the data on which the weights were trained. The data itself stays in the run."""
     files = {name: run.path(name).name for name in _DATA_FILES if run.path(name).exists()}
     what = (
         "The data that the weights next to this card were trained on. It stays in the run directory, where each of the "
@@ -520,7 +536,7 @@ def _run_card(run: RunDir) -> str:
 
 
 def _evaluation_of(trained: Trained) -> Mapping[str, Any] | None:
-    """Return the evaluation for these weights, or None if `crf evaluate` did not run or evaluated other weights."""
+    """Return the evaluation of these weights, or None if `crf evaluate` did not run or evaluated other weights."""
     run, folder = trained.run, trained.folder
     if run is None or folder is None or not run.path("evaluation").exists():
         return None

@@ -3,8 +3,8 @@
     plan_forgetting  return what would be removed
     forget           remove the sessions
 
-Records lose the rows of the sessions if each row names its conversation; other artifacts are deleted. Copies outside of
-the run, such as exported weights, are only listed: the user has to delete them.
+If each row of an artifact names its conversation, only the rows of the sessions are removed; other artifacts are
+deleted. Copies outside the run, such as exported weights, are only listed: the user has to delete them.
 """
 
 from __future__ import annotations
@@ -107,7 +107,10 @@ _Link = tuple[str, str | None, str | None]
 
 @dataclass(frozen=True, slots=True)
 class Forgetting:
-    """What is removed together with some sessions. The field names are those of `--json`."""
+    """The conversations, artifacts and answers that are removed with the sessions.
+
+    The field names are those of `--json`.
+    """
 
     conversations: tuple[str, ...]
     filtered: tuple[str, ...]  # artefacts that lose some of their rows
@@ -120,7 +123,10 @@ class Forgetting:
 
 
 def plan_forgetting(run: RunDir, sessions: Sequence[str]) -> Forgetting:
-    """Return what `forget` would remove, without changing anything. `sessions` are ids or unique prefixes of ids."""
+    """Return what `forget` would remove, without changing anything.
+
+    `sessions` are session ids or unique prefixes of them.
+    """
     links = list(_read_links(run))
     chosen = {conversation_id for name in sessions for conversation_id in _find_conversations(name, links)}
     # Add the conversations that continue them (after a compaction, or as subagents), until no more are found.
@@ -156,7 +162,7 @@ def forget(run: RunDir, sessions: Sequence[str], *, discard_answers: bool = Fals
     """Remove the sessions from the run, with the rows and artifacts that were derived from them.
 
     An interrupted call can be repeated: the conversations are removed last, so their ids are still known. Paid answers
-    about unknown sessions are deleted only with `discard_answers`; otherwise they raise InputError.
+    about unknown sessions are deleted only with `discard_answers`; without it, they cause an InputError.
     """
     with run.exclusive("forget", against=("replay", "training")):
         run.remove_leftovers(*ARTEFACTS)
@@ -224,7 +230,10 @@ def _find_conversations(name: str, links: Sequence[_Link]) -> set[str]:
 
 
 def _filterable(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
-    """Return the artifacts that lose only some rows. An artifact derived from a deleted one is deleted as a whole."""
+    """Return the artifacts that lose only some of their rows.
+
+    If an artifact is deleted as a whole, so is every artifact derived from it.
+    """
     filtered = [name for name in derived if _can_be_filtered(run, name)]
     size = -1
     while size != len(filtered):
@@ -237,7 +246,8 @@ def _filterable(run: RunDir, derived: Sequence[str]) -> tuple[str, ...]:
 def _forget_rows(run: RunDir, name: str, removed_ids: Set[str], meta: ArtefactMeta) -> None:
     """Rewrite an artifact without the rows of these conversations. `meta` is its sidecar from before the removal.
 
-    The new sidecar has no counts and drops: they would include removed rows, and only the step itself can recount.
+    The new sidecar has no counts and drops: the old numbers include removed rows, and only the pipeline step can
+    recount.
     """
     rows = run.read_jsonl(name, schema=meta.schema, version=meta.version)
     remaining_rows = [row for row in rows if row["conversation_id"] not in removed_ids]
@@ -274,7 +284,7 @@ def _can_be_filtered(run: RunDir, name: str) -> bool:
 
 
 def _link_targets(run: RunDir, names: Sequence[str]) -> Iterator[OutsideCopy]:
-    """Yield the targets of all links among these artifacts, including links inside of folders."""
+    """Yield the targets of all links among these artifacts, including links inside folders."""
     for name in names:
         path = run.path(name)
         links = [path] if path.is_symlink() else [inner for inner in sorted(path.rglob("*")) if inner.is_symlink()]

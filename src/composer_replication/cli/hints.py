@@ -1,4 +1,4 @@
-"""`crf hints RUN`: list the hints of a run, reject or restore some of them, or let a model write them."""
+"""`crf hints RUN`: list the hints of a run, reject or restore hints, or let a model write them."""
 
 from __future__ import annotations
 

@@ -107,14 +107,14 @@ def ingest(
     reread: bool = False,
     progress: Callable[[int, int], None] | None = None,
 ) -> IngestSummary:
-    """Read new and changed logs below the section's paths into the run.
+    """Read new and changed logs from the paths in `section` into the run.
 
     Args:
         section: The options of `[ingest]`.
         run: The run to update.
         no_scrub: Do not redact secrets.
         reread: Read all logs, not only the new ones.
-        progress: Called with the number of bytes read so far, and in total.
+        progress: Called with the number of bytes read so far and the total number of bytes.
     """
     return ingest_into(
         run,
@@ -131,7 +131,10 @@ def ingest(
 
 @contextlib.contextmanager
 def run_directory(path: Path) -> Generator[RunDir, None, None]:
-    """Yield the run at `path`, which is created if necessary. A new run is removed again if nothing is ingested."""
+    """Context manager that yields the run at `path` and creates it if necessary.
+
+    A new run is removed if nothing is ingested.
+    """
     has_files = path.is_dir() and any(path.iterdir())
     run = RunDir.open(path) if has_files else RunDir.create(path)
     try:
@@ -144,7 +147,10 @@ def run_directory(path: Path) -> Generator[RunDir, None, None]:
 
 
 def _scrub_settings(section: IngestConfig, environment: Mapping[str, str]) -> ScrubSettings:
-    """Return what to redact in addition to patterns: values of secret-looking variables, home folders, user names."""
+    """Return what to redact besides known patterns.
+
+    This covers the values of environment variables that look secret, home folders, and user names.
+    """
     homes = {environment.get(name, "") for name in ("HOME", "USERPROFILE")}
     names = {environment.get(name, "") for name in ("USER", "USERNAME", "LOGNAME")}
     return ScrubSettings(

@@ -119,7 +119,7 @@ def _explain_left_out(reason: str, config: CrfConfig) -> str:
 
 
 def _uses_color(flag: bool | None) -> bool:
-    """Return whether to use colors: as the flag says, or else on terminals that can, unless NO_COLOR is set."""
+    """Return whether to use colors. Without a flag, colors are used on capable terminals unless NO_COLOR is set."""
     if flag is not None:
         return flag
     # NO_COLOR: https://no-color.org
@@ -127,7 +127,7 @@ def _uses_color(flag: bool | None) -> bool:
 
 
 class _Inspected(NamedTuple):
-    """A site as rows of tokens, with the renderer and the reasons that the page shows."""
+    """An error site rendered as rows of tokens, with the renderer and the remarks that the page shows."""
 
     view: SiteView
     renderer: Renderer
@@ -145,9 +145,9 @@ def _inspect_site(
     tools: Sequence[dict[str, Any]] | None = None,
     is_training: bool = True,
 ) -> _Inspected:
-    """Render a site as `crf train` with this config does, with `tools` instead of the run's if given.
+    """Render an error site as `crf train` with this config does. If `tools` is given, it replaces the run's tools.
 
-    Whether a training would drop the site is only checked if `is_training`.
+    Only with `is_training` is it checked whether training would drop the site.
     """
     site, hint, conversation = read_site(run, site_id)
     if not config.train.model:
@@ -164,7 +164,7 @@ def _inspect_site(
 
 
 def _read_schemas(name: str) -> list[dict[str, Any]]:
-    """Return the list of tool schemas in a JSON file."""
+    """Read a list of tool schemas from a JSON file."""
     try:
         schemas: Any = json.loads(Path(name).read_text(encoding="utf-8"))
     except json.JSONDecodeError as error:
@@ -179,7 +179,10 @@ def _read_schemas(name: str) -> list[dict[str, Any]]:
 def _why_left_out(
     config: CrfConfig, renderer: Renderer, conversation: Conversation, site: ErrorSite, hint: Hint | None
 ) -> str:
-    """Return why a training drops the site; empty if it does not, or if the site has no hint, which the page shows."""
+    """Return why training drops the site, or an empty string if training keeps it.
+
+    The result is also empty for a site without a hint, because the page shows that there is none.
+    """
     if hint is None or not site.is_kept:
         return ""
     if config.loss.alpha_sdpo == 0:

@@ -1,6 +1,6 @@
-"""`crf judge RUN`: predict before each logged call whether it will fail, and count how often that was right.
+"""`crf judge RUN`: predict before each logged call whether it will fail, and count how often this is right.
 
-The rules are in `sites/judge/`. This verb applies them to every call of a run, and writes no file.
+The rules are in `sites/judge/`. This verb applies them to every call of a run and writes no file.
 """
 
 from __future__ import annotations
@@ -67,7 +67,10 @@ def _show(run_dir: RunDir, score: Score, *, as_json: bool) -> None:
 
 
 def _rule_row(rule_score: RuleScore) -> tuple[object, ...]:
-    """Return a row of the table. "ok" is right for calls that worked; "unknown" is neither right nor wrong."""
+    """Return a row of the table for one rule.
+
+    The prediction "ok" is right for calls that worked; "unknown" is neither right nor wrong.
+    """
     worked = rule_score.said - rule_score.failed
     right, wrong = (worked, rule_score.failed) if rule_score.says == "ok" else (rule_score.failed, worked)
     if rule_score.says == "unknown":
@@ -106,7 +109,7 @@ def _percent(value: float | None) -> str:
 
 
 def _judge_run(run: RunDir, *, earlier: bool = True, repo: Path | None = None) -> Score:
-    """Predict the outcome of every call in a run, and return how often that was right.
+    """Predict the outcome of every call in a run, and return how often the predictions were right.
 
     Args:
         run: The run.
@@ -124,10 +127,10 @@ def judged_sessions(
     repository: Repository | None = None,
     sites: Mapping[str, Mapping[str, ErrorSite]] | None = None,
 ) -> Iterator[tuple[Conversation, JudgedCall]]:
-    """Yield every call of every conversation with its prediction and its outcome.
+    """Yield every call of every conversation with its predicted and its actual outcome.
 
-    With `earlier`, the conversations are read twice: first to collect what each session has shown. `sites` has the
-    failures by conversation and call, if they have been classified already.
+    With `earlier`, the conversations are read twice: the first time to collect what each session has shown. `sites`
+    holds the failures by conversation and call, if they have already been classified.
     """
     sessions = earlier_sessions(read_conversations(run)) if earlier else None
     for conversation in read_conversations(run):

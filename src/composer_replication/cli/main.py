@@ -1,6 +1,6 @@
 """`crf`: find the verb, run it, and turn exceptions into one line on stderr and an exit status (`EXIT_CODES`).
 
-Unexpected exceptions are printed as one line, too. CRF_DEBUG=1 prints their traceback instead.
+Unexpected exceptions are printed as one line, too. With CRF_DEBUG=1, their traceback is printed instead.
 """
 
 from __future__ import annotations
@@ -117,7 +117,7 @@ def _parse_arguments(argv: Sequence[str] | None) -> argparse.Namespace:
 
 
 class _SuggestingParser(argparse.ArgumentParser):
-    """A parser that suggests the closest verb, choice or option for a word that it does not know."""
+    """An argument parser that suggests the closest verb, choice or option for an unknown word."""
 
     words: Sequence[str] = ()
 
@@ -130,7 +130,7 @@ class _SuggestingParser(argparse.ArgumentParser):
     def error(self, message: str) -> NoReturn:
         """Exit with the usage, the message, and suggestions for unknown options.
 
-        Every message gets the suggestions, because argparse may report a mistyped option as a missing argument.
+        Suggestions are added to every message, because argparse may report a mistyped option as a missing argument.
         """
         options = list(self._option_string_actions)
         typed = [word.partition("=")[0] for word in self.words if word.startswith("-") and word != "--"]
@@ -150,7 +150,7 @@ class _SuggestingParser(argparse.ArgumentParser):
 
 
 def _innermost_parser(parser: argparse.ArgumentParser, args: argparse.Namespace) -> argparse.ArgumentParser:
-    """Return the parser of a verb, or of its subcommand (`crf world logs`)."""
+    """Return the parser of a verb or, if there is one, of its subcommand (`crf world logs`)."""
     for action in parser._actions:
         if isinstance(action, argparse._SubParsersAction):
             return action.choices[getattr(args, action.dest)]
@@ -163,7 +163,10 @@ def _flush() -> None:
 
 
 def _discard_output() -> None:
-    """Discard buffered output that cannot be written. Otherwise Python would fail again at exit and print an error."""
+    """Discard buffered output that cannot be written.
+
+    Otherwise Python would try to write it at exit, fail again and print an error.
+    """
     try:
         _flush()
     except (OSError, ValueError):  # ValueError: stdout is closed
@@ -171,12 +174,12 @@ def _discard_output() -> None:
 
 
 def build_parser() -> argparse.ArgumentParser:
-    """Return the parser of all verbs. Abbreviations are off, so that `--no` does not select `--no-scrub`."""
+    """Return the parser of all verbs. Abbreviations are disabled, so that `--no` does not select `--no-scrub`."""
     return _make_parsers(VERBS)[0]
 
 
 def _make_parsers(imported: Iterable[str]) -> tuple[_SuggestingParser, dict[str, _SuggestingParser]]:
-    """Return the parser of `crf` and the parsers of all verbs. Only the verbs in `imported` have their options."""
+    """Return the parser of `crf` and the parsers of all verbs. Options are added only for the verbs in `imported`."""
     from composer_replication.version import __version__
 
     parser = _SuggestingParser(
@@ -199,7 +202,7 @@ def _import_verb(verb: str) -> ModuleType:
 
 
 def _describe_error(error: BaseException) -> str:
-    """Return one line that describes an exception from outside of this package, and says what to do."""
+    """Return one line that describes an exception from outside this package and says what to do."""
     from composer_replication.errors import is_rust_panic
 
     lines = str(error).strip().splitlines()
@@ -242,7 +245,8 @@ def _log_error(verb: str, text: str, *, is_expected: bool) -> None:
     """Print why a command failed: once if all ranks fail with the same error, otherwise with the rank's number.
 
     `is_expected` is False for an exception that this package did not raise. Such an exception may be a mere consequence
-    of another rank's failure, such as a broken connection; then only the rank with the original error prints.
+    of another rank's failure, for example a broken connection. In this case, only the rank with the original error
+    prints.
     """
     if not {"LOCAL_RANK", "RANK", "WORLD_SIZE"} <= os.environ.keys() or os.environ.get("CRF_DEBUG"):
         log(f"crf {verb}: {text}")

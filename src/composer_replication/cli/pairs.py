@@ -1,13 +1,13 @@
 """`crf pairs RUN`: make preference pairs for DPO (channel 3) and filter them.
 
-Reads   conversations.jsonl; split.jsonl, sites.jsonl and teacher_calls.jsonl if they exist
-Writes  pairs.jsonl; with --export also a data set for TRL's DPOTrainer
+Reads   conversations.jsonl; split.jsonl, sites.jsonl and teacher_calls.jsonl if they exist Writes  pairs.jsonl; with
+--export also a data set for TRL's DPOTrainer
 
 Pairs have two sources:
 
     replay    chosen: what teachers agree on; rejected: what the model did. By default, only actions that failed or
-              were refused are rejected: if an action worked, a different choice of the teachers is no evidence
-              against it. `--where-it-worked` adds these pairs; they are counted in either case.
+              were refused are rejected: if an action worked, a different choice by the teachers is no evidence
+              against it. `--where-it-worked` adds pairs that reject actions that worked; they are always counted.
     sessions  chosen: the call that corrected an error; rejected: the call that failed. No teacher is needed.
 """
 
@@ -95,7 +95,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _card_path(export: Path) -> Path:
-    """Return the path of the data set's card. It is not README.md, because the folder may belong to another project."""
+    """Return the path of the data set's card.
+
+    The card is not named README.md, because the folder may belong to another project.
+    """
     return export.with_suffix(".card.md")
 
 
@@ -169,7 +172,7 @@ def _remarks(pairs: _PairsResult, section: PairsConfig) -> Iterator[str]:
 
 
 def _describe_sources(pairs: _PairsResult) -> str:
-    """Return how many pairs come from teachers and how many from the sessions; empty without a replay."""
+    """Return text on how many pairs come from teachers and how many from sessions. Without a replay, it is empty."""
     if pairs.report is None:
         return ""
     from_teachers = pairs.by_source.get("teachers", 0)
@@ -187,7 +190,7 @@ _ONLY_THINKING = "nothing_but_thinking"  # a drop reason, stored in the sidecar
 
 @dataclass(frozen=True, kw_only=True)
 class _PairsResult:
-    """The pairs that were made, as counts for the tables."""
+    """Counts of the pairs that were made, for the tables."""
 
     report: PairReport | None  # None without a replay
     filtered: Mapping[str, int]  # pairs by filter outcome; "kept" are those in pairs.jsonl
@@ -205,11 +208,11 @@ def write_pairs(
     no_scrub: bool = False,
     allowed: Iterable[str] = (),
 ) -> _PairsResult:
-    """Make the pairs of a run, filter them, and write pairs.jsonl.
+    """Make the preference pairs of a run, filter them, and write pairs.jsonl.
 
     Rows of pairs.jsonl refer to a state of a conversation; an exported file also contains the messages of the state.
-    The export passes the outgoing check, which refuses a run that was ingested with `--no-scrub` unless `no_scrub` is
-    set here as well. Without a replay, all pairs come from the sessions.
+    The export has to pass the outgoing check, which refuses a run that was ingested with `--no-scrub` unless `no_scrub`
+    is set here as well. Without a replay, all pairs come from the sessions.
     """
     # Built before any work is done: it raises for a run that must not be exported.
     gate = None if export is None else outgoing_gate(run, os.environ, no_scrub=no_scrub, allowed=allowed)
@@ -245,7 +248,7 @@ def write_pairs(
 
 
 class _ReplayPairs(NamedTuple):
-    """The pairs from teachers' answers, before filtering."""
+    """The pairs made from teachers' answers, before filtering."""
 
     candidates: list[_Candidate]
     report: PairReport
@@ -254,7 +257,7 @@ class _ReplayPairs(NamedTuple):
 
 
 def _pairs_from_replay(section: PairsConfig, run: RunDir, session_pairs: _SessionPairs | None) -> _ReplayPairs:
-    """Make pairs from the teachers' answers. Also adds every conversation that is read to `session_pairs`.
+    """Make pairs from the teachers' answers. Each conversation that is read is also added to `session_pairs`.
 
     The threshold must be that of the replay, unless the replay asked all teachers about every state.
     """
@@ -353,14 +356,14 @@ def _conversation_id(state_id: str) -> str:
 
 
 class _ReplaySettings(NamedTuple):
-    """The settings and teachers of the run's replay; the teachers are in the order of its votes."""
+    """The settings of the run's replay, and its teachers in the order of their votes."""
 
     section: ReplayConfig
     teachers: list[str]
 
 
 def _read_replay_settings(run: RunDir) -> _ReplaySettings:
-    """Return the replay's settings from the sidecar of teacher_calls.jsonl."""
+    """Read the settings of the replay from the sidecar of teacher_calls.jsonl."""
     settings: dict[str, Any] = dict(run.meta("teacher_calls").settings)
     # Before version 0.2 all values were strings: "a, b" for the teachers, "sent" or "" for the tools.
     if isinstance(settings["teachers"], str):
@@ -381,13 +384,16 @@ def _make_normalizer(section: PairsConfig) -> DJNormalizer:
 
 
 def _add_tools(pairs: Sequence[Any], records: Mapping[str, PairRecord]) -> Iterator[Any]:
-    """Yield the pairs, each with the tools of its state."""
+    """Yield each pair with the tools of its state added."""
     for pair in pairs:
         yield {**records[pair.state_id].pair, "tools": pair.metadata.get("tools")}
 
 
 def _check_threshold(replay_settings: _ReplaySettings, threshold: int | None) -> int:
-    """Return the number of teachers that must agree. Raises InputError if the replay skipped calls that this needs."""
+    """Return the number of teachers that must agree.
+
+    Raises InputError if the replay skipped calls that are needed for this number.
+    """
     replayed = replay_settings.section
     threshold = replayed.threshold if threshold is None else threshold
     # With a gate, `crf replay` stops asking about a state once its own threshold is reached or out of reach.
@@ -401,7 +407,10 @@ def _check_threshold(replay_settings: _ReplaySettings, threshold: int | None) ->
 def _select_pairs(
     extraction: Extraction, asked_states: Mapping[str, StateOfTurn], section: PairsConfig
 ) -> list[PairRecord]:
-    """Return the pairs that `section` selects, without the texts that it excludes. The report counts the others."""
+    """Return the pairs that `section` selects, without the texts that it excludes.
+
+    The pairs that are not selected are counted in the report.
+    """
     selected: list[PairRecord] = []
     report = extraction.report
     for record in extraction.records:
@@ -421,7 +430,7 @@ def _select_pairs(
 
 
 def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
-    """Return the pair without thinking on either side, because teachers return none."""
+    """Return the pair without the thinking on both sides, because teachers return no thinking."""
     chosen = remove_thinking(pair["chosen"])
     parsed = parse_action_text(chosen)
     chosen = text_of(parsed.action) if parsed.thinking else chosen
@@ -429,7 +438,7 @@ def _without_thinking(pair: DPOPair, turn_state: StateOfTurn) -> DPOPair:
 
 
 def _strip_prose(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
-    """Return the pair with the calls alone if both sides call a tool: teachers voted on calls, not on words."""
+    """Reduce both sides of a pair to their calls if both call a tool, because teachers vote on calls, not on words."""
     chosen = parse_action_text(record.pair["chosen"]).action
     if not (chosen.calls and turn_state.turn.calls):
         return record
@@ -439,7 +448,7 @@ def _strip_prose(record: PairRecord, turn_state: StateOfTurn) -> PairRecord:
 
 
 def _rejected_metadata(turn_state: StateOfTurn) -> dict[str, Any]:
-    """Return metadata: whether and how the rejected action failed, and the tools of its state."""
+    """Return metadata of a pair: whether and how the rejected action failed, and the tools of its state."""
     tools = turn_state.state.get("tools")
     outcome = {_WORKED: not turn_state.has_failed, "rejected_failures": list(turn_state.failures)}
     return {**outcome, **({"tools": tools} if tools else {})}
@@ -471,14 +480,17 @@ _WORKED = "rejected_action_worked"
 
 
 class _Candidate(NamedTuple):
-    """A pair before filtering, with metadata about its rejected answer."""
+    """A pair before filtering, with metadata on its rejected answer."""
 
     record: PairRecord
     metadata: Mapping[str, Any]
 
 
 class _Balance:
-    """The counterparts that are still missing, and the spare pairs that can fill in."""
+    """The counts of missing counterparts by kind of lookup, and the spare pairs that can fill the gaps.
+
+    A counterpart of a pair that prefers looking something up first is a pair that prefers acting at once.
+    """
 
     def __init__(self) -> None:
         self.needed: Counter[str] = Counter()  # counterparts that are missing, by kind of lookup
@@ -489,9 +501,9 @@ class _Balance:
 
 
 class _SessionPairs:
-    """Pairs from the sessions themselves, collected conversation by conversation.
+    """Pairs from the sessions themselves, collected one conversation at a time.
 
-    `pairs` has the pairs so far; `num_failures` counts the model's errors, each of which may have been corrected.
+    `pairs` holds the pairs so far. `num_failures` counts the model's errors, whether or not they were corrected.
     """
 
     def __init__(self, run: RunDir) -> None:
@@ -511,7 +523,11 @@ class _SessionPairs:
         return self._sites is not None
 
     def add(self, conversation: Conversation) -> None:
-        """Add the pairs of a conversation, and set a few counterparts aside for other sessions."""
+        """Add the pairs of a conversation.
+
+        A few pairs that prefer acting at once are set aside, to balance pairs of other sessions that prefer looking
+        first.
+        """
         sites = find_error_sites(conversation) if self._sites is None else self._sites[conversation.id]
         self.num_failures += sum(site.is_kept for site in sites)
         candidates = list(find_session_pairs(conversation, sites))
@@ -543,7 +559,10 @@ class _SessionPairs:
             balance.spare[correction.how].append(pair)
 
     def balanced(self) -> list[_Candidate]:
-        """Return all pairs, filled up with spare counterparts from other sessions where some are missing."""
+        """Return all pairs.
+
+        Missing pairs that prefer acting at once are filled in with spare pairs from other sessions.
+        """
         return [*self.pairs, *(pair for balance in self._balances.values() for pair in balance.usable_spares())]
 
     def _build(self, conversation: Conversation, corrections: Iterable[Correction]) -> list[_Candidate]:
@@ -562,7 +581,10 @@ class _SessionPairs:
 
 
 def _count_surplus_look_first(pairs: Iterable[tuple[PairRecord, Mapping[str, Any]]]) -> dict[str, int]:
-    """Return by how many the pairs that prefer looking first outnumber their counterparts, by kind of lookup."""
+    """Count, by kind of lookup, how many more pairs prefer looking first than prefer acting at once.
+
+    Only positive counts are returned.
+    """
     surplus: Counter[str] = Counter()
     for record, metadata in pairs:
         if record.source == ACTED:
@@ -608,7 +630,7 @@ def _make_candidate(conversation: Conversation, correction: Correction, messages
 
 
 def _preferences_card(run: RunDir, file: str) -> str:
-    """Return the README for preference pairs that were exported for TRL's DPOTrainer."""
+    """Return the README for preference pairs exported for TRL's DPOTrainer."""
     from composer_replication.trainer.trained import data_card
 
     fields = {

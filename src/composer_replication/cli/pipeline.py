@@ -1,9 +1,9 @@
 """The pipeline of `crf run`: run the steps in order, and skip those that are up to date.
 
-It can be interrupted or killed at any time. Steps write their files atomically, training resumes from its last
-checkpoint, and paid answers are cached. After an interruption, the same command leads to the same report.
+The pipeline can be interrupted or killed at any time. Steps write their files atomically, training resumes from its
+last checkpoint, and paid answers are cached. After an interruption, the same command leads to the same report.
 
-    STEPS        the table: the function of each step, what it reads and writes, and which settings its records use
+    STEPS        the table of steps: the function, inputs, outputs and settings of each step
     run_steps    run every stale step
 """
 
@@ -48,7 +48,7 @@ UP_TO_DATE = "up to date"
 
 
 class Step(NamedTuple):
-    """A step of the pipeline, which is also a verb of the command line with the same name."""
+    """A step of the pipeline. It is also a command-line verb of the same name."""
 
     name: str
     function_path: str  # "module:function", of `function(section, run, **options)`
@@ -65,12 +65,14 @@ class Step(NamedTuple):
 
     @property
     def function(self) -> Callable[..., Any]:
-        """The step's function. Its module is imported on demand, because some of them load torch."""
+        """The function that runs the step. Its module is imported on demand, because some modules load torch."""
         module, name = self.function_path.split(":")
         return getattr(import_module(f"composer_replication.{module}"), name)
 
     def why_stale(self, config: CrfConfig, run: RunDir) -> str:
-        """Return why the records of this step have to be written (again); empty if they are up to date."""
+        """Return why the records of this step have to be written or rewritten, or an empty string if they are up to
+        date.
+        """
         assert self.settings is not None
         name = self.writes[0]
         if not run.path(name).exists():
@@ -188,7 +190,7 @@ STEPS = {step.name: step for step in _TABLE}
 
 
 def record_steps(config: CrfConfig) -> list[Step]:
-    """Return the steps that write records; without teachers there is no replay among them."""
+    """Return the steps that write records. Without teachers, the replay is not among them."""
     has_teachers = config.replay.teachers is not None
     return [step for step in STEPS.values() if step.settings is not None and (step.name != "replay" or has_teachers)]
 
@@ -220,7 +222,7 @@ class _StepOutcome(NamedTuple):
 
 @dataclass(kw_only=True)
 class RunResult:
-    """The outcomes of the steps so far, in order. An interrupted run has neither evaluation nor report."""
+    """The outcomes of the steps so far, in order. An interrupted run has no evaluation and no report."""
 
     outcomes: list[_StepOutcome] = field(default_factory=list[_StepOutcome])
     evaluation: dict[str, Any] | None = None
@@ -232,9 +234,10 @@ class RunResult:
 def run_steps(
     config: CrfConfig, run: RunDir, callbacks: RunCallbacks | None = None, *, saves_options: bool = False
 ) -> RunResult:
-    """Run every stale step. Raises InputError before any weights are loaded if there is too little training data.
+    """Run every stale step.
 
-    With `saves_options`, the options are stored in the run for the next call.
+    If there is too little training data, InputError is raised before any weights are loaded. With `saves_options`, the
+    options are stored in the run for the next call.
     """
     callbacks, result = callbacks or RunCallbacks(), RunResult()
     config = resolve_paths(config)
@@ -268,8 +271,9 @@ _Step = tuple[str, str, Callable[[], Any]]
 
 
 def _steps(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Iterator[_Step]:
-    """Yield the steps in order. Each is checked only after the steps before it have run, because
-    this is a generator.
+    """Yield the steps in order.
+
+    This is a generator, so each step is checked only after the steps before it have run.
     """
     if config.ingest.paths:
         yield "ingest", "reads what is new", lambda: _ingest(config, run, callbacks)
@@ -363,7 +367,10 @@ _INPUT_RECORDS = ".made_of.json"
 
 
 def _why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> str:
-    """Return why an evaluation or a report has to be made (again), given its current inputs; empty if up to date."""
+    """Return why an evaluation or a report has to be made or remade, or an empty string if it is up to date.
+
+    `inputs` describes its current inputs.
+    """
     if not all(run.path(name).exists() for name in _output_files(step)):
         return NOT_WRITTEN_YET
     recorded = _read_input_records(run).get(step)
@@ -379,7 +386,7 @@ def _why_output_stale(step: str, run: RunDir, inputs: Mapping[str, str | None]) 
 
 
 def _record_hashes(step: str, run: RunDir, inputs: Mapping[str, str | None]) -> None:
-    """Store the hashes of the inputs and outputs of a finished evaluation or report."""
+    """Store the hashes of the inputs and outputs of an evaluation or report that has finished."""
     record = {**inputs, **_artefact_hashes(run, _output_files(step))}
     atomic_write_json(run.root / _INPUT_RECORDS, {**_read_input_records(run), step: record})
 
@@ -413,7 +420,7 @@ def _weight_hashes(weights: Mapping[str, Path | None]) -> dict[str, str | None]:
 
 
 def _artefact_hashes(run: RunDir, names: Iterable[str]) -> dict[str, str | None]:
-    """Return the hashes of these artifacts' files; None for a file that does not exist."""
+    """Return the hash of each artifact's file, or None if the file does not exist."""
     return {name: _file_hash(run.path(name)) for name in names if ARTEFACTS[name].kind != "folder"}
 
 

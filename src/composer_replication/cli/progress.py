@@ -1,6 +1,7 @@
-"""Progress on stderr: bytes read, teacher calls and their cost, training steps.
+"""Show progress on stderr: bytes read, teacher calls and their cost, training steps.
 
-On a terminal, progress is a bar. Elsewhere, such as in a log file, training prints lines and everything else is silent.
+On a terminal, progress is a bar. Elsewhere, for example in a log file, training prints lines, and nothing else is
+shown.
 """
 
 from __future__ import annotations
@@ -39,8 +40,9 @@ _PRINTED_METRICS = (
 
 @contextlib.contextmanager
 def byte_progress(what: str, *, quiet: bool) -> Generator[Callable[[int, int], None], None, None]:
-    """Yield a function of the bytes done and in total. On a terminal it moves a progress bar, elsewhere it does
-    nothing.
+    """Yield a function that is called with the number of bytes done and the total number of bytes.
+
+    On a terminal, the function moves a progress bar. Elsewhere, it does nothing.
     """
     if quiet or not is_terminal(sys.stderr):
         yield lambda _done, _total: None
@@ -64,7 +66,7 @@ def _bar(*columns: ProgressColumn, is_removed_at_end: bool = True) -> Progress:
 class _CallBar:
     """A progress bar of teacher calls and their cost.
 
-    The amounts come from the meter of the cache, which includes failed calls and earlier replays of the run.
+    The amounts come from the cache's spending meter, which includes failed calls and earlier replays of the run.
     """
 
     def __init__(self, cap_usd: float, progress: Any = None, task: Any = None) -> None:
@@ -83,7 +85,9 @@ class _CallBar:
 
     @property
     def about(self) -> str:
-        """The text next to the bar. "Held" is money reserved for requests that are under way or that may be billed."""
+        """The text next to the bar. "Held" is money reserved for requests that are in progress or may still be
+        billed.
+        """
         spent_usd = self._meter.spent / 1e9 if self._meter else 0.0
         held_usd = (self._meter.reserved + self._meter.unknown) / 1e9 if self._meter else 0.0
         money = f"${spent_usd:.4f} spent and ${held_usd:.4f} held of ${self._cap_usd:g}"
@@ -92,7 +96,7 @@ class _CallBar:
 
 @contextlib.contextmanager
 def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[_CallBar, None, None]:
-    """Yield a bar to report calls to. It is visible only if stderr is a terminal."""
+    """Yield a progress bar for teacher calls. The bar is visible only if stderr is a terminal."""
     if quiet or not is_terminal(sys.stderr):
         yield _CallBar(cap_usd)
         return
@@ -104,7 +108,7 @@ def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[_
 
 @contextlib.contextmanager
 def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, None]:
-    """Yield the callbacks that show a training's progress. Warnings of this package are printed above the bar."""
+    """Yield callbacks that show the progress of a training. This package's warnings are printed above the bar."""
     from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
     if not is_terminal(sys.stderr):
@@ -138,10 +142,10 @@ def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, No
 
 
 class _PhaseLines:
-    """A callback that prints progress lines about the phases before the first training step.
+    """A callback that prints progress lines for the phases before the first training step.
 
-    It prints a line at the start of a phase, every ten seconds, and at the end; nothing for a phase that is complete
-    when it is first reported.
+    It prints a line at the start of a phase, every ten seconds, and at the end. It prints nothing for a phase that is
+    already complete when it is first reported.
     """
 
     def __init__(self, on_message: Callable[[str], None], clock: Callable[[], float] = time.monotonic) -> None:
@@ -172,7 +176,7 @@ class _PhaseLines:
 
 
 def format_duration(seconds: float) -> str:
-    """Return seconds in a readable unit: "40 s", "12 min", "3.5 h"."""
+    """Return a number of seconds as text in a suitable unit, such as "40 s", "12 min" or "3.5 h"."""
     # Minutes from 90 s on, hours from 90 min on, because "75 s" says more than "1 min".
     if seconds < 90:
         return f"{seconds:.0f} s"
@@ -180,7 +184,7 @@ def format_duration(seconds: float) -> str:
 
 
 def _metrics_text(metrics: Mapping[str, Any]) -> str:
-    """Return the printed metrics in a fixed order. A loss that no step since the last line trained on is marked."""
+    """Return the metrics as text in a fixed order. A loss is marked if no step since the last line trained on it."""
     return "  ".join(
         f"{name} {float(metrics[key]):.4g}{_inactive_mark(key, metrics)}"
         for key, name in _PRINTED_METRICS
@@ -193,7 +197,10 @@ def _inactive_mark(key: str, metrics: Mapping[str, Any]) -> str:
 
 
 def _bar_postfix(metrics: Mapping[str, Any]) -> dict[str, Any]:
-    """Return the metrics that fit next to the bar: total loss and reward. Without any, the bar keeps the last ones."""
+    """Return the metrics that fit next to the bar: the total loss and the reward.
+
+    If neither is in `metrics`, the result is empty, and the bar keeps its last text.
+    """
     text = _metrics_text({key: metrics[key] for key in ("loss/total", "reward") if key in metrics})
     return {"figures": text} if text else {}
 
@@ -206,7 +213,10 @@ def _log_metrics(step: int, total: int, metrics: Mapping[str, Any]) -> None:
 
 @contextlib.contextmanager
 def _warnings_to(on_message: Callable[[str], None]) -> Generator[None, None, None]:
-    """Pass this package's warnings to a callback. Python would print them to stderr, in the middle of the bar."""
+    """Pass this package's warnings to a callback.
+
+    Otherwise Python would print them to stderr, in the middle of the bar.
+    """
 
     class CallbackHandler(logging.Handler):
         def emit(self, record: logging.LogRecord) -> None:

@@ -1,11 +1,11 @@
 """`crf replay RUN`: ask teachers what they would have done at each state of a run, up to a spending cap.
 
-Reads   conversations.jsonl; tools.jsonl, split.jsonl and sites.jsonl if they exist
-Writes  teacher_calls.jsonl, one row per state and teacher; answers are cached in teacher_cache.sqlite
+Reads   conversations.jsonl; tools.jsonl, split.jsonl and sites.jsonl if they exist Writes  teacher_calls.jsonl, one row
+per state and teacher; answers are cached in teacher_cache.sqlite
 
-The conversations are read twice. The first pass builds every request, checks it for secrets, adds up the price and
-keeps only its cache key; it sends nothing. The second pass builds the requests again and sends them. The rows are
-then written from the keys and the cache, so memory holds neither requests nor answers.
+The conversations are read twice. The first pass builds every request, checks it for secrets, adds its price to the
+total and keeps only its cache key; it sends nothing. The second pass builds the requests again and sends them. The rows
+are then written from the keys and the cache, so memory holds neither requests nor answers.
 
     plan_replay    first pass: what would be sent, and what it may cost
     send_requests  second pass: send, cache, and write teacher_calls.jsonl
@@ -180,9 +180,9 @@ OnCall = Callable[[TeacherCallResult], None]
 
 @dataclass(frozen=True, kw_only=True)
 class _ReplayPlan:
-    """The requests of a replay, the teachers that receive them, and what they cost.
+    """The requests of a replay, the teachers that receive them, and the cost.
 
-    `finds` lists the texts in the requests that look like secrets, each once, with the first state that contains it.
+    `finds` lists each text in the requests that looks like a secret once, with the first state that contains it.
     """
 
     run: RunDir
@@ -197,7 +197,7 @@ class _ReplayPlan:
 
 
 class ReplayResult(NamedTuple):
-    """The result of a replay: the report on the requests, and the counts of rows in teacher_calls.jsonl."""
+    """The result of a replay: the report on the requests, and the row counts of teacher_calls.jsonl."""
 
     report: ReplayReport
     counts: Mapping[str, int]
@@ -264,14 +264,14 @@ def plan_replay(
 
 
 def _refuse_small_cap(plan: _ReplayPlan) -> None:
-    """Raise InputError if the cap is too small for a single call and no answer is cached."""
+    """Raise InputError if no answer is cached and the spending cap is too small for even one call."""
     price = plan.price
     if price.cheapest_nano is not None and not price.num_cached:
         check_cap_fits_a_call(price.left_nano, price.cheapest_nano, plan.section.max_usd)
 
 
 def _refuse_secrets(plan: _ReplayPlan) -> None:
-    """Raise if a request contains a text that looks like a secret."""
+    """Raise if a request contains text that looks like a secret."""
     if plan.finds:
         raise refusal("requests to teachers", plan.finds)
 
@@ -285,15 +285,15 @@ async def send_requests(
 ) -> ReplayResult:
     """Send the requests, then write teacher_calls.jsonl: one row per state and teacher, answered or not.
 
-    The run is locked meanwhile, so a second replay of the same run raises and sends nothing. Raises StaleArtefactError
-    if the conversations have changed since the plan was made; the answers so far stay in the cache. Requests from a run
-    that was ingested with `--no-scrub` are sent only if the outgoing check is off.
+    The run is locked until this is done, so a second replay of the same run raises an error and sends nothing. Raises
+    StaleArtefactError if the conversations have changed since the plan was made; the answers so far stay in the cache.
+    Requests from a run that was ingested with `--no-scrub` are sent only if the outgoing check is off.
 
     Args:
         plan: The plan made by `plan_replay`.
         on_call: Called with the result of every call.
         on_meter: Called when the amount of money spent or reserved changes.
-        resume_after_overrun: Send requests although a teacher has charged more than its maximum before.
+        resume_after_overrun: Send requests even if a teacher has charged more than its maximum before.
     """
     _refuse_small_cap(plan)
     run, outcomes = plan.run, _Outcomes()
@@ -339,7 +339,7 @@ def _replay_options(section: ReplayConfig, run: RunDir) -> ReplayOptions:
 
 
 class _Outcomes:
-    """The outcomes of this replay by state and teacher. Only failures are kept here; answers are in the cache."""
+    """The outcomes of this replay by state and teacher. Only failures are stored here; answers are in the cache."""
 
     def __init__(self) -> None:
         self.failures: dict[tuple[str, int], TeacherCallResult] = {}
@@ -368,7 +368,7 @@ def _store_tools(plan: _ReplayPlan) -> Iterator[TraceState]:
 
 
 def _write(plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mapping[str, int]:
-    """Write teacher_calls.jsonl. `crf pairs` reads its settings in order to rebuild the same states."""
+    """Write teacher_calls.jsonl, together with the settings from which `crf pairs` rebuilds the same states."""
     meta = plan.run.write_jsonl(
         "teacher_calls",
         _check_after_rows(plan, _call_rows(plan, store, outcomes, counts := Counter())),
@@ -394,7 +394,7 @@ def _write(plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes) -> Mappi
 def _call_rows(
     plan: _ReplayPlan, store: TeacherStore, outcomes: _Outcomes, counts: Counter[str]
 ) -> Iterator[dict[str, object]]:
-    """Yield the rows one at a time from the cache, and count them."""
+    """Yield the rows of teacher_calls.jsonl one at a time from the cache, and count them."""
     for planned in plan.planned_states:
         counts["states"] += 1
         for index, (teacher, key) in enumerate(zip(plan.teachers, planned.keys, strict=True)):
@@ -420,13 +420,19 @@ def _call_rows(
 
 
 def _check_after_rows(plan: _ReplayPlan, rows: Iterator[dict[str, object]]) -> Iterator[dict[str, object]]:
-    """Yield the rows. Raises after the last one if a source has changed meanwhile, so that the file is discarded."""
+    """Yield the rows, then raise StaleArtefactError if a source has changed since the plan was made.
+
+    The error after the last row causes the unfinished file to be discarded.
+    """
     yield from rows
     _check_unchanged(plan)
 
 
 def _check_unchanged(plan: _ReplayPlan) -> None:
-    """Raise StaleArtefactError if a source has changed since the plan was made: its calls belong to the old states."""
+    """Raise StaleArtefactError if a source has changed since the plan was made.
+
+    Its calls would then belong to the old states.
+    """
     for source in plan.sources:
         if plan.run.source(source.name) != source:
             fix = "Run the same command again: answers so far are in teacher_cache.sqlite, only new requests are sent."
@@ -443,7 +449,7 @@ TASK_FAILURES = frozenset({"test_failure", "lint_or_typecheck", "compile_error"}
 
 
 class StateOfTurn(NamedTuple):
-    """A state, the turn that followed it, and the error kinds of the failed calls in the turn."""
+    """A state, the turn that followed it, and the error kinds of the turn's failed calls."""
 
     state: TraceState
     conversation_id: str
@@ -461,12 +467,12 @@ _FailuresByTurn = dict[str, tuple[str, ...]]
 
 
 class RunStates:
-    """The states of a run that the settings in `section` select. Every reading yields the same states.
+    """The states of a run that the settings in `section` select. Each pass over them yields the same states.
 
     Held-out sessions are skipped: they must not be trained on, so asking about them would waste money.
 
-    With `with_failures`, every state lists the failed calls of its turn, whoever is to blame. They are read from
-    sites.jsonl, or looked for in the conversations if that file is missing or stale.
+    With `with_failures`, every state lists the failed calls of its turn, whoever is to blame. The failures are read
+    from sites.jsonl, or found in the conversations if that file is missing or stale.
     """
 
     def __init__(self, section: ReplayConfig, run: RunDir, *, with_failures: bool = False) -> None:
@@ -482,7 +488,7 @@ class RunStates:
 
     @property
     def sources(self) -> list[str]:
-        """The artefacts that these states are read from."""
+        """The artifacts from which these states are read."""
         split = [SPLIT] if self._run.path(SPLIT).exists() else []
         return ["conversations", *split, *(["sites"] if self.reads_sites else [])]
 
@@ -496,8 +502,8 @@ class RunStates:
         """Yield the states session by session. The states of a session share their message objects.
 
         Args:
-            only: Ids of the states to yield, as collected in an earlier reading.
-            verify: Compare the file's checksum; not needed for a second reading.
+            only: Ids of the states to yield, as collected in an earlier pass.
+            verify: Compare the file's checksum, which is not needed in a second pass.
             along: Called with every conversation, including held-out ones.
         """
         section = self._section

@@ -1,4 +1,4 @@
-"""`crf report RUN`: write the run as report.html and report.md, from its files."""
+"""`crf report RUN`: write a report on the run, report.html and report.md, from the run's files."""
 
 from __future__ import annotations
 
@@ -63,9 +63,10 @@ _SESSION_PAGE = re.compile(r"\.?(\d{5})\.html(\.tmp)?")
 
 
 def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | None = None) -> Report:
-    """Write the pages, by default into the run. `trained_in` is the folder of the training if it is not the run.
+    """Write the pages of the report, by default into the run.
 
-    The run records the location of pages outside of it, because they contain text of its sessions.
+    `trained_in` is the folder of the training if it is not the run. Pages contain text of the sessions, so the run
+    records the location of pages outside of it.
     """
     html = html or run.path("report_html")
     if html.suffix.lower() not in (".html", ".htm") or html.is_dir():
@@ -79,7 +80,7 @@ def write_report(run: RunDir, html: Path | None = None, *, trained_in: Path | No
 
 
 def _remove_older_pages(done: Report) -> None:
-    """Delete session pages that an earlier report with more sessions, or a killed report, has left."""
+    """Delete session pages left over from an earlier report with more sessions, or from a report that was killed."""
     folder = folder_of(done.html)
     if not folder.is_dir():
         return

@@ -96,7 +96,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _run_folder(args: argparse.Namespace) -> Path:
-    """Return the run's folder. `crf run RUN` names a run instead of logs, and resumes it."""
+    """Return the run's folder. With `crf run RUN`, the argument names a run to resume instead of logs."""
     from composer_replication.errors import InputError, explain
     from composer_replication.runs.directory import MARKER
 
@@ -231,13 +231,13 @@ def _show_plan(plan: _RunPlan, *, as_json: bool) -> None:
 
 
 def _describe_outcome(name: str, outcome: Any) -> str:
-    """Describe the outcome of a step in one line; empty for a step that has none."""
+    """Describe the outcome of a step in one line. The text is empty if there is nothing to describe."""
     describe = _OUTCOME_DESCRIBERS.get(name.partition("-")[0])  # "control-2", the second control -> "control"
     return describe(outcome) if describe is not None else ""
 
 
 def _result_lines(evaluation: Mapping[str, Any], report: Path) -> Iterator[str]:
-    """Yield the verdict, the primary result of the trained model and the control, and the report's path."""
+    """Yield the verdict, the primary result of the trained model and of the control, and the path of the report."""
     yield from evaluation["verdict"]["sentences"]
     yield from evaluation["verdict"].get("remarks", ())
     name = evaluation["primary"]
@@ -322,7 +322,7 @@ _LIGHT_COMMANDS = ("crf ingest", "crf forget", "crf split", "crf sites", "crf hi
 
 
 class _PlannedStep(NamedTuple):
-    """A step, and the reason why it would run, which is empty if the step is up to date."""
+    """A step and the reason why it would run. The reason is empty if the step is up to date."""
 
     name: str
     why: str
@@ -341,7 +341,7 @@ class _RunPlan:
 
 
 def _plan_run(config: CrfConfig, output: Path) -> _RunPlan:
-    """Return the plan for a run at `output`, which need not exist yet."""
+    """Return the plan for a run at `output`, which may not exist yet."""
     from composer_replication.trainer.from_config.train_run import plan
 
     with tempfile.TemporaryDirectory(prefix="crf-plan-") as folder:
@@ -368,7 +368,10 @@ def _plan_run(config: CrfConfig, output: Path) -> _RunPlan:
 
 
 def _copy_light_files(output: Path, folder: Path) -> RunDir:
-    """Copy the small files of the run at `output` to `folder`; create an empty run if there is none."""
+    """Copy the small files of the run at `output` to `folder`.
+
+    If there is no run at `output`, an empty run is created in `folder`.
+    """
     if not (output.is_dir() and any(output.iterdir())):
         return RunDir.create(folder)
     run = RunDir.open(output)
@@ -382,8 +385,9 @@ def _copy_light_files(output: Path, folder: Path) -> RunDir:
 
 
 def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], PriceRange | None]:
-    """Run the light steps in the copy. Returns them with the reasons why they would run, and the
-    price of the replay.
+    """Run the light steps, which need no training, in a copy of the run.
+
+    Return the steps with the reasons why they would run, and the price of the replay.
     """
     from composer_replication.cli.replay import plan_replay
 
@@ -409,7 +413,10 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
 
 
 def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedStep]:
-    """Plan trainings, evaluation and report. Evaluation and report are stale if a step before them is."""
+    """Plan the trainings, the evaluation and the report, without running them.
+
+    Evaluation and report are stale if any step before them is.
+    """
     from composer_replication.trainer.from_config.train_run import describe_training, why_train
 
     has_run = (output / "run.json").exists()
@@ -439,7 +446,7 @@ _GOOD_TURNS_PER_SESSION = 4
 
 
 class _TimeEstimate(NamedTuple):
-    """An estimate of how many seconds a part of a run takes, and what it is based on."""
+    """An estimate of how many seconds one part of a run takes, and the basis of the estimate."""
 
     name: str
     seconds: float
@@ -449,7 +456,9 @@ class _TimeEstimate(NamedTuple):
 def _estimate_times(
     config: CrfConfig, measurable: Measurable, training: TrainingPlan, steps: Collection[str]
 ) -> list[_TimeEstimate] | None:
-    """Return an estimate for every part of these steps; None if the time cannot be estimated, as with rollouts."""
+    """Return a time estimate for every part of these steps, or None if the time cannot be estimated, as with
+    rollouts.
+    """
     if training.pace is None or training.seconds is None:
         return None
     pace, parts = training.pace, list[_TimeEstimate]()
@@ -488,9 +497,10 @@ def _estimate_hint_check(config: CrfConfig, training: TrainingPlan, pace: Traini
 def _estimate_evaluation(
     config: CrfConfig, measurable: Measurable, training: TrainingPlan, pace: TrainingPace
 ) -> _TimeEstimate:
-    """Estimate the evaluation.
+    """Estimate the time of the evaluation.
 
-    Each model reads errors, corrections and good turns, and samples calls. Two models read the sites of the token gaps.
+    Each model reads errors, corrections and good turns, and samples calls. Two models also read the sites of the token
+    gaps.
     """
     section, models = config.evaluation, 2 + (config.run.shuffles if config.run.control else 0)
     context = min(section.context, pace.tokens)

@@ -1,12 +1,12 @@
 """The checks of `crf run` before it starts, and the options that it saves in the run.
 
-    check_inputs            logs and model exist; before anything that takes seconds to load
+    check_inputs            logs and model exist; runs before anything that takes seconds to load
     check_enough_training_data   the run has enough errors and pairs to train on
     check_verdict_possible  the held-out sessions have enough errors for a verdict
     save_options              write options.toml: every option that is not a default
 
-`crf run RUN` starts from options.toml, so that a run is resumed with its own options. Flags override single options,
-`--config` replaces them all.
+`crf run RUN` starts from options.toml, so that a run is resumed with its own options. Flags override individual
+options; `--config` replaces all of them.
 """
 
 from __future__ import annotations
@@ -56,7 +56,10 @@ _MODEL_EXPECTED = "a folder with weights, a hub name, or `student`, the tiny mod
 
 
 def resolve_paths(config: CrfConfig) -> CrfConfig:
-    """Return the config with every existing path made absolute. Other values may be hub names and stay unchanged."""
+    """Return the config with every path that exists made absolute.
+
+    Other values may be hub names and stay unchanged.
+    """
     paths = tuple(_absolute(log) for log in config.ingest.paths)
     sections: dict[str, Any] = {"ingest": replace(config.ingest, paths=paths)}
     for name, keys in _PATH_OPTIONS.items():
@@ -74,18 +77,21 @@ def _absolute(name: str) -> str:
 
 
 def saved_options_path(output: Path) -> Path | None:
-    """Return the path of the options that `crf run` saved in a run; None if there is no run or no such file."""
+    """Return the path of the options that `crf run` saved in a run, or None if there is no run or no such file."""
     path = output / OPTIONS
     return path if (output / MARKER).is_file() and path.is_file() else None
 
 
 def find_saved_options(root: Path) -> Path | None:
-    """Return the path of a run's options: those of `crf run`, or else those of its last training, or else None."""
+    """Return the path of the options saved in a run: by `crf run`, or else by its last training.
+
+    None if there are none.
+    """
     return next((path for name in (OPTIONS, RESOLVED_NAME) if (path := root / name).is_file()), None)
 
 
 def save_options(config: CrfConfig, run: RunDir) -> None:
-    """Store the options that differ from the preset in the run, for the next call."""
+    """Store the options that differ from the preset in the run, where the next call finds them."""
     defaults = _flat_options(load_with_preset(overrides=[f"train.preset={config.train.preset}"]))
     options = {key: value for key, value in _flat_options(config).items() if value != defaults.get(key)}
     preset = {"train.preset": config.train.preset} if config.train.preset != CrfConfig().train.preset else {}
@@ -98,7 +104,7 @@ def _flat_options(config: CrfConfig) -> dict[str, Any]:
 
 
 def list_reused_options(path: Path, keys_of_call: Sequence[str]) -> list[str]:
-    """Return the options in the file that this call does not set itself, as "key = value"."""
+    """Return the options in the file that the current call does not set itself, each as "key = value"."""
     return [
         f"{key} = {value_text(value)}"
         for key, value in nested_items(tomllib.loads(path.read_text(encoding="utf-8")))
@@ -107,9 +113,9 @@ def list_reused_options(path: Path, keys_of_call: Sequence[str]) -> list[str]:
 
 
 def check_inputs(config: CrfConfig, output: Path) -> None:
-    """Raise InputError for missing logs, for logs of another run, and for a missing or unsuitable model.
+    """Raise InputError if logs are missing or belong to another run, or if the model is missing or unsuitable.
 
-    Loads neither torch nor a tokenizer.
+    This loads neither torch nor a tokenizer.
     """
     run = RunDir.open(output) if output.is_dir() and any(output.iterdir()) else None
     has_sessions = run is not None and run.path("conversations").exists()
@@ -135,7 +141,7 @@ def check_inputs(config: CrfConfig, output: Path) -> None:
 
 
 def _may_have_template(folder: Path) -> bool:
-    """Return whether a model may have a chat template. False only for a folder without any of the usual files."""
+    """Return whether a model may have a chat template. Only for a folder without template files is the answer False."""
     if not folder.is_dir() or any(folder.glob("chat_template*")) or (folder / "additional_chat_templates").is_dir():
         return True
     settings = folder / "tokenizer_config.json"
@@ -143,7 +149,7 @@ def _may_have_template(folder: Path) -> bool:
 
 
 def drop_missing_logs(config: CrfConfig) -> tuple[CrfConfig, list[str]]:
-    """Return the config without logs that no longer exist, and the paths of these logs."""
+    """Return the config without the logs that no longer exist, and the paths of these logs."""
     missing = [path for path in config.ingest.paths if not Path(path).expanduser().exists()]
     remaining = tuple(path for path in config.ingest.paths if path not in missing)
     return replace(config, ingest=replace(config.ingest, paths=remaining)), missing
@@ -166,7 +172,7 @@ def _refuse_other_logs(run: RunDir, paths: Sequence[Path]) -> None:
 
 
 def _ingested_logs(run: RunDir) -> Iterator[Path]:
-    """Yield the logs of the run's sessions that still exist. Redacted paths are skipped."""
+    """Yield the logs from which the run's sessions were read, if they still exist. Redacted paths are skipped."""
     for account in read_accounts(run):
         path = source_path(account.path, run.root)
         if account.conversations and path.exists():
@@ -187,7 +193,7 @@ _LEFT_OUT_REASONS = {
 
 
 class _SessionCounts(NamedTuple):
-    """Counts of training sessions: all of them, those with an error that has a hint, and the number of such errors."""
+    """The number of training sessions, of those with a hinted error, and of hinted errors."""
 
     total: int = 0
     with_errors: int = 0
@@ -195,7 +201,7 @@ class _SessionCounts(NamedTuple):
 
 
 class TrainingDataCounts(NamedTuple):
-    """How much training data a run has, and how many of its calls failed."""
+    """The amount of training data in a run, and the number of its failed calls."""
 
     sessions: _SessionCounts
     pairs: int
@@ -213,7 +219,7 @@ class TrainingDataCounts(NamedTuple):
 
 
 def count_training_data(run: RunDir) -> TrainingDataCounts:
-    """Count the errors with hints and the pairs in a run, without test sessions."""
+    """Count the errors with hints and the pairs in a run, excluding test sessions."""
     rows = {row.conversation_id: row for row in read_split_rows(run) or ()}
     test = {conversation_id for conversation_id, row in rows.items() if row.side == "test"}
     failures, error_conversations = Counter[str](), list[str]()
@@ -236,7 +242,10 @@ def _count_sessions(rows: list[SplitRow], error_conversations: list[str]) -> _Se
 
 
 def check_enough_training_data(config: CrfConfig, training_data: TrainingDataCounts) -> None:
-    """Raise InputError, with advice on how to get more, if there are fewer than `run.fewest` errors and pairs."""
+    """Raise InputError if a run has fewer errors and pairs in total than `run.fewest`.
+
+    The message says how to get more training data.
+    """
     num_examples, fewest = training_data.sessions.errors + training_data.pairs, max(config.run.fewest, 1)
     if num_examples < fewest:
         fix = (
@@ -250,7 +259,7 @@ def check_enough_training_data(config: CrfConfig, training_data: TrainingDataCou
 
 
 def count_measurable(config: CrfConfig, run: RunDir) -> Measurable:
-    """Return how many errors in how many sessions the evaluation will measure. Loads the model's tokenizer.
+    """Return how many errors in how many sessions the evaluation will measure. This loads the model's tokenizer.
 
     `config` must come from `resolve_for_training`, so that its windows fit the model.
     """
@@ -274,7 +283,7 @@ def check_verdict_possible(
 
 
 def _describe_measurable(config: CrfConfig, measurable: Measurable) -> str:
-    """Describe what will be measured, why other errors are excluded, and the smallest detectable effect."""
+    """Describe what the evaluation will measure, why it excludes other errors, and which effect it could detect."""
     noun = "state" if config.evaluation.primary == "sampled_failures" else "error"
     text = f"{format_count(measurable.values, noun)} in {measurable.units} of {measurable.held_out} held-out"
     text += f" {measurable.over}s"
@@ -294,7 +303,10 @@ def _describe_left_out(name: str) -> str:
 
 
 def _no_verdict_message(config: CrfConfig, training_data: TrainingDataCounts, measurable: Measurable) -> str:
-    """Return the error message, which says how many sessions or how large a test split would allow a verdict."""
+    """Return the error message for too little held-out data.
+
+    The message says how many sessions, or how large a test split, would be enough for a verdict.
+    """
     needed, fix = config.evaluation.fewest_sessions, "Add more sessions"
     if measurable.over == "session" and measurable.units:
         sessions = training_data.sessions.total + measurable.held_out

@@ -1,11 +1,11 @@
-"""The page that `crf inspect` prints: one error site as the student and the hinted teacher see it, token by token.
+"""Format the page that `crf inspect` prints: one error site as student and hinted teacher see it, token by token.
 
     _Page     the parts of the page: student context, teacher context, aligned rows, summary
-    _Canvas   lines that break between tokens, next to a column of labels, in color or with marks only
+    _Canvas   a page of labeled lines that break only between tokens, in color or with marks only
     _visible  a token's text with unprintable characters spelled out
 
-Characters that a terminal would act upon, or that the page uses as marks, are spelled out between ‹ and ›, as in
-‹U+001B›. So no text of a log can be mistaken for a mark, a label or a color.
+Control characters, and characters that the page uses as marks, are spelled out between ‹ and ›, as in ‹U+001B›. So no
+text from a log can be mistaken for a mark, a label or a color.
 """
 
 from __future__ import annotations
@@ -49,7 +49,7 @@ def site_page(
     Args:
         view: The site's tokens and index pairs.
         renderer: The renderer that made the view.
-        tokenizer: Name of the tokenizer, for the head of the page.
+        tokenizer: Name of the tokenizer, for the heading of the page.
         placement: The hint placement that the config asks for; the template may not support it.
         left_out: Why a training would drop the site; empty if it would not.
         proof: The result of the site's last hint check, in words; empty if there is none.
@@ -73,7 +73,7 @@ def site_page(
 
 
 class _Page:
-    """The parts of the page, written to a canvas one after another."""
+    """Writes the parts of the page to a canvas, in order."""
 
     def __init__(self, view: SiteView, renderer: Renderer, canvas: _Canvas, num_context: int) -> None:
         self.view, self.canvas = view, canvas
@@ -117,7 +117,7 @@ class _Page:
             )
 
     def _write_thinking(self) -> None:
-        """Write how the turn's thinking is rendered, if it has any or the template has a block for it."""
+        """Write how the turn's thinking is rendered, if the turn has any or the template contains a block for it."""
         span = self.view.span
         remarks = [_THINKING[span.thinking]] if span.thinking in _THINKING else []
         remarks += (
@@ -127,7 +127,7 @@ class _Page:
             self.canvas.line(f"  thinking: {'; '.join(remarks)}")
 
     def _write_target(self) -> None:
-        """Write every token of the turn, with its call marked."""
+        """Write every token of the erring turn, with its call marked."""
         span = self.view.span
         call = (span.call_start, span.call_end) if span.call_start is not None else (span.end, span.end)
         edges = (("target", span.start, call[0]), ("call", call[0], call[1]), ("target", call[1], span.end))
@@ -159,7 +159,7 @@ class _Page:
         self._write_repeated_target(ids[teacher.start :])
 
     def _write_repeated_target(self, ids: Sequence[int]) -> None:
-        """Write the first and last tokens of the turn in the teacher's context."""
+        """Write the first and last tokens of the erring turn as they appear in the teacher's context."""
         canvas, span, draws_edges = self.canvas, self.view.span, not self.canvas.uses_color
         call = range(*(0, 0) if span.call_start is None else (span.call_start, span.call_end or 0))
         tokens = [
@@ -238,7 +238,7 @@ class _Page:
         return [_PageToken(text, style, index in special) for text, index in zip(texts, ids, strict=True)]
 
     def _has_spelled_special_token(self, tokens: Sequence[_PageToken]) -> bool:
-        """Return whether ordinary tokens together spell a special token, such as "<|im_end|>"."""
+        """Return whether ordinary tokens together spell out a special token, such as "<|im_end|>"."""
         spelled = "".join("\0" if token.is_special else token.text for token in tokens)
         return re.search(self._renderer.protected.pattern, spelled) is not None
 
@@ -281,23 +281,23 @@ class _Canvas:
         self._parts: list[str] = []
 
     def text(self) -> str:
-        """Return everything that has been written so far, ending with a newline."""
+        """Return everything written so far, ending with a newline."""
         self.end_line()
         return "".join(self._parts)
 
     def line(self, text: str = "", style: str = "") -> None:
-        """Write a line at the left edge. Text from logs in it must have gone through `_one_line`."""
+        """Write a line at the left edge. Text from logs must be passed through `_one_line` first."""
         self.end_line()
         self._parts.append(self._paint(text, _COLORS[style][0]) + "\n")
 
     def label(self, word: str) -> None:
-        """Begin a part of the page: its name on the left, its text to the right of the name."""
+        """Begin a part of the page, with its label on the left and its content to the right of the label."""
         self.end_line()
         self._indent = self._column = _GUTTER
         self._parts.append("  " + self._paint(word, _BOLD) + " " * (_GUTTER - 2 - len(word)))
 
     def words(self, text: str, style: str = "") -> None:
-        """Write text that does not come from a log, between tokens."""
+        """Write text that does not come from a log, between the tokens."""
         self._put("", text, "", _COLORS[style][0])
 
     def break_line(self) -> None:
@@ -308,7 +308,10 @@ class _Canvas:
     def tokens(
         self, tokens: Sequence[_PageToken], *, draws_edges: bool = False, marks: tuple[str, str] = ("", "")
     ) -> None:
-        """Write tokens with marks before the first and after the last; with `draws_edges`, also a bar between them."""
+        """Write tokens, with marks before the first and after the last token.
+
+        With `draws_edges`, a bar is also drawn between tokens.
+        """
         for number, token in enumerate(tokens):
             before = (_BOUNDARY if draws_edges else "") if number else marks[0]
             after = marks[1] if number == len(tokens) - 1 else ""
@@ -318,7 +321,7 @@ class _Canvas:
             self._put(before, _visible(token.text), after, codes)
 
     def left_out(self, number: int, what: str = "") -> None:
-        """Write the number of tokens that are omitted here."""
+        """Write how many tokens are omitted here."""
         words = f"{number:,} token{'s' if number > 1 else ''}{what}"
         self.words(f" {words} ".join((_LEFT_OUT, _LEFT_OUT)), "context")
 
@@ -368,14 +371,14 @@ def _one_line(text: str) -> str:
 
 
 def _cells(text: str) -> int:
-    """Return the width of a text in terminal columns; CJK characters and emoji take two."""
+    """Return the width of a text in terminal columns. CJK characters and emoji are two columns wide."""
     from rich.cells import cell_len
 
     return len(text) if text.isascii() else cell_len(text)
 
 
 def _cut_to(text: str, width: int) -> str:
-    """Return the text, truncated with "⋯" or padded with spaces to `width` columns."""
+    """Return the text, truncated with "⋯" or padded with spaces to a width of `width` columns."""
     short_text = text
     while _cells(short_text) > width:
         short_text = short_text[: min(len(short_text) - 2, width - 1)].rstrip(_LEFT_OUT) + _LEFT_OUT

@@ -116,7 +116,10 @@ def log_writer_outcomes(counts: Mapping[str, int]) -> None:
 
 
 def _print_list(run_dir: RunDir, args: argparse.Namespace) -> None:
-    """Print every site in the order of the sessions; after `--drop` only if `--list` is given as well."""
+    """Print the error sites in session order, or with `--json` as JSON.
+
+    After `--drop`, the list is printed only if `--list` is given as well.
+    """
     rows = [(site, hint) for site, hint in read_sites(run_dir) if site.kind != NO_FAILURE]
     check_kinds(args.kind or (), {site.kind for site, _ in rows})
     rows = [(site, hint) for site, hint in rows if _matches_filters(site, args)] if args.list else []
@@ -164,7 +167,7 @@ def _print_table(run_dir: RunDir, all_sites: Sequence[ErrorSite], args: argparse
 
 
 def _log_rules(run_dir: RunDir, result: _SitesResult, args: argparse.Namespace) -> None:
-    """Log how many sites are corrections by the user, and how many user rules are accepted."""
+    """Log how many error sites are corrections by the user, and how many of the user's rules are accepted."""
     if args.json:
         return
     num_corrections = sum(site.kind == CORRECTED and site.is_kept for site in result.sites)
@@ -185,7 +188,7 @@ def _log_rules(run_dir: RunDir, result: _SitesResult, args: argparse.Namespace) 
 
 
 def check_kinds(kinds: Sequence[str], kinds_in_run: set[str]) -> None:
-    """Raise InputError for a kind that neither a rule nor a site of the run has."""
+    """Raise InputError if a kind of error occurs neither in the rules nor in the error sites of the run."""
     for kind in kinds:
         if kind not in kinds_in_run and kind not in KINDS:
             fix = f"Kinds in this run: {', '.join(sorted(kinds_in_run))}"
@@ -238,7 +241,7 @@ def _cut_middle(text: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class _KindCount:
-    """One row of the table: how many failures of one kind have one blame. The field names are those of `--json`."""
+    """A row of the table: how many failures of one kind have the same blame. The field names are those of `--json`."""
 
     kind: str
     blame: str
@@ -250,7 +253,7 @@ class _KindCount:
 
 
 class _SitesResult(NamedTuple):
-    """What the step found."""
+    """The error sites that were found, the outcomes of the hint writer, and the rules that users stated."""
 
     sites: list[ErrorSite]  # with false alarms, of kind NO_FAILURE, so that they can be counted
     writer_outcomes: Mapping[str, int]  # how many hints a model wrote, or why it wrote none
@@ -262,8 +265,8 @@ def write_sites(
 ) -> _SitesResult:
     """Find the error sites of a run, write their hints, and store both in sites.jsonl.
 
-    With `section.writer`, a model writes the hints. Its requests pass the outgoing check, which refuses a run that was
-    ingested with `--no-scrub` unless `no_scrub` is set here as well.
+    With `section.writer`, a model writes the hints. Its requests have to pass the outgoing check, which refuses a run
+    that was ingested with `--no-scrub` unless `no_scrub` is set here as well.
     """
     written = None if section.writer is None else _write_hints_by_model(section, run, no_scrub, allowed)
     # Hints are trained on. If ingestion kept the secrets, they have to be redacted here.
@@ -313,9 +316,10 @@ def _counts(rows: Iterable[tuple[ErrorSite, Hint | None]]) -> Counter[str]:
 
 
 class _UserRules:
-    """Rules that users stated ("never push to main"), collected from corrections and applied to silent refusals.
+    """Rules that users stated, such as "never push to main".
 
-    Held-out sessions contribute no rule, and a rule that only they state is not applied: the test set stays unseen.
+    They are collected from corrections by users and applied to refusals without a stated reason. Held-out sessions
+    contribute no rules, and a rule stated only in held-out sessions is not applied, so that the test set stays unseen.
     """
 
     def __init__(self, run: RunDir, scrubber: Scrubber | None, min_confidence: float) -> None:
@@ -332,7 +336,7 @@ class _UserRules:
         self.stated: list[StatedRule] = []
 
     def explain(self, site: ErrorSite, conversation: Conversation) -> SiteWithHint:
-        """Blame the model for a refusal that breaks an accepted rule, and make the rule its hint."""
+        """Blame the model for a refused call that breaks an accepted rule, and use the rule as the hint."""
         if site.kind != REFUSED or not self._by_call or _is_copied(site, conversation):
             return site, None
         call = find_call(site, conversation)
@@ -344,7 +348,7 @@ class _UserRules:
         return replace(site, blame="model", is_kept=True, reason=reason, confidence=_RULE_CONFIDENCE), hint
 
     def collect(self, site: ErrorSite, conversation: Conversation) -> None:
-        """Remember the rule that a user's correction states, if it states one."""
+        """Store the rule that a user's correction states, if it states one."""
         if site.kind != CORRECTED or not site.is_kept or conversation.id in self.held_out:
             return
         rule, call = find_user_rule(user_correction_text(site, conversation)), find_call(site, conversation)
@@ -356,7 +360,7 @@ class _UserRules:
 
 
 def _is_copied(site: ErrorSite, conversation: Conversation) -> bool:
-    """Return whether the turn was copied from the conversation that this one resumes; it is counted there."""
+    """Return whether the turn was copied from the conversation that this one resumes, where it is already counted."""
     return any(turn.id == site.turn_id and turn.origin == "copied" for turn in conversation.turns)
 
 
@@ -367,7 +371,7 @@ def _find_sites(
     min_confidence: float,
     hint_options: Mapping[str, Any],
 ) -> list[SiteWithHint]:
-    """Return every site of the run with its hint, false alarms included."""
+    """Return every error site of the run with its hint, including false alarms."""
     rows: list[SiteWithHint] = []
     all_refusals: list[gates.Refusal] = []
     hints_if_repeated: dict[str, Hint | None] = {}
@@ -418,7 +422,7 @@ def _write_hints_by_model(section: SitesConfig, run: RunDir, no_scrub: bool, all
 
 
 def _tabulate(sites: Iterable[ErrorSite]) -> list[_KindCount]:
-    """Count error sites by kind and blame: the model's errors first, the most frequent kind first."""
+    """Count the error sites by kind and blame. The model's errors come first, ordered by frequency of the kind."""
     groups: dict[tuple[str, str], list[ErrorSite]] = {}
     for site in sites:
         if site.kind != NO_FAILURE:

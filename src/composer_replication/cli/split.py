@@ -1,8 +1,8 @@
 """`crf split RUN`: split the sessions into train, validation and test.
 
-It runs right after the ingest, so that no later step uses the test set. Test states that also occur nearly word for
-word in a training session would only measure memorization. split.jsonl lists them (`sites.actions.equality` finds
-them), and the evaluation leaves them out.
+The split is made right after ingestion, so that no later step uses the test set. Test states that also occur nearly
+word for word in a training session would only measure memorization. split.jsonl lists them (`sites.actions.equality`
+finds them), and the evaluation leaves them out.
 """
 
 from __future__ import annotations
@@ -70,7 +70,7 @@ TEST = 0.2
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SideCount:
-    """A row of the table: the size of one part of the split, and when its first and last sessions began."""
+    """A row of the table: the size of one part of the split, and the start times of its first and last sessions."""
 
     side: str
     sessions: int
@@ -81,7 +81,7 @@ class _SideCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _SplitOfRun:
-    """The rows of split.jsonl, the number of test states, and how many of them are near duplicates."""
+    """The rows of split.jsonl, the number of test states, and the number of near-duplicates among these states."""
 
     rows: list[SplitRow]
     num_test_states: int
@@ -95,7 +95,7 @@ _SIDES = ("train", "validation", "test")
 
 
 def write_split(section: SplitConfig, run: RunDir) -> _SplitOfRun:
-    """Split the run's sessions, find near duplicates among the test states, and write split.jsonl."""
+    """Split the run's sessions, find near-duplicates among the test states, and write split.jsonl."""
     states: dict[str, list[tuple[str, State]]] = {}
 
     def conversations() -> Iterator[Conversation]:

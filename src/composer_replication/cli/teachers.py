@@ -60,7 +60,10 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _advice_without_prices(slugs: Sequence[str]) -> str:
-    """Return advice for an endpoint that lists no prices, with the closest default teacher for each unknown name."""
+    """Return advice for an endpoint that lists no prices.
+
+    For each unknown teacher name, the advice suggests the most similar default teacher.
+    """
     from difflib import get_close_matches
 
     from composer_replication.teacher_replay.teachers import DEFAULT_TEACHERS

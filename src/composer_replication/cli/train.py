@@ -101,7 +101,7 @@ def _run(args: argparse.Namespace) -> int:
 
 
 def _config(args: argparse.Namespace) -> CrfConfig:
-    """Return the config that the arguments describe; without --config, based on the saved options of RUN.
+    """Return the config that the arguments describe. Without `--config`, it is based on the options saved in RUN.
 
     Raises InputError or ConfigError if RUN is not a run directory or if the verb does not read an option.
     """
@@ -127,7 +127,7 @@ def _config(args: argparse.Namespace) -> CrfConfig:
 
 
 def _show_options(*, as_json: bool) -> None:
-    """Print every option with its type, default (a preset may change it) and description."""
+    """Print every option with its type, its default (which a preset may change) and its description."""
     from composer_replication.config import CrfConfig, describe
 
     options = describe(CrfConfig)
@@ -215,7 +215,7 @@ def _dropped_rows(drops: Mapping[str, int]) -> list[tuple[str, int]]:
 
 
 def _count_tables(counts: Mapping[str, int], drops: Mapping[str, int]) -> list[Table]:
-    """Return a table of what is trained on and, if anything is left out, a table of that."""
+    """Return a table of the training data and, if any data is left out, a table of what is left out."""
 
     known_counts = [(text, counts[name]) for name, text in _COUNTS if name in counts]
     other_counts = sorted(
@@ -243,7 +243,7 @@ def _shown_name(name: str) -> str:
 
 @contextlib.contextmanager
 def _only_rank_0_prints() -> Generator[None]:
-    """Silence all ranks but the first. CRF_DEBUG=1 lets every rank print."""
+    """Silence all ranks except rank 0. With CRF_DEBUG=1, every rank prints."""
     if rank_of_process() == 0 or os.environ.get("CRF_DEBUG"):
         yield
         return

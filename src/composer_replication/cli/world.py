@@ -1,8 +1,8 @@
-"""`crf world`: scripted agents that make mistakes on purpose, in a toy workspace.
+"""`crf world`: run scripted agents that make mistakes on purpose, in a toy workspace.
 
 play      show one session
 logs      write many sessions as Claude Code logs, for `crf ingest`
-advisers  serve models of known skill at an OpenAI-compatible address, for `crf replay`
+advisers  serve scripted teachers of known skill at an OpenAI-compatible address, for `crf replay`
 """
 
 from __future__ import annotations
@@ -173,7 +173,10 @@ def _run_advisers(args: argparse.Namespace) -> int:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _MistakeCount:
-    """How often an agent could make a mistake, made it, and corrected it. The field names are those of `--json`."""
+    """How often an agent could have made a mistake, made it, and corrected it.
+
+    The field names are those of `--json`.
+    """
 
     mistake: str
     kind: str
@@ -186,7 +189,7 @@ class _MistakeCount:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _WorldLogs:
-    """Counts of what `write_logs` has written."""
+    """Counts of the sessions, calls and mistakes in the logs that `write_logs` has written."""
 
     sessions: int
     solved: int
@@ -196,7 +199,10 @@ class _WorldLogs:
 
 
 def make_agent(name: str, rates: Sequence[str] = (), corrects: float | None = None) -> FlawedAgent:
-    """Return a predefined agent with these rates of mistakes ("NAME=RATE") and this share of corrected mistakes."""
+    """Return the predefined agent `name` with some of its settings replaced.
+
+    `rates` replaces rates of mistakes ("NAME=RATE"), and `corrects` replaces the share of mistakes that are corrected.
+    """
     if name not in AGENTS:
         raise InputError(explain("--agent", got=repr(name), expected=f"one of {', '.join(sorted(AGENTS))}"))
     agent = AGENTS[name]
@@ -211,7 +217,7 @@ def make_agent(name: str, rates: Sequence[str] = (), corrects: float | None = No
 
 
 def _play_one(*, seed: int, difficulty: Difficulty, agent: FlawedAgent) -> Episode:
-    """Play the episode of a seed, which determines both the task and the agent's random choices."""
+    """Play the episode of a seed. The seed determines both the task and the agent's random choices."""
     return play(generate_task(seed, difficulty=difficulty), agent, seed)
 
 
@@ -224,7 +230,7 @@ def write_logs(
     agent: FlawedAgent,
     runner: RememberingRunner | None = None,
 ) -> _WorldLogs:
-    """Write one log per session in the folder layout of Claude Code. Session number i is played with `seed + i`."""
+    """Write one log per session, in Claude Code's folder layout. Session number i is played with `seed + i`."""
     if number < 1:
         raise InputError(explain("number of sessions", got=number, expected="1 or more"))
     if folder.exists() and (not folder.is_dir() or any(folder.iterdir())):
