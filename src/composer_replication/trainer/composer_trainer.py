@@ -307,9 +307,9 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return HintGate(enabled=is_gated, has_contrast=has_contrast, gather=self._gather_comparisons)
 
     def _gather_comparisons(self, values: list[HintComparison]) -> list[HintComparison]:
-        """Gather the comparisons from all processes onto every process.
+        """Return the comparisons from all processes; every process gets all of them.
 
-        They are encoded as text in tensors, because accelerate would pickle objects.
+        They are sent as text in tensors, because accelerate would pickle objects.
         """
         accelerator = self.accelerator
         if accelerator.num_processes == 1:
@@ -321,7 +321,7 @@ class ComposerReplicationTrainer(TaughtRollouts, _Trainer):
         return [HintComparison(*comparison) for row in rows for comparison in json.loads(bytes(row).rstrip(b"\0"))]
 
     def _make_start_model(self, options: RolloutOptions) -> nn.Module | None:
-        """Return a copy of the initial model for the k1 penalty, or None if none is needed.
+        """Return a copy of the initial model for the KL penalty (k1), or None if no copy is needed.
 
         With an adapter or TRL's reference model, the initial weights are available without a copy.
         """
@@ -384,7 +384,10 @@ _DEFAULTS = {name: parameter.default for name, parameter in _SIGNATURE.items() i
 
 
 def _with_none_check(name: str, reward: Any) -> Any:
-    """Wrap a reward function to check that it does not return None; models and async functions are unchanged."""
+    """Wrap a reward function so that it raises InputError instead of returning None.
+
+    Models and async functions are returned unchanged.
+    """
     is_async = inspect.iscoroutinefunction(reward) or inspect.iscoroutinefunction(type(reward).__call__)
     if isinstance(reward, nn.Module) or is_async:
         return reward

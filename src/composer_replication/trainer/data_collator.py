@@ -54,9 +54,9 @@ class TraceExample(TypedDict, total=False):
 
 
 class TokenizerLike(Protocol):
-    """The part of a tokenizer that the collator uses: it turns a text into token ids.
+    """The tokenizer methods that the collator uses to turn texts into token ids.
 
-    With a fast Hugging Face tokenizer and a chat template (its own, or `CollatorConfig.chat_template`) conversations
+    With a fast Hugging Face tokenizer and a chat template (its own, or `CollatorConfig.chat_template`), conversations
     are rendered with the template. With any other tokenizer, the content of each turn is tokenized on its own.
     """
 
@@ -180,9 +180,8 @@ class ComposerDataCollator:
         return self._tensors(rows, pairs, rewards)
 
     def pairs(self, traces: Iterable[TraceExample]) -> Iterator[PairIds]:
-        """Yield the pairs that batches of these traces contain, for `trainer.reference.precompute_ref_logprobs`.
-
-        `counts` is left unchanged.
+        """Yield the pairs in these traces for `trainer.reference.precompute_ref_logprobs`, without changing
+        `counts`.
         """
         for index, example in enumerate(traces):
             before = Counter(self.counts)

@@ -295,7 +295,10 @@ class GenerationStep:
 
     @torch.no_grad()
     def _advantages_minus_k1(self, batch: _Batch) -> Tensor:
-        """Return the per-token advantages (B, T), minus `k1_coefficient` * (log p - log p under the initial model)."""
+        """Return advantages per token (B, T), reduced by the KL penalty.
+
+        The penalty is `k1_coefficient` * (log p - log p under the initial model).
+        """
         trainer = self._trainer
         ids = torch.cat([batch["prompt_ids"], batch["completion_ids"]], dim=1)
         mask = torch.cat([batch["prompt_mask"], batch["completion_mask"]], dim=1)
@@ -513,7 +516,7 @@ class ChannelMetrics:
     ) -> None:
         """Add the channels' terms from one micro-step, and append their weights and item counts to TRL's `metrics`.
 
-        A term is None if its channel was not computed; a channel without items adds nothing to its mean. A channel ran
+        A term is None if its channel was not computed. A channel without items does not change its mean. A channel ran
         in a step if it had items and a weight above 0.
         """
         mode = "train" if micro_step.is_training else "eval"
@@ -608,7 +611,7 @@ class LossStep:
         logged: dict[str, ChannelTerm],
         micro_step: MicroStep,
     ) -> None:
-        """Append a micro-step's metrics under their documented names."""
+        """Append a micro-step's losses and other metrics to TRL's metrics."""
         metrics = self._trainer._metrics["train" if micro_step.is_training else "eval"]
         # TRL's losses are already divided by the accumulation, so multiplying makes the logged mean that of a step.
         both = self._trainer.sum_over(torch.stack([policy.detach(), total.detach()]).float()) / micro_step.num_processes

@@ -236,7 +236,7 @@ def _batch_of(collator: Any, trace: Any, device: torch.device) -> dict[str, Tens
 
 
 def digest_of(rows: Iterable[Any]) -> str:
-    """Return a digest of a data set's rows, used to check that a resumed run has the same data."""
+    """Return a digest of a data set's rows, which shows on resume whether the data is the same."""
     digest = hashlib.sha256()
     for row in rows:
         digest.update(repr(row).encode("utf-8", "surrogatepass"))
@@ -257,7 +257,7 @@ class _CyclingSampler:
         self._order: tuple[int, list[int]] = (-1, [])
 
     def draw(self, count: int) -> list[int]:
-        """Return the next `count` numbers for this process; every other process takes `count` numbers as well."""
+        """Return the next `count` numbers for this process. The other processes take as many from the same order."""
         first = self._drawn + self._process * count
         self._drawn += count * self._num_processes
         return [self._at(position) for position in range(first, first + count)]

@@ -1,4 +1,4 @@
-"""Write metrics to `metrics.jsonl`, notify a trainer of its own steps, and send evaluation results to a tracker."""
+"""Write metrics to `metrics.jsonl`, notify a trainer of a run's steps, and send evaluation results to a tracker."""
 
 from __future__ import annotations
 

@@ -167,7 +167,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         shard_teacher(self.teacher, model)
 
     def plan(self) -> MemoryPlan:
-        """Return an estimate of whether the largest step fits into memory, and what to change if it does not."""
+        """Return a memory estimate for the largest step, with advice on what to change if it does not fit."""
         args, model, bare = self.args, self._start_model, unwrapped(self._start_model)
         adapters: Mapping[str, Any] = getattr(bare, "peft_config", None) or {}
         sizes = sorted((item.num_tokens for item in self._train_sessions.items), reverse=True)
@@ -240,7 +240,7 @@ class OfflineTrainer(WithTeacher, Trainer):
     def prediction_step(
         self, model: nn.Module, inputs: Any, prediction_loss_only: bool, ignore_keys: list[str] | None = None
     ) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """Add a batch to the evaluation's sums, and return its loss."""
+        """Add an evaluation batch to the sums for the evaluation, and return the batch's loss."""
         del prediction_loss_only, ignore_keys  # the loss is the only output
         weights = self.weights()
         # At the end of annealing channel 2's weight may be 0, but its loss is then of most interest.
@@ -254,7 +254,7 @@ class OfflineTrainer(WithTeacher, Trainer):
         return _weighted_sum(components, weights).detach(), None, None
 
     def evaluation_loop(self, *args: Any, metric_key_prefix: str = "eval", **options: Any) -> Any:
-        """Evaluate as transformers does, and add the channels' losses over all items; `loss` is their weighted sum."""
+        """Evaluate as transformers does, and add each channel's mean loss; `loss` is their weighted sum."""
         # Loss sums and item counts, so that losses are means over all items instead of means of means.
         self._evaluation = torch.zeros(2, len(CHANNELS), dtype=torch.float64)
         output = super().evaluation_loop(*args, metric_key_prefix=metric_key_prefix, **options)
@@ -454,9 +454,7 @@ def _load_warmed_up(model: nn.Module, checkpoint: Path) -> dict[str, str]:
 
 
 def _startup_warnings(trainer: Any, model: nn.Module, sessions: LoggedSessions) -> list[str]:
-    """Return the warnings to log before an `OfflineTrainer`'s first step. Raises an error if the run cannot work at
-    all.
-    """
+    """Return the warnings to log before the first step. Raises an error if the run cannot work at all."""
     cannot_run = _warnings_about_channels(sessions.channels, trainer.weights())
     live_teacher = live_teacher_warning(trainer.teacher.kind, trainer.settings.alpha_sdpo, trainer)
     plan: MemoryPlan = trainer.plan()
@@ -536,7 +534,7 @@ class _ChannelLog:
     def take(self) -> dict[str, float]:
         """Return the metrics since the last call, and reset them.
 
-        A channel that never ran has 0 under `ran/`, and no loss.
+        For a channel that never ran, the metric under `ran/` is 0, and there is no loss.
         """
         if not self._steps:
             return {}
@@ -587,13 +585,13 @@ class _ChannelLog:
 
 
 def _weighted_sum(components: LossComponents, weights: Mapping[str, float]) -> Tensor:
-    """Return the weighted sum of the channels' losses, regardless of the weights passed to `compose_loss`."""
+    """Return the sum of the channels' losses with these weights, which may differ from those in `compose_loss`."""
     return sum((weights[name] * getattr(components, name) for name in CHANNELS), start=components.lm_ce.new_zeros(()))
 
 
 @dataclass(frozen=True, eq=False)
 class _MicroBatch:
-    """One tree batch, wrapped so that no library mistakes it for a mapping of tensors to move or slice."""
+    """A wrapper of a tree batch, so that no library mistakes it for a mapping of tensors to be moved or sliced."""
 
     trees: TreeBatch
 

@@ -48,7 +48,10 @@ class SafeCheckpoints(_Trainer):
         return {}
 
     def load_extra_state(self, tree: dict[str, Any]) -> None:
-        """Restore the state that `extra_state` returned, before the first step. Subclasses call `super`."""
+        """Restore the state that `extra_state` returned, before the first step.
+
+        Subclasses must call `super`.
+        """
 
     def resume_geometry(self) -> dict[str, Any]:
         """Return the settings that must not change on resume, as a dict that JSON can store.
@@ -101,7 +104,7 @@ class SafeCheckpoints(_Trainer):
 
 
 class WithTeacher(SafeCheckpoints):
-    """A trainer that owns the teacher of channel 2."""
+    """A mixin for trainers that have a teacher for channel 2."""
 
     teacher: TeacherKeeper
 
@@ -110,7 +113,7 @@ class WithTeacher(SafeCheckpoints):
 
 
 class TaughtRollouts(WithTeacher):
-    """A GRPO trainer with channel 2 on its rollouts."""
+    """A mixin for GRPO trainers that run channel 2 on their rollouts."""
 
     sampling: GenerationStep
     channel_loss: LossStep

@@ -55,7 +55,7 @@ def _preset_config(name: PresetName) -> CrfConfig:
 
 
 def channel_settings(config: CrfConfig) -> ChannelSettings:
-    """Return the settings for channels 2 and 3 from [loss] and [train.channels]."""
+    """Return the settings for channels 2 and 3 that [loss] and [train.channels] contain."""
     knobs = {name: value for name, value in vars(config.loss).items() if name in ChannelSettings.__dataclass_fields__}
     channels = config.train.channels
     if config.loss.taid_t is not None:
@@ -72,7 +72,7 @@ def channel_settings(config: CrfConfig) -> ChannelSettings:
 
 
 def grpo_arguments(config: TrainConfig) -> dict[str, Any]:
-    """Return the arguments for `trl.GRPOConfig` from [train.grpo]."""
+    """Return the settings in [train.grpo] as arguments for `trl.GRPOConfig`."""
     return {trl_name: getattr(config.grpo, name) for name, trl_name in _TRL_NAMES.items()}
 
 
@@ -81,8 +81,8 @@ def composer_grpo_config(
 ) -> Any:
     """Return a `trl.GRPOConfig` with the preset's settings; `overrides` take precedence over the preset.
 
-    TRL computes in bf16 by default. Without a GPU that supports it, and unless `use_cpu` or `bf16` is set, this uses
-    fp32.
+    By default TRL computes in bf16. If there is no GPU that supports bf16, and neither `use_cpu` nor `bf16` is set,
+    this function chooses fp32.
     """
     trl = require("trl", extra="train")
     arguments = grpo_arguments(load(CrfConfig, preset_path(preset)).train)

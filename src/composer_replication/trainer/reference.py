@@ -1,4 +1,4 @@
-"""Alias of `sessions.reference`, which computes reference log-probs; users import from this path."""
+"""Provide the reference log-probs in `sessions.reference` under the path from which users import them."""
 
 from composer_replication.trainer.sessions.reference import ReferenceLogprobs, precompute_ref_logprobs
 

@@ -30,7 +30,7 @@ _WAIT_SECONDS = 3.0
 
 
 def _num_processes() -> int:
-    """Return the number of processes that train together, or 1 without a process group."""
+    """Return the number of processes that train together; 1 if there is no process group."""
     return distributed.get_world_size() if distributed.is_available() and distributed.is_initialized() else 1
 
 
@@ -77,7 +77,7 @@ def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> N
 
 
 def refuse_missing_weights(model: nn.Module, *, what: str, fix: str) -> None:
-    """Raise InputError on every rank if a model has only zeros on some ranks, and name these ranks."""
+    """Raise InputError on every rank if a model's weights are all zero on some ranks, and name those ranks."""
     if _num_processes() == 1:
         return
     empty = [rank for rank, text in enumerate(_gather(str(has_no_weights(unwrapped(model))))) if text == "True"]
@@ -131,7 +131,7 @@ def _raise_if_different(what: str, texts: Sequence[str], fix: str) -> None:
 
 
 def _unique_lines(text: str, other_text: str) -> str:
-    """Return the lines of `text` that are not in `other_text`, with digests shortened."""
+    """Return the lines of `text` that are not in `other_text`, as one text with shortened digests."""
     lines = sorted(set(text.splitlines()) - set(other_text.splitlines()))
     # SHA-256 digests have 64 characters; the first 12 are enough to distinguish two of them.
     return ", ".join(line[:12] if len(line) == 64 else line for line in lines) or "fewer entries"
@@ -152,7 +152,7 @@ def _layout(module: nn.Module) -> str:
 
 
 def _materialize(module: nn.Module) -> None:
-    """Allocate uninitialized memory for weights on the meta device."""
+    """Allocate memory on the CPU for a model on the meta device, without initializing it."""
     if any(tensor.is_meta for tensor in (*module.parameters(), *module.buffers())):
         module.to_empty(device="cpu")
         if hasattr(module, "tie_weights"):
@@ -161,7 +161,7 @@ def _materialize(module: nn.Module) -> None:
 
 @torch.no_grad()
 def _broadcast(tensors: Sequence[Tensor], *, receives: bool) -> None:
-    """Broadcast rank 0's tensors as bytes, one at a time. Ranks where `receives` is false keep their own values."""
+    """Broadcast rank 0's tensors as bytes, one at a time. Ranks with a false `receives` keep their own values."""
     device = _device()
     for tensor in tensors:
         sent = tensor.detach().contiguous().to(device).reshape(-1).view(torch.uint8)

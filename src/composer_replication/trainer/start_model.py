@@ -24,9 +24,9 @@ _ROUTER = re.compile(r"\.(router|gate)\.")
 
 
 def loading_dtype(*, bf16: bool, has_adapter: bool) -> torch.dtype:
-    """Return the dtype to load weights in: fp32 if they are trained, even if `bf16` is the precision of autocast.
+    """Return the dtype in which to load weights: fp32 for weights to train, even if autocast uses bf16.
 
-    bf16 has 8 bits of precision, and most optimizer steps are too small to change such a weight.
+    bf16 has 8 bits of precision, and most optimizer steps are too small to change a weight stored in it.
     """
     return torch.bfloat16 if bf16 and has_adapter else torch.float32
 
@@ -116,9 +116,9 @@ def _check_weights_to_train(model: nn.Module) -> None:
 
 
 def check_router_loss(model: nn.Module) -> str | None:
-    """Return a warning if routers are trained without their auxiliary loss, which the model's config disables.
+    """Return a warning if routers are trained while the model's config disables their auxiliary loss.
 
-    Raises ConfigError for a mixture of experts whose config enables that loss, which is not computed here.
+    Raises ConfigError for a mixture of experts whose config enables that loss, because it is not computed here.
     """
     config: Any = get_causal_lm(model).config
     text = config.get_text_config() if hasattr(config, "get_text_config") else config
@@ -254,7 +254,7 @@ _MIN_UNUSED, _MAX_SAMPLED, _LIMIT_SHARE, _MAX_SPREAD_SHARE = 4, 2048, 0.1, 0.5
 
 
 class _UntrainedRows(NamedTuple):
-    """The chat template's tokens whose rows in the head were never trained, by id.
+    """The chat template's tokens whose rows in the model's head were never trained; `tokens` are their names by id.
 
     `distances` are these rows' distances from the center of `num_unused` unused rows, `typical` is the distance of a
     trained row from that center, and `limit` is the distance up to which a row counts as untrained.
@@ -350,10 +350,10 @@ def with_token_rows(peft_config: Any, model: nn.Module, ids: Sequence[int]) -> A
 
 
 def repair_token_rows(model: nn.Module) -> None:
-    """Repair the model after PEFT has wrapped its head to train single rows.
+    """Repair the model after PEFT has wrapped its head in order to train single rows.
 
-    The rows are converted to fp32, since in bf16 most updates would round to zero. The wrapper gets the attribute
-    `bias`, which TRL's loss reads, if the head has none.
+    The rows are converted to fp32, since in bf16 most updates would round to zero. If the head has no `bias`, the
+    wrapper gets that attribute, because TRL's loss reads it.
     """
     head: Any = get_causal_lm(model).get_output_embeddings()
     if without_trained_rows(head) is head:

@@ -35,7 +35,7 @@ _ADAPTIVE = ("ada", "rmsprop")
 class TeacherKeeper:
     """The teacher of one run.
 
-    `attach` it to the initial model, use its `shares`, and call `after_step` after every step.
+    Call `attach` with the initial model, pass `shares` to the loss, and call `after_step` after every step.
     """
 
     def __init__(self, kind: TeacherKind = "live", *, ema_rate: float = 0.05, live_share: float = 0.01) -> None:
@@ -53,7 +53,7 @@ class TeacherKeeper:
         self._start: str | None = None
 
     def attach(self, model: nn.Module, *, with_adapter: bool = False) -> None:
-        """Take the model's current weights as the initial weights, without its adapter unless `with_adapter` is set.
+        """Store the model's current weights as the initial weights, without an adapter unless `with_adapter` is set.
 
         Call this once, before the model is wrapped or trained, and on all processes together: afterwards each has rank
         0's weights.
@@ -86,7 +86,7 @@ class TeacherKeeper:
         self._masters = {name: weights[name].detach().float() for name in self._masters}
 
     def shares(self) -> list[WeightedTeacher] | None:
-        """Return the argument `sdpo_teachers` for `compose_loss`; None means the live student."""
+        """Return the value for the argument `sdpo_teachers` of `compose_loss`; None stands for the live student."""
         if self.kind == "live":
             return None
         # Without this check, an unattached teacher would silently be the live student.
@@ -158,7 +158,7 @@ class TeacherKeeper:
 
     @torch.no_grad()
     def settle(self) -> None:
-        """Copy the fp32 averages into the half-precision weights, which are too coarse to accumulate small updates."""
+        """Copy the fp32 averages to the half-precision weights, whose own precision is too low for small updates."""
         if self._masters and self._copy is not None:
             weights = dict(unwrapped(self._copy).named_parameters())
             for name, master in self._masters.items():
@@ -230,7 +230,7 @@ def with_sharded_teacher(teacher: TeacherKeeper, prepared: tuple[Any, Any]) -> t
 
 
 def _shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
-    """Shard the copy's modules whose counterparts in the model are sharded, on the same mesh and precision."""
+    """Shard those modules of the copy whose counterparts in the model are sharded, with the same mesh and precision."""
     from torch.distributed.fsdp import FSDPModule, fully_shard
 
     plain = dict(unwrapped(copy).named_modules())
@@ -247,7 +247,7 @@ def _shard_like(copy: nn.Module, model: nn.Module) -> nn.Module:
 
 
 def reshard(teacher: TeacherKeeper) -> None:
-    """Reshard the teacher: after a pass without gradient, FSDP2 leaves the root's weights unsharded."""
+    """Reshard the teacher, because FSDP2 leaves the root's weights unsharded after a pass without gradient."""
     if teacher.model is not None and is_sharded(teacher.model):
         for module in unwrapped(teacher.model).modules():
             if hasattr(module, "reshard"):

@@ -39,7 +39,7 @@ LONGER, LEFT_OF_CUT = "longer_than_max_seq_len", "left_of_cut"
 
 
 class _StudentRow(NamedTuple):
-    """A sequence for the student; each target is a turn's half-open token range [start, end)."""
+    """A token sequence for the student. Each target is the token range [start, end) of a turn to train on."""
 
     ids: list[int]
     targets: list[tuple[int, int]]
@@ -55,7 +55,7 @@ class _SiteRow(NamedTuple):
 
 
 class TraceRows:
-    """The rows of one or several traces; a site's `student_row` is an index into `students`."""
+    """The rows made from one or several traces; a site's `student_row` is an index into `students`."""
 
     def __init__(self) -> None:
         self.students: list[_StudentRow] = []
@@ -71,7 +71,7 @@ class TraceRows:
         self.students.append(_StudentRow([token_id], []))
 
     def tensors(self, pad: int, ignore_index: int) -> dict[str, Tensor]:
-        """Return the batch entries for the student's rows and, if there are sites, for channel 2."""
+        """Return a batch's tensors for the student's rows and, if there are sites, for channel 2."""
         ids = [row.ids for row in self.students]
         mask = torch.zeros_like(_attention(ids))
         for number, row in enumerate(self.students):
@@ -218,7 +218,7 @@ class TraceRenderer:
         return f"site_{LONGER}"
 
     def pair(self, pair: Mapping[str, Any], where: str) -> PairIds | None:
-        """Return a `DPOPair` as token ids, or None if it was dropped."""
+        """Return the token ids of a `DPOPair`, or None if the pair was dropped."""
         if not isinstance(pair, Mapping):  # pyright: ignore[reportUnnecessaryIsInstance]
             raise InputError(explain(where, got=type(pair).__name__, expected="a DPOPair"))
         identity = str(pair.get("state_id") or where)
@@ -345,7 +345,7 @@ _TOKENIZER_OPTIONS: tuple[dict[str, Any], ...] = (
 
 
 class _TurnSegment(NamedTuple):
-    """A part of a sequence. `role` is the role of the turn that begins with this part, or empty."""
+    """A segment of a sequence. If a turn begins with it, `role` is that turn's role, otherwise it is empty."""
 
     ids: list[int]
     role: str = ""
@@ -360,7 +360,7 @@ class _SegmentTokenizer:
         self.prefix, self._suffix = self._added()
 
     def ids(self, text: str) -> list[int]:
-        """Return the text's ids, without those that the tokenizer adds to every text."""
+        """Return the text's ids, without those that the base tokenizer adds to every text."""
         if not text:
             return []
         # Logs may contain lone surrogates, which cannot be encoded as UTF-8.
@@ -439,13 +439,13 @@ class SegmentRenderer:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """The settings that determine a conversation's ids besides the tokenizer, as plain data."""
+        """The settings besides the tokenizer on which a conversation's ids depend, as plain data."""
         sample = self.segments.ids("".join(_PROBES))
         rules = {"own": self.thinking.own, "others": self.thinking.others, "models": [*self.thinking.student_models]}
         return {"segments": 1, "tools": self._tools, "thinking": rules, "sample": sample}
 
     def render(self, conversation: Conversation) -> list[RenderedSequence]:
-        """Return one sequence that ends with the last assistant turn, or none if there is no assistant turn."""
+        """Return a list with one sequence, which ends with the last assistant turn; [] without assistant turns."""
         ids, starts, spans = list(self.segments.prefix), list[int](), list[TurnSpan]()
         # Tokens after the last assistant turn are context for no target, so they are removed.
         end_of_last, previous_role = 0, ""
@@ -475,7 +475,7 @@ class SegmentRenderer:
         ]
 
     def hinted_turn(self, rendered: RenderedSequence, span: TurnSpan, hint: str, *, first: int = 0) -> HintedTurn | str:
-        """Return the turn with the hint as a segment right before the turn, or the reason why it cannot be a target."""
+        """Return the turn with the hint directly before it, or the reason why the turn cannot be a target."""
         if reason := exclusion_reason(span):
             return reason
         hint_ids = self.segments.ids(hint.strip())
@@ -568,7 +568,7 @@ def _flat_ids(encoded: Any) -> list[int]:
 
 
 def pair_tensors(pairs: Sequence[PairIds], pad: int) -> dict[str, Tensor]:
-    """Return the batch entries for channel 3, without reference log-probs."""
+    """Return a batch's tensors for channel 3, without reference log-probs."""
     batch: dict[str, Tensor] = {}
     for name, rows in (("chosen", [pair.chosen for pair in pairs]), ("rejected", [pair.rejected for pair in pairs])):
         ids = [row.ids for row in rows]

@@ -56,7 +56,10 @@ class Trained:
 
 
 def find_trained(name: str, adapter: str | None = None) -> Trained:
-    """Return the weights that `name` refers to: a run directory, a training's output folder, an adapter, or a model."""
+    """Return the weights that `name` refers to: a run directory, a training's output folder, an adapter or a model.
+
+    If `adapter` is given, it is the adapter's folder, and `name` is a run directory or the base model.
+    """
     path = Path(name).expanduser()
     run = RunDir.open(path) if (path / MARKER).is_file() else None
     if adapter is not None:
@@ -114,8 +117,8 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
 def _read_base(adapter: Path) -> str:
     """Return the base model named in an adapter's config.
 
-    A relative path was relative to the training's working directory, which is unknown. It is therefore looked up from
-    the current working directory and from every folder above the adapter.
+    A relative path in the config is relative to the training's working directory, which is unknown. The path is
+    therefore looked up from the current working directory and from every folder above the adapter.
     """
     base = read_json_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")
     if not isinstance(base, str) or not base:
@@ -216,7 +219,7 @@ def model_card(
     notes: Sequence[str] = (),
     is_public: bool = False,
 ) -> str:
-    """Return the README for weights. A public README names a local base model by the last part of its path only."""
+    """Return the README for weights. In a public README, only the last part of a local base model's path is shown."""
     base = Path(trained.base).name if is_public and _is_folder(trained.base) else trained.base
     licence, version = _licence_of(trained.base), _cell(str(trained.record.get("tool_version", __version__)))
     head: dict[str, Any] = {"library_name": "peft" if form == "adapter" else "transformers", "tags": list(_TAGS)}
@@ -245,7 +248,10 @@ def model_card(
 
 
 def data_card(run: RunDir, *, name: str, what: str, fields: Mapping[str, str], files: Mapping[str, str]) -> str:
-    """Return the README for a data set: content, fields, and how to load it. `files` maps splits to file names."""
+    """Return the README for a data set, which says what it contains and how to load it.
+
+    `files` maps splits to file names.
+    """
     head = {"configs": [{"config_name": "default", "data_files": [{"split": s, "path": p} for s, p in files.items()]}]}
     rows = "\n".join(f"| `{_cell(field)}` | {_cell(meaning)} |" for field, meaning in fields.items())
     loading = f'load_dataset("json", data_files={json.dumps(dict(files))})'
@@ -388,7 +394,7 @@ def _evaluation_limits(evaluation: Mapping[str, Any] | None) -> Iterator[str]:
 
 
 def _front_matter(head: Mapping[str, Any]) -> str:
-    """Return YAML front matter. Every value is written as JSON, which is valid YAML."""
+    """Return the YAML front matter of a card. Values are written as JSON, which is valid YAML."""
     lines = [f"{key}: {json.dumps(value, ensure_ascii=False)}" for key, value in head.items()]
     return "\n".join(["---", *lines, "---"])
 

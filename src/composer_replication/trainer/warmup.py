@@ -44,7 +44,7 @@ _EVAL_LOSS, _TRAIN_LOSS = "eval_lm_ce", "loss/lm_ce"
 
 @dataclass(frozen=True, kw_only=True)
 class FinishedWarmUp:
-    """A finished warm-up: its final checkpoint, its number of steps, and (step, held-out loss on good turns) pairs.
+    """A finished warm-up: its final checkpoint, its number of steps, and the held-out losses on good turns by step.
 
     `start_weights` is the digest of the initial weights, and `start_adapter` the digest of a previously trained
     adapter, if any. `settings` are the arguments that the warm-up's weights depend on.
@@ -225,7 +225,7 @@ def _held_out_losses(history: Sequence[Mapping[str, Any]]) -> list[tuple[int, fl
 
 
 def _lowest_loss_step(losses: Sequence[tuple[int, float]]) -> int:
-    """Return the step with the lowest loss, the earliest in case of a tie."""
+    """Return the step with the lowest loss, or the earliest of several such steps."""
     return min(losses, key=lambda evaluation: evaluation[1])[0]
 
 

@@ -34,8 +34,8 @@ def write_manifest(folder: Path, *, step: int, about: Mapping[str, Any]) -> None
     """Write a manifest of every file in `folder` with size and SHA-256, after flushing each file to disk.
 
     `about` is stored in the manifest: the `model` (from `model_identity`), the `data`, whether the checkpoint is
-    `weights_only`, and which `process` writes it. A checkpoint that no run could resume from gets no manifest: this
-    raises ArtefactCorruptError.
+    `weights_only`, and which `process` writes it. Raises ArtefactCorruptError, and writes no manifest, if no run could
+    resume from the checkpoint.
     """
     folder = Path(folder)
     files = {name: _manifest_entry(regular_file(folder, name), sync=True) for name in _file_names(folder)}
@@ -64,9 +64,9 @@ def read_manifest(folder: Path) -> dict[str, Any]:
 
 
 def check_manifest(folder: Path, *, hashes: bool = True) -> dict[str, Any]:
-    """Return the manifest if all its files exist unchanged, else raise an error naming the first file that does not.
+    """Return the manifest if all its files exist unchanged. Otherwise raise an error that names the first wrong file.
 
-    An unlisted file that could be read on resume is an error, too. Without `hashes`, only sizes are compared.
+    An unlisted file that could be read on resume is also an error. If `hashes` is false, only sizes are compared.
     """
     folder = Path(folder)
     fields = read_manifest(folder)
@@ -161,7 +161,7 @@ def delete_replaced(folder: Path) -> None:
 def _delete_checkpoint(folder: Path) -> None:
     """Delete a checkpoint, beginning with its manifest, so that a partly deleted checkpoint never looks complete.
 
-    For a symbolic link, only the link is deleted: it was created on purpose, and its target may be in use.
+    If the checkpoint is a symbolic link, only the link is deleted, because its target may be in use.
     """
     if folder.is_symlink():
         folder.unlink()
@@ -173,7 +173,7 @@ def _delete_checkpoint(folder: Path) -> None:
 def delete_old_checkpoints(output_dir: Path, limit: int | None, *, keep: Iterable[Path] = ()) -> None:
     """Delete the oldest complete checkpoints beyond `limit`, and incomplete ones older than the newest complete one.
 
-    Symbolic links are neither counted nor deleted: they were created to keep their targets.
+    Symbolic links are neither counted nor deleted, because they were created to keep their targets.
     """
     if limit is None or limit <= 0:
         return
@@ -227,7 +227,7 @@ def _check_fields(fields: Mapping[str, Any], where: str) -> None:
 
 
 def _check_stray_file(name: str, folder: Path) -> None:
-    """Raise ArtefactCorruptError for an unlisted file that is a pickle, or that a library would read."""
+    """Raise ArtefactCorruptError for an unlisted file that is a pickle, or that a library might read."""
     is_pickle = Path(name).suffix in _PICKLES
     if is_pickle or name.endswith((".safetensors", ".index.json")) or name == _TRL_ENTROPY_STATE:
         reason = "Pickles are never loaded" if is_pickle else "It was not saved with the other files"

@@ -385,7 +385,7 @@ _GENERATION_SETTINGS = ("steps_per_generation", "num_generations", "num_iteratio
 
 
 def _check_no_pickles(trainer: Any) -> None:
-    """Raise ConfigError for settings with which other libraries would write pickled checkpoints."""
+    """Raise ConfigError if the settings would make other libraries write pickled checkpoints."""
     args = trainer.args
     if trainer.is_deepspeed_enabled:
         raise _pickle_error("deepspeed", "on", "FSDP2 or DDP", "DeepSpeed writes its own pickled checkpoints.")

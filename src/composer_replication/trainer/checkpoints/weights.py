@@ -29,7 +29,10 @@ from composer_replication.trainer.objective.distributed import is_sharded, unwra
 
 
 def gather_state(model: nn.Module) -> dict[str, Tensor] | None:
-    """Gather an FSDP2 model's state dict on process 0 (empty on the others), or return None for an unsharded model."""
+    """Gather an FSDP2 model's state dict on process 0, and return it; it is empty on the other processes.
+
+    Returns None for an unsharded model.
+    """
     if not is_sharded(model):
         return None
     from torch.distributed.checkpoint.state_dict import StateDictOptions, get_model_state_dict
@@ -130,7 +133,7 @@ def _adapter_names(model: Any) -> list[str]:
 def _adapter_parts(
     model: Any, adapters: list[str], folder: Path, listed: Mapping[str, Any]
 ) -> Iterator[dict[str, Tensor]]:
-    """Yield each adapter's weights by their names in the model; names in files omit the adapter's name."""
+    """Yield each adapter's weights under their names in the model. The names in files lack the adapter's name."""
     for adapter in adapters:
         if (file := adapter_file(adapter)) not in listed:
             got = f"no weights in the manifest of {folder}"

@@ -183,7 +183,7 @@ class ErrorPenalty:
 
 
 def _errors_in(messages: str | Sequence[Message]) -> int:
-    """Return the number of failed calls in a rollout that are blamed on the model."""
+    """Return the number of failed calls in a rollout for which the model is to blame."""
     if isinstance(messages, str):
         return 0
     # The rules need only messages, so every assistant turn gets an empty run of sampled tokens.

@@ -132,7 +132,7 @@ class ErringTurns:
 
 
 class ErringTurnFinder:
-    """Finds the erring turns in the rollouts of one tokenizer and chat template."""
+    """A finder of erring turns in the rollouts of one tokenizer and chat template."""
 
     def __init__(self, renderer: Renderer, options: RolloutOptions | None = None) -> None:
         self.renderer, self.options = renderer, options or RolloutOptions()
@@ -168,10 +168,10 @@ class ErringTurnFinder:
         return erring
 
     def place_hint(self, sequence: RenderedSequence, turn_id: str, hint: str) -> HintedTurn | str:
-        """Return the turn in the context with a hint, or the reason why that is not possible.
+        """Return the turn in its context with a hint inserted, or the reason why no hint can be inserted there.
 
-        The hint is a message of its own between the last message before the turn and the turn's header, or at one of
-        the other places in `options.placement`. All other ids of the context are the rollout's own.
+        The hint is a separate message between the last message before the turn and the turn's header, or at one of the
+        other places in `options.placement`. All other ids of the context are those of the rollout.
         """
         span = next((candidate for candidate in sequence.spans if candidate.turn_id == turn_id), None)
         if span is None:
@@ -213,10 +213,10 @@ class TurnRows(NamedTuple):
 def place_turns(
     turns: Sequence[Sequence[ErringTurn]], prompt_mask: Tensor, input_ids: Tensor, completion_mask: Tensor | None = None
 ) -> TurnRows | None:
-    """Return where the turns of each sample are in the left-padded batch, or None if there are no turns.
+    """Return the positions of each sample's turns in the left-padded batch, or None if there are no turns.
 
-    Raises AlignmentError unless student and teacher rows predict the same tokens. They do not if the batch was
-    shuffled, split or padded without its turns.
+    Raises AlignmentError if the student's and the teachers' rows do not predict the same tokens, as happens when a
+    batch is shuffled, split or padded without its turns.
     """
     flat = [(sample, turn) for sample, sample_turns in enumerate(turns) for turn in sample_turns]
     if not flat:
@@ -277,14 +277,14 @@ def place_turns(
 
 
 class ImportanceSampling(NamedTuple):
-    """Log-probs of completion tokens at sampling time, the sampling temperature, and the maximum importance weight."""
+    """The data for importance weights: log-probs and temperature at sampling time, and the maximum weight."""
 
     old_logprobs_BC: Tensor
     temperature: float
     clip: float
 
     def weights(self, head: LinearHead, student_NH: Tensor, rows: TurnRows, width: int) -> Tensor:
-        """Return min(clip, p now / p then) for each token, without gradient."""
+        """Return the importance weight min(clip, p now / p at sampling time) of each token, without gradient."""
         tempered = replace(head, scale=head.scale / self.temperature)
         now_N = linear_token_logprobs(student_NH.detach(), tempered.detached(), rows.tokens_N)
         # A row predicts the token after it; the log-probs start at the first token of the completion.
@@ -358,9 +358,9 @@ def _run_teachers(
 def _run_and_compute(
     model: nn.Module, run_policy: Callable[[], T], compute: Callable[[Tensor], Any], shape: tuple[int, ...]
 ) -> tuple[T, Any]:
-    """Run the policy, and `compute` on its last hidden states; return both results.
+    """Run the policy, call `compute` with its last hidden states, and return the results of both.
 
-    `compute` runs in a forward hook: under FSDP2 the weights of the head are whole only during the forward pass.
+    `compute` runs in a forward hook, because FSDP2 gathers the weights of the head only for the forward pass.
     """
     results: list[tuple[tuple[int, ...], Any]] = []
     is_computing = False
@@ -394,7 +394,7 @@ def _run_and_compute(
 
 
 class MicroStep(NamedTuple):
-    """A micro-step's position in a run. `accumulation` is micro-steps per optimizer step, on one process."""
+    """A micro-step's position in a run. `accumulation` is the number of micro-steps per optimizer step and process."""
 
     num_finished_steps: int
     total_steps: int
@@ -409,7 +409,10 @@ class MicroStep(NamedTuple):
 
 
 class ChannelTerm(NamedTuple):
-    """A channel's weighted share of a micro-step's loss, and its mean per item and item count over all processes."""
+    """A channel's weighted share of a micro-step's loss.
+
+    The term also has the channel's mean per item, and its number of items, over all processes.
+    """
 
     loss: Tensor
     mean: float
@@ -445,7 +448,7 @@ class HintDistillation:
         self._sum_over, self._autocast = sum_over, autocast
 
     def alpha(self, micro_step: MicroStep) -> float:
-        """Return channel 2's weight on rollouts, which is 0 while the gate is closed. Evaluations ignore the gate."""
+        """Return channel 2's weight on rollouts: 0 while the gate is closed, except in evaluations."""
         is_off = self.hint_gate is not None and not self.hint_gate.is_open and micro_step.is_training
         return 0.0 if is_off else self.settings.alpha_at(micro_step.num_finished_steps, micro_step.total_steps)
 

@@ -120,7 +120,7 @@ class HintGate:
         return is_training and is_due
 
     def add(self, comparisons: Sequence[HintComparison]) -> None:
-        """Add this rank's comparisons in one micro-step. They take effect in the next `after_step`."""
+        """Add this rank's comparisons from one micro-step. They count from the next call of `after_step`."""
         self._pending.extend(comparisons)
 
     def after_step(self, num_finished_steps: int, *, is_generation_complete: bool = True) -> str | None:
@@ -159,7 +159,7 @@ class HintGate:
         )
 
     def _decide(self, effect: HintEffect) -> bool | None:
-        """Return whether to open the gate, or None to leave it as it is."""
+        """Return True to open the gate, False to close it, or None to leave it unchanged."""
         if effect.num_comparisons < _MIN_COMPARISONS:
             return None
         is_significant = effect.is_still_significant if self.is_open else effect.is_significant
@@ -170,7 +170,7 @@ class HintGate:
         return True if effect.is_significant and is_large else None
 
     def metrics(self) -> dict[str, float]:
-        """Return the last step's metrics: the effect so far, and whether channel 2 was on in that step."""
+        """Return the metrics: the effect of hints measured so far, and whether channel 2 was on in the last step."""
         effect = self.estimator.estimate()
         metrics = {
             COMPARED: float(effect.num_comparisons),
@@ -185,7 +185,7 @@ class HintGate:
         return metrics
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint. The keys are a file format that earlier checkpoints also use."""
+        """Return the state for a checkpoint. The keys must not change, because earlier checkpoints use them too."""
         return {
             "heeding": self.estimator.state(),
             "waiting": [list(comparison) for comparison in self._pending],
@@ -196,7 +196,7 @@ class HintGate:
         }
 
     def load_state(self, state: Mapping[str, Any]) -> None:
-        """Restore the state from a checkpoint, which may have been saved without a gate or by an older version."""
+        """Restore the state from a checkpoint, even one saved without a gate or by an older version."""
         self.estimator.load_state(state["heeding"])
         self._pending = [HintComparison(*row) for row in state["waiting"]]
         self._last_compared_step = int(state["last"])
@@ -251,7 +251,7 @@ class HintEffect(NamedTuple):
 
 
 class HintComparison(NamedTuple):
-    """One erring turn, scored after its own hint and after a hint for another kind of error."""
+    """The effects of two hints on an erring turn: its own hint, and a hint for another kind of error."""
 
     prompt: int
     """Number of the prompt from which the rollout was sampled."""
@@ -263,7 +263,10 @@ class HintComparison(NamedTuple):
 
 
 class _HintEffectEstimator:
-    """Running sums over all comparisons in a run. Old comparisons are down-weighted, because the policy changes."""
+    """An estimator of the hints' effect from running sums over all comparisons in a run.
+
+    Older comparisons have less weight, because the policy changes.
+    """
 
     def __init__(self) -> None:
         self._sums: dict[tuple[str, str], _Sums] = {}
@@ -288,7 +291,7 @@ class _HintEffectEstimator:
             self._sums = {kinds: sums.halved() for kinds, sums in self._sums.items()}
 
     def estimate(self) -> HintEffect:
-        """Return the effect over all comparisons so far; all zeros if no two kinds were compared in both directions."""
+        """Return the effect over all comparisons so far, or zeros if no two kinds were compared in both directions."""
         pairs = self._pairs()
         if not pairs:
             return HintEffect(0, 0.0, 0.0, 0.0)
@@ -311,19 +314,19 @@ class _HintEffectEstimator:
         return HintEffect(int(4 * total_weight), own_nats, other_nats, z_score)
 
     def _pairs(self) -> list[tuple[_Sums, _Sums]]:
-        """Return the sums for every two kinds that were compared often enough in both directions."""
+        """Return the sums in both directions for each pair of kinds that has enough comparisons in each direction."""
         kinds_both_ways = sorted((a, b) for a, b in self._sums if a < b and (b, a) in self._sums)
         pairs = [(self._sums[a, b], self._sums[b, a]) for a, b in kinds_both_ways]
         return [pair for pair in pairs if min(sums.num for sums in pair) >= _MIN_PER_DIRECTION]
 
     def _pooled_variance(self) -> float:
-        """Return the variance among comparisons with the same two kinds, pooled over all pairs of kinds."""
+        """Return the variance of comparisons within a pair of kinds, pooled over all pairs."""
         cells = [sums for sums in self._sums.values() if sums.num > 1]
         degrees_of_freedom = math.fsum(sums.num - 1 for sums in cells)
         return math.fsum(sums.squared_error for sums in cells) / degrees_of_freedom if degrees_of_freedom else 0.0
 
     def state(self) -> list[list[Any]]:
-        """Return one row per pair of kinds: own kind, other kind, and the four sums."""
+        """Return a row for each pair of kinds: the turn's kind, the other hint's kind, and the four sums."""
         return [[*kinds, *sums] for kinds, sums in self._sums.items()]
 
     def load_state(self, rows: Iterable[Iterable[Any]]) -> None:
@@ -332,7 +335,10 @@ class _HintEffectEstimator:
 
 
 class _Sums(NamedTuple):
-    """Sums over comparisons for turns of one kind with hints for another kind; halving all sums halves their weight."""
+    """Sums over comparisons of turns of one kind with hints for another kind.
+
+    To halve the weight of past comparisons, all sums are halved.
+    """
 
     num: float = 0.0
     own_nats: float = 0.0
@@ -386,7 +392,7 @@ def hint_effects(
 
 
 def _logprobs(teachers: Sequence[TeacherRows], tokens_M: Tensor) -> Tensor:
-    """Return the log-prob of each token under the sum of the teachers' logits."""
+    """Return the log-prob of each token under the teacher's logits, which are a sum over the teacher's models."""
     terms = [TeacherTerm(teacher.rows_NH, teacher.head, teacher.coefficient) for teacher in teachers]
     first = teachers[0]
     return linear_row_stats(first.rows_NH, first.head, terms, tokens_M).teacher_logprobs

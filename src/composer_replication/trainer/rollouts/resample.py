@@ -52,7 +52,7 @@ class ResampledBatch(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _ResampleReport:
-    """The numbers of groups that had equal rewards and that were resampled, over all processes."""
+    """The number of groups, how many had equal rewards before and after resampling, and how many were resampled."""
 
     groups: int
     equal_before: int
@@ -61,7 +61,7 @@ class _ResampleReport:
     rounds: int
 
     def metrics(self) -> dict[str, float]:
-        """Return the metrics; `groups/equal_after` is the fraction of groups that end with equal rewards."""
+        """Return the report as metrics. `groups/equal_after` is the fraction of groups left with equal rewards."""
         return {
             "groups/equal": self.equal_before / max(self.groups, 1),
             "groups/equal_after": self.equal_after / max(self.groups, 1),
@@ -156,7 +156,7 @@ def resample(
 
 
 def _replaceable_groups(equal_G: Tensor, new_equal_G: Tensor, plan: list[list[int]]) -> list[list[tuple[int, int]]]:
-    """Return for each process the (local group, new group) pairs in which a new group replaces an equal one."""
+    """Return, for each process, (local group, new group) pairs where the new group replaces an equal-reward group."""
     local = equal_G.numel() // len(plan)
     slots: list[list[tuple[int, int]]] = []
     first_new = 0
@@ -184,7 +184,7 @@ def _merged_rewards(rewards: Tensor, new: Tensor, slots: list[list[tuple[int, in
 
 
 class ImagesBySample(NamedTuple):
-    """Functions that split a batch's pixels (stored by image or tile) into one item per sample, and back."""
+    """Functions that split a batch's pixels (stored by image or tile) into one item per sample, and join them."""
 
     split: Callable[[Batch], Batch]
     join: Callable[[Batch], Batch]

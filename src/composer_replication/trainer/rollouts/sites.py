@@ -70,7 +70,7 @@ class RolloutOptions:
 
 
 class RolloutErrors(NamedTuple):
-    """The error sites of a rollout, and the rollout as a conversation and as rendered ids."""
+    """The error sites of a rollout, with the rollout in two forms: as a conversation and as rendered ids."""
 
     conversation: Conversation
     sequence: RenderedSequence
@@ -79,7 +79,7 @@ class RolloutErrors(NamedTuple):
 
 
 class RolloutErrorFinder:
-    """Finds the error sites in the rollouts of one tokenizer and chat template, and writes hints for them."""
+    """A finder of error sites in the rollouts of one tokenizer and chat template, which also writes hints for them."""
 
     def __init__(self, renderer: Renderer, options: RolloutOptions) -> None:
         self.renderer, self.options = renderer, options
@@ -91,7 +91,7 @@ class RolloutErrorFinder:
         self._stop_ids = {renderer.protected.ids[stop] for stop in renderer.dialect.stops}
 
     def find(self, rollout: Rollout) -> RolloutErrors:
-        """Return every failed call, whoever is to blame for it, and every error that the environment reports."""
+        """Return all failed calls, regardless of who is to blame, and all errors that the environment reports."""
         runs = sampled_runs(rollout)
         conversation = conversation_of(rollout, runs)
         # Without tools no calls are parsed, so a turn that looks like a malformed call is just text.
@@ -223,7 +223,7 @@ def _roles_before(rollout: Rollout) -> list[str]:
 
 
 def _parse_error_text(raw: str) -> str:
-    """Return an error message for the text of a call: either why it is invalid JSON, or that a key is missing."""
+    """Return an error message for a call's text that says why it is invalid JSON, or that keys are missing."""
     text = raw.partition("</")[0].strip()
     try:
         json_value(text)
@@ -319,7 +319,7 @@ def conversation_of(rollout: Rollout, runs: Sequence[Run]) -> Conversation:
 
 
 def is_parsed(rollout: Rollout, runs: Sequence[Run]) -> bool:
-    """Return whether each run of sampled tokens has a message of its own."""
+    """Return whether there is one assistant message for each run of sampled tokens."""
     return sum(message.get("role") == "assistant" for message in rollout.messages) == len(runs)
 
 
@@ -354,7 +354,7 @@ def _assistant_turn(message: Message, number: int, ids: tuple[int, ...]) -> Turn
 
 
 def _result_turn(message: Message, index: int, open_calls: list[ToolCall], raised: bool | None) -> Turn:
-    """Return a tool message as a turn, and remove the call that it answers from `open_calls`."""
+    """Return a tool message as a turn, and remove the answered call from `open_calls`."""
     # TRL's results identify their tool but not their call, and the results of asynchronous tools come last.
     call = next((open_call for open_call in open_calls if open_call.name == message.get("name")), None)
     if call is None and open_calls:
@@ -518,13 +518,13 @@ _NOT_A_MAPPING = "argument after ** must be a mapping"
 
 
 class ToolRecord:
-    """A record of which tool calls in one rollout raised; an error that a tool returns as text is not an exception."""
+    """A record of which tool calls in a rollout raised an exception. An error returned as text is not an exception."""
 
     def __init__(self) -> None:
         self._raised: dict[str, list[bool]] = {}
 
     def wrap_tools(self, tools: Mapping[str, Callable[..., Any]]) -> dict[str, Callable[..., Any]]:
-        """Return the same functions, wrapped to record whether each call raised."""
+        """Return the tool functions, wrapped so that they record whether each call raised an exception."""
         return {name: self._wrap_tool(name, tool) for name, tool in tools.items()}
 
     def _wrap_tool(self, name: str, tool: Callable[..., Any]) -> Callable[..., Any]:
@@ -549,7 +549,7 @@ class ToolRecord:
         return recorded
 
     def raised_by_message(self, messages: Sequence[Mapping[str, Any]]) -> list[bool]:
-        """Return for each tool message whether its call raised; a call to an unknown tool counts as raised."""
+        """Return, for each tool message, whether its call raised. A call to an unknown tool counts as raised."""
         remaining = {name: iter(raised) for name, raised in self._raised.items()}
         return [_did_next_call_raise(remaining, message) for message in messages if message.get("role") == "tool"]
 
@@ -604,7 +604,7 @@ def gather_rollouts(
 
 
 def _check_signals(signals: Any, number: int) -> tuple[Mapping[str, Any], ...]:
-    """Return copies of the signals, because the environment clears its list when it is reset.
+    """Return copies of the environment's signals. A copy is needed because a reset clears the environment's list.
 
     Raises InputError unless each signal is a mapping with an integer `turn`.
     """

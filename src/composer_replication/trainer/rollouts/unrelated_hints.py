@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 
 def replace_by_unrelated_hints(finder: ErringTurnFinder, rollouts: Sequence[ErringTurns], seed: str) -> None:
-    """Give each turn the hint for a turn with a different kind of error; drop turns for which there is no such hint."""
+    """Replace each turn's hint by the hint for a turn with another kind of error; drop turns without one."""
     turns = [turn for rollout in rollouts for turn in rollout.turns]
     chosen = iter(draw_unrelated_hints(turns, [turn.kind for turn in turns], seed=seed))
     for rollout in rollouts:
@@ -84,7 +84,10 @@ def _paired_kinds(kinds: list[str], all_kinds: Sequence[str], rng: random.Random
 def _unrelated_hint(
     turn: ErringTurn, partner: str | None, hints: Mapping[str, Sequence[str]], rng: random.Random
 ) -> tuple[str, str] | None:
-    """Return an unrelated hint with its kind: the partner's kind if possible, else any other kind; or None."""
+    """Return the kind and text of an unrelated hint, or None if there is none.
+
+    The hint is about the partner's kind of error if possible, otherwise about any other kind.
+    """
     other_hints = {kind: [hint for hint in kind_hints if hint != turn.hint] for kind, kind_hints in hints.items()}
     kinds = sorted(
         kind for kind, kind_hints in other_hints.items() if kind_hints and kind not in (turn.kind, turn.kind_of_hint)

@@ -104,7 +104,7 @@ class CollapseAlarm(TrainerCallback):
 
     @classmethod
     def from_config(cls, config: AlarmConfig, *, say: Callable[[str], None] | None = None) -> CollapseAlarm:
-        """Return the alarm that [train.alarm] configures."""
+        """Return an alarm with the settings in [train.alarm]."""
         return cls(_default_watches(config), stop=config.stop, say=say)
 
     def on_train_begin(
@@ -155,7 +155,7 @@ class CollapseAlarm(TrainerCallback):
         return raised
 
     def state(self) -> dict[str, Any]:
-        """Return the state for a checkpoint as plain values. The best checkpoint's record is in separate files."""
+        """Return the state for a checkpoint as plain values. The best checkpoint is recorded in separate files."""
         return {
             "watches": {metric.watch.name: metric.state() for metric in self._metrics},
             "alarms": [list(alarm) for alarm in self.alarms],
@@ -301,8 +301,8 @@ def _replace_link(output: Path, folder: str) -> None:
 class _Watch:
     """A metric to watch (the first of `keys` that is logged), and the limits beyond which it counts as collapsed.
 
-    `baseline="first"` is the mean of the first `window` values. "best" is the best mean of any `window` consecutive
-    values so far: the highest if `fall_to` is set, the lowest if `rise_to` is set.
+    With `baseline="first"` the baseline is the mean of the first `window` values. With "best" it is the best mean of
+    any `window` consecutive values so far: the highest if `fall_to` is set, the lowest if `rise_to` is set.
     """
 
     name: str
@@ -372,7 +372,7 @@ class _Alarm(NamedTuple):
 
 @dataclass
 class _MetricHistory:
-    """The part of a metric's history that later decisions need: plain values, at most two windows long."""
+    """The part of a metric's history that is needed later: plain values, at most two windows long."""
 
     window: list[float] = field(default_factory=list[float])
     window_steps: list[int] = field(default_factory=list[int])

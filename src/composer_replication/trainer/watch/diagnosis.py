@@ -48,7 +48,7 @@ _NEARLY_ALL = 0.95
 
 
 class _DiagnosisFinding(NamedTuple):
-    """A rule's finding: the rule's name, which does not depend on the numbers, and the message."""
+    """A finding of a rule: the rule's name, and a message, whose numbers may change from one finding to the next."""
 
     rule: str
     text: str
@@ -418,8 +418,8 @@ def _is_large_enough(history: History, effect: HintEffect) -> bool | None:
 def _was_always_gated(history: History) -> bool:
     """Return whether a gate kept channel 2 off on rollouts during the whole run.
 
-    This reads `ran`, the share of a line's steps in which the channel ran, since the logged gate value is only that of
-    the line's last step.
+    This is read from `ran`, the share of steps in which the channel ran. The logged gate value would not be enough,
+    because each line of metrics covers several steps, and the gate value is that of the last one.
     """
     return bool(_values_of(history, GATE)) and not any(_values_of(history, _RAN))
 

@@ -57,8 +57,8 @@ def plan_memory(
 ) -> MemoryPlan:
     """Return a memory estimate for a step on the longest tree (`LoggedSessions.longest_tree` times the batch size).
 
-    `model` is a model or its config, without an adapter. `settings` are fields of `_StepSettings`. `available` is in
-    bytes; the default is the free memory of the device, or of this machine for the CPU.
+    `model` is a model or its config, without an adapter. `settings` are fields of `_StepSettings`. `available` is the
+    memory in bytes; by default it is the free memory of the device, or of this machine for the CPU.
     """
     settings.setdefault("on_cpu", torch.device(device).type == "cpu")
     step, shape = _StepSettings(longest_tree=longest_tree, **settings), shape_of(model)
@@ -201,7 +201,7 @@ class _Shape(NamedTuple):
 
 @dataclass(frozen=True, kw_only=True)
 class _StepSettings:
-    """The settings besides the model that determine a step's memory."""
+    """The settings that determine a step's memory in addition to the model's sizes."""
 
     longest_tree: int
     weight_bytes: int = 2
@@ -327,11 +327,12 @@ def _candidate_peaks(shape: _Shape, settings: _StepSettings, gradients: float) -
 
 
 def _autocast_copies(shape: _Shape, settings: _StepSettings) -> tuple[float, float]:
-    """Return the bytes of autocast's weight copies at the end of the forward pass and at the start of the backward
+    """Return the bytes of autocast's copies of weights at two moments: the end of the forward pass, and the backward
     pass.
 
     The graph holds the copies used in its multiplications, and autocast caches copies of trainable weights until its
-    context ends. FSDP2 casts weights as it gathers them, and 4-bit weights are dequantized to the compute dtype.
+    context ends. There are none under FSDP2, which casts weights as it gathers them, and none of 4-bit weights, which
+    are dequantized to the compute dtype.
     """
     if settings.compute_bytes >= settings.weight_bytes or settings.four_bit or settings.num_shards > 1:
         return 0.0, 0.0

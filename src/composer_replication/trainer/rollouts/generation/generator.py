@@ -76,7 +76,7 @@ class _CachedRows:
 
 @dataclass
 class _Rollout:
-    """The state of one batch of rollouts between its turns."""
+    """The state of a batch of rollouts between two turns: their token budget and their cache."""
 
     budget: int | None
     is_kept: bool
@@ -105,7 +105,7 @@ class RolloutGenerator:
 
     @contextmanager
     def replace_generate(self, model: Any) -> Iterator[None]:
-        """Replace `model.generate` inside the block, for engines that call it themselves."""
+        """Replace `model.generate` inside the block, for engines that call this method themselves."""
         usual, own_generate = model.generate, model.__dict__.get("generate")
 
         def generate(*args: Any, **inputs: Any) -> Tensor:
@@ -122,7 +122,7 @@ class RolloutGenerator:
 
     @contextmanager
     def rollout(self, *, budget: int | None = None, keep: bool = True) -> Iterator[None]:
-        """Generate all turns of one batch of rollouts inside the block, during which the weights must not change.
+        """Keep the cache between the turns of one batch of rollouts inside the block, where weights must not change.
 
         `budget` limits the tokens of a rollout after its first prompt, over all turns and including tool results.
         """
@@ -290,7 +290,7 @@ class _TokenLoop:
         self.num_new, self.most_bytes = 0, 0
 
     def run(self) -> Tensor:
-        """Return the ids with the new tokens appended; rows that ended before the longest one are padded."""
+        """Return the ids with the new tokens appended. Rows that end early are padded to the longest row."""
         tokens = self._ids[:, self._width - 1]
         for at in range(1, self._most + 1):
             tokens = self._advance(tokens, at)
@@ -328,7 +328,7 @@ class _TokenLoop:
         return tokens
 
     def _drop_ended_rows(self, tokens: Tensor) -> Tensor:
-        """Drop the rows that ended from the computation, and return the tokens of the remaining rows."""
+        """Stop computing rows that have ended, and return the tokens of the remaining rows."""
         self._put_back()
         chosen = self._running.nonzero()[:, 0]
         # If the cache is kept, the running rows are copied out of the whole batch; otherwise they replace it.
@@ -350,7 +350,7 @@ class _TokenLoop:
             self._all.put_back(self._rows.tolist(), self._cache, int(self._slots.max()))
 
     def _set_cached_tokens(self, ids: Tensor) -> None:
-        """Record which tokens the cache contains."""
+        """Record which token ids of each row are in the cache."""
         # Skip the padding at the start of each row, and the last new token, which was chosen but never read.
         first = (self._width - 1 - self._starts).tolist()
         whole = zip(ids.tolist(), first, self._ends.tolist(), strict=True)
@@ -437,7 +437,7 @@ class _Origin(NamedTuple):
 
 
 def _unequal_rows(rows: Sequence[Tokens]) -> tuple[list[Tokens], list[int]]:
-    """Deduplicate rows: return the distinct rows, and the index of each of `rows` among them."""
+    """Return the distinct rows, and for each row of `rows` its index among the distinct rows."""
     numbers: dict[tuple[int, ...], int] = {}
     row_numbers = [numbers.setdefault(tuple(row), len(numbers)) for row in rows]
     return [list(row) for row in numbers], row_numbers

@@ -87,7 +87,10 @@ class KeyValueRows:
         return sum(tensor.numel() * tensor.element_size() for pair in self._layers.values() for tensor in pair)
 
     def put(self, module: nn.Module, key: Tensor, value: Tensor, rows: Tensor, slots: Tensor) -> tuple[Tensor, Tensor]:
-        """Write keys and values (b, heads, n, D) to the slots (b, n) of rows (b, 1), and return the layer's buffers."""
+        """Write keys and values (b, heads, n, D) to the slots (b, n) of the rows (b, 1).
+
+        Returns the layer's complete buffers of keys and values.
+        """
         if id(module) not in self._layers:
             # Zeros, because masked values are multiplied by 0 and uninitialized memory may contain NaN.
             shapes = [(self.num_rows, tensor.shape[1], self.capacity + 1, tensor.shape[3]) for tensor in (key, value)]
@@ -153,13 +156,13 @@ class _RowMask(SelfAttendingMask):
         return mask
 
     def set_up(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
-        """Return this mask after setting it up for the next pass."""
+        """Set this mask up for the next pass, and return it."""
         self.rows, self.slots, self.reach, self.is_fresh, self.is_whole = rows, slots, reach, is_fresh, is_whole
         self._bias = {}
         return self
 
     def attend(self, module: nn.Module, query: Tensor, key: Tensor, value: Tensor, **options: Any) -> Tensor:
-        """Store the new tokens' keys and values, and return the attention of their queries to the cache."""
+        """Store the new tokens' keys and values, and return the output of their queries' attention to the cache."""
         query, key, value = cast_for_attention(query, key, value)
         check_attention_options("attention while generating", options)
         if options.get("softcap") is not None:
@@ -214,9 +217,9 @@ def shared_by_all(rows: Sequence[Tokens]) -> int:
 class _Casts(TorchDispatchMode):
     """A cache for the half-precision copies that autocast makes of weights.
 
-    The weights must not change while it is in use. A CUDA graph contains the addresses of these copies. Autocast's own
-    cache frees them when an autocast ends in any thread, so graphs are recorded with the copies held here. The model
-    must not run in another thread at the same time.
+    The weights must not change while the cache is in use. A CUDA graph contains the addresses of these copies.
+    Autocast's own cache frees them when an autocast ends in any thread, so graphs are recorded with the copies held
+    here. The model must not run in another thread at the same time.
     """
 
     def __init__(self, model: nn.Module) -> None:
@@ -248,11 +251,11 @@ class _Casts(TorchDispatchMode):
 
 @contextmanager
 def keep_casts(model: Any) -> Iterator[None]:
-    """Keep the half-precision copies of trained weights that autocast makes until the end of the block.
+    """Keep autocast's half-precision copies of trained weights until the end of the block.
 
-    A trainer with bf16 runs each pass under its own autocast, which frees the copies when it ends. Without this, the
-    pass of every token would repeat the copies, and every CUDA graph would hold its own. The weights must not change
-    inside the block.
+    A trainer with bf16 runs each pass under its own autocast, which frees the copies when it ends. Without this
+    function, the weights would be copied in the pass of every token, and every CUDA graph would hold its own copies.
+    The weights must not change inside the block.
     """
     kind = model.device.type
     if not torch.amp.is_autocast_available(kind):
@@ -264,7 +267,7 @@ def keep_casts(model: Any) -> Iterator[None]:
 
 
 def read_tokens(model: Any, cache: KeyValueRows, tokens_by_row: Sequence[Tokens]) -> int:
-    """Read the tokens of each row that are not in the cache yet, and return their number without padding."""
+    """Read those tokens of each row that are not in the cache yet, and return the number of tokens read."""
     device = model.device
     mask = _RowMask.over(cache, device)
     missing = [(row, len(tokens) - len(cache.tokens[row])) for row, tokens in enumerate(tokens_by_row)]
@@ -305,7 +308,7 @@ def _next_batch(todo: Sequence[tuple[int, int]], cache: KeyValueRows) -> tuple[l
 
 
 class _Recording(NamedTuple):
-    """A CUDA graph with its input and output tensors, whose addresses it contains."""
+    """A CUDA graph, with the input and output tensors whose addresses it contains."""
 
     graph: Any
     tokens: Tensor
@@ -349,10 +352,10 @@ class NextTokens:
             return self._run(tokens_B, slots_B, reach)
 
     def _run_and_record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> Tensor:
-        """Run the pass, then record it.
+        """Run the pass without a graph, then record it as a graph.
 
-        The plain pass allocates the workspaces that a recording cannot allocate. If the pass waits for the device, it
-        is not recorded, because a recording that fails half-way corrupts later random numbers.
+        The first pass allocates workspaces, which cannot be allocated during a recording. If it waits for the device,
+        it is not recorded, because a recording that fails half-way corrupts later random numbers.
         """
         try:
             with torch.cuda.device(tokens_B.device), _no_device_sync():
@@ -373,9 +376,8 @@ class NextTokens:
     def _record(self, tokens_B: Tensor, slots_B: Tensor, reach: int) -> _Recording:
         """Return a recording of the pass.
 
-        torch.cuda.graph is avoided because it runs the garbage collector, which takes longer than the pass in a
-        training process. All recordings use one stream, because only recordings on the same stream share the memory of
-        a pool.
+        torch.cuda.graph is not used, because it runs the garbage collector, which takes longer than the pass in a
+        training process. All recordings are made on the same stream, because only then can they share a memory pool.
         """
         tokens, slots = tokens_B.clone(), slots_B.clone()
         graph = torch.cuda.CUDAGraph()
@@ -398,7 +400,7 @@ class NextTokens:
 
 @contextmanager
 def _no_device_sync() -> Iterator[None]:
-    """Make operations that wait for a CUDA device an error inside the block, as far as PyTorch detects them."""
+    """Raise an error inside the block if an operation waits for a CUDA device, as far as PyTorch detects it."""
     before = torch.cuda.get_sync_debug_mode()
     with warnings.catch_warnings():
         # PyTorch warns that this mode is a prototype and does not detect all such operations.

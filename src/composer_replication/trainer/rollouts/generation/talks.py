@@ -46,7 +46,7 @@ class Talk(Protocol):
 
 
 class _Cache:
-    """Keys and values of all conversations, with the interface that the layers of a model use (`update`)."""
+    """A cache of all conversations' keys and values, with the method `update` that a model's layers call."""
 
     def __init__(self, num_layers: int, shape: tuple[int, int, int, int], like: Tensor) -> None:
         self._layers = [(like.new_zeros(shape), like.new_zeros(shape)) for _ in range(num_layers)]
@@ -54,7 +54,10 @@ class _Cache:
         self.is_first_rows, self.longest = False, 0
 
     def update(self, keys: Tensor, values: Tensor, layer: int, *_ignored: object) -> tuple[Tensor, Tensor]:
-        """Store a layer's new keys and values, and return everything that the pass may see; called by the model."""
+        """Store a layer's new keys and values, and return all keys and values visible to the pass.
+
+        The model calls this method.
+        """
         visible: list[Tensor] = []
         for buffer, new in zip(self._layers[layer], (keys, values), strict=True):
             buffer[self.rows[:, None], :, self.slots] = new.transpose(1, 2)
@@ -126,7 +129,7 @@ class Talking:
             self._step()
 
     def _step(self) -> None:
-        """Sample one token for every conversation that is not waiting, and remove those that have ended."""
+        """Sample a token for every conversation without an unread answer, and remove conversations that have ended."""
         talking = [row for row, cache_row in enumerate(self._rows) if not cache_row.waiting]
         tokens = self._pick(talking)
         picked: dict[int, int] = dict(zip(talking, tokens, strict=True))
@@ -157,7 +160,7 @@ class Talking:
 
     @torch.inference_mode()
     def _feed(self, rows: Sequence[int], tokens: Sequence[Sequence[int]]) -> None:
-        """Read tokens of some rows, and store the logits of their next tokens in `_logits`."""
+        """Read the given tokens of these rows, and store the logits for each row's next token in `_logits`."""
         counts = torch.tensor([len(row_tokens) for row_tokens in tokens])
         ids = torch.zeros(len(rows), int(counts.max()), dtype=torch.long)
         for number, row_tokens in enumerate(tokens):
@@ -229,10 +232,11 @@ class _CacheRow:
 
 
 class RecordedTalking:
-    """A runner like `Talking` with CUDA graphs: the same conversations from the same random numbers, up to rounding.
+    """A runner of conversations like `Talking`, but with CUDA graphs on a GPU.
 
-    A new conversation reuses the prefix that its prompt shares with the previous conversation in its row, such as the
-    tool schemas. The whole model is called, so that wrappers (such as the autocast of a trainer) also apply here.
+    It produces the same conversations from the same random numbers, except for rounding errors. A new conversation
+    reuses the prefix that its prompt shares with the previous conversation in its row, such as the tool schemas. The
+    whole model is called, so that wrappers (such as the autocast of a trainer) also apply here.
     """
 
     def __init__(

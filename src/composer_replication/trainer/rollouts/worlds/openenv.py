@@ -48,7 +48,7 @@ LOGIN = "CRF_OPENENV_LOGIN"
 
 
 def is_address(name: str) -> bool:
-    """Return whether the name of an environment is the address of a server."""
+    """Return whether an environment's name is the address of a server."""
     return name.startswith(_SCHEMES)
 
 
@@ -90,7 +90,7 @@ def _with_login(url: str) -> str:
 
 
 class _OpenEnvSession:
-    """An environment with one session on the server; `openenv_environment` adds the tools in a subclass."""
+    """An environment with its own session on the server. `openenv_environment` makes a subclass that has the tools."""
 
     def __init__(self, connect: Callable[[], Any]) -> None:
         self._connect, self._client = connect, None
@@ -110,7 +110,7 @@ class _OpenEnvSession:
         return None if prompt else self._observe(result)
 
     def get_reward(self) -> float:
-        """Return the sum of the rewards, after ending an unfinished episode if the server has an `end` action."""
+        """End the episode if it is unfinished and the server has an `end` action, and return the sum of the rewards."""
         if not self._is_over and isinstance(self._end, Mapping):
             self._act(dict(self._end))
         if self._invalid_reward is not None:
@@ -221,7 +221,10 @@ def _mapping(schema: Mapping[str, Any], name: str) -> Mapping[str, Any]:
 
 
 def _tool_name(schema: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
-    """Return the name of a tool. Raises ConfigError if it cannot be a method or would replace one of ours."""
+    """Return a tool's name.
+
+    Raises ConfigError if it cannot be a method's name, or is already the name of a method.
+    """
     name = schema.get("name")
     is_plain = isinstance(name, str) and name.isidentifier() and not keyword.iskeyword(name) and name[0] != "_"
     if not is_plain or hasattr(_OpenEnvSession, str(name)) or name in methods:
@@ -231,7 +234,7 @@ def _tool_name(schema: Mapping[str, Any], methods: Mapping[str, Any]) -> str:
 
 
 def _parameter_names(tool: str, properties: Mapping[str, Any]) -> dict[str, str]:
-    """Return the server's parameter names by Python name: `from` becomes from_, `max-lines` becomes max_lines."""
+    """Map Python names to the server's parameter names: `from_` to `from`, `max_lines` to `max-lines`."""
     names: dict[str, str] = {}
     for server_name in properties:
         # "max-lines" -> "max_lines"
@@ -247,7 +250,7 @@ def _parameter_names(tool: str, properties: Mapping[str, Any]) -> dict[str, str]
 
 
 def _method(schema: Mapping[str, Any], is_named: bool) -> Callable[..., str]:
-    """Return a tool as a method with the signature, types and Google-style docstring from which TRL reads schemas."""
+    """Return a tool as a method. TRL reads its schema from the method's signature, types and Google-style docstring."""
     name, parameters = schema["name"], _mapping(schema, "parameters")
     properties, required = _mapping(parameters, "properties"), parameters.get("required") or ()
     server_names = _parameter_names(name, properties)

@@ -32,9 +32,9 @@ MAX_BYTES, READ_SECONDS = 64 * 2**20, 60.0
 
 
 class SpokenEpisode:
-    """One episode as token ids, extended by requests and by the policy's turns; `sampled` is 1 on the policy's ids.
+    """The token ids of one episode, to which requests and the policy's turns are appended.
 
-    `budget` limits the tokens after the prompt; `context` limits the prompt and these tokens together.
+    `sampled` is 1 for the policy's ids. `budget` limits the tokens after the prompt, and `context` limits all tokens.
     """
 
     def __init__(self, tokenizer: Any, template: dict[str, Any], budget: int, *, context: int | None = None) -> None:
@@ -53,7 +53,7 @@ class SpokenEpisode:
         self.answers: queue.Queue[dict[str, Any] | None] = queue.Queue()
 
     def take(self, request: dict[str, Any]) -> bool:
-        """Append a request to the ids, and return whether there is room for a turn."""
+        """Append a request's ids to the episode, and return whether there is room left for a turn."""
         messages: list[dict[str, Any]] = request["messages"]
         if not self.prompt_ids:
             self.tools = request.get("tools") or []
@@ -144,7 +144,7 @@ class SpokenEpisode:
 
 
 def _read_calls(messages: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Return messages with their call arguments parsed from JSON text into mappings, which templates expect."""
+    """Return the messages with call arguments parsed from JSON text into mappings, as chat templates expect."""
     parsed_messages: list[dict[str, Any]] = []
     for message in messages:
         calls = [
@@ -165,7 +165,7 @@ def _mapping(arguments: Any) -> Any:
 
 
 def speak(episodes: Sequence[SpokenEpisode], generate: Generate) -> None:
-    """Answer rounds of requests until all episodes are over, which is signaled by None in `requests`."""
+    """Answer rounds of requests until all episodes are over. None in an episode's `requests` marks its end."""
     live = list(episodes)
     while live:
         waiting: list[SpokenEpisode] = []

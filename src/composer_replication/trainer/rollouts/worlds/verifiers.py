@@ -41,7 +41,7 @@ def world_reward(world_reward: Sequence[float], **_kwargs: Any) -> list[float]:
 
 
 class VerifiersWorld:
-    """An environment from verifiers: its tasks as prompts, and the rollout function that runs them."""
+    """An environment from verifiers. It provides its tasks as prompts, and a rollout function that runs them."""
 
     def __init__(self, name: str) -> None:
         self._vf = require("verifiers.v1", extra="verifiers")
@@ -97,7 +97,7 @@ class VerifiersWorld:
         }
 
     def _numbers(self, prompts: Sequence[Any], trainer: Any) -> list[int]:
-        """Return the task numbers of the sampled rows; a prompt does not identify its task, as two may share one."""
+        """Return the task numbers of the sampled rows, since two tasks may have the same prompt."""
         rows = getattr(getattr(trainer, "sampling", None), "rows", ())
         numbers = [int(row["task"]) for row in rows if "task" in row]
         if len(numbers) != len(prompts):
@@ -107,7 +107,10 @@ class VerifiersWorld:
         return numbers
 
     def _reward(self, trace: Any, episode: SpokenEpisode) -> float:
-        """Return the environment's reward, or NaN (not judged) for an episode that failed after its first turn."""
+        """Return the environment's reward, or NaN (not judged) for an episode that failed after its first turn.
+
+        Raises RunError for an episode without any turn of the model.
+        """
         if not any(episode.sampled):
             if episode.is_full:
                 got = f"a prompt of {len(episode.prompt_ids):,} tokens, which leaves no room for a turn"
@@ -195,7 +198,7 @@ def _chat(data: Any) -> list[dict[str, Any]]:
 
 
 def _last_error(record: Any) -> str:
-    """Return the last error recorded in a trace or an episode."""
+    """Return a text that describes the last error recorded in a trace or an episode."""
     errors = getattr(record, "errors", None) or ()
     return f"{errors[-1].type}: {errors[-1].message}" if errors else "without an error"
 
