@@ -108,9 +108,10 @@ def pad_rows(rows: Sequence[Sequence[int]], value: int, *, at_left: bool = False
 
 
 def token_mask(mask: Tensor, shape: torch.Size, name: str) -> Tensor:
-    """Convert a mask to booleans: 1 and True count; 0, False and -100 do not. Raises InputError on any other value.
+    """Convert a mask to booleans: 1 and True become True; 0, False and -100 become False. Raises InputError on any
+    other value.
 
-    No other function interprets -100.
+    All other code leaves the meaning of -100 to this function.
     """
     if mask.shape != shape:
         raise ShapeError(

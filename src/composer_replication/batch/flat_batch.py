@@ -67,8 +67,10 @@ def _read_sequences(inputs: Mapping[str, Tensor], ids_key: str, mask_key: str) -
 
 
 class NeededChannels(NamedTuple):
-    """The optional inputs that a training step needs: those of channel 2 (hint distillation), those of channel 3
-    (preference pairs), the reference log-probs of the pairs, and the contrast with an unrelated hint.
+    """The optional inputs that a training step needs.
+
+    These are the inputs of channel 2 (hint distillation) and of channel 3 (preference pairs), the reference log-probs
+    of the pairs, and the contrast with an unrelated hint.
     """
 
     hints: bool = True
@@ -276,8 +278,8 @@ def _check_mask_matches_rows(inputs: Mapping[str, Tensor], student: Sequences, r
 
 
 def _rows_without_index_pairs(inputs: Mapping[str, Tensor], student: Sequences, teacher: Sequences) -> Tensor:
-    """Return the rows of channel 2 for a batch without index pairs, in which student and teacher have the same token
-    at the same position.
+    """Return the rows of channel 2 (hint distillation) for a batch without index pairs, in which student and teacher
+    have the same token at the same position.
     """
     shape = student.input_ids.shape
     if teacher.input_ids.shape != shape:

@@ -140,7 +140,9 @@ def build_tree(sequences: Sequence[Sequence[int] | Tensor]) -> TokenTree:
 
 
 def pack_trees(trees: Sequence[TokenTree]) -> TokenTree:
-    """Concatenate trees into one batch; no tree can attend to another. `rows` are those of all trees, in order."""
+    """Concatenate trees into one batch; no tree can attend to another. `rows` has the rows of all trees' sequences,
+    in order.
+    """
     if not trees:
         raise InputError(explain("trees", got="none", expected="at least one"))
     offsets = list(accumulate((len(tree) for tree in trees[:-1]), initial=0))

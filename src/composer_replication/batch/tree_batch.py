@@ -55,7 +55,9 @@ class PairRows:
 
 
 class ContrastRows(NamedTuple):
-    """Rows in contexts with an unrelated hint; `numbers` are the rows of channel 2 that predict the same tokens."""
+    """Rows in contexts with an unrelated hint. `numbers` are the indices of the hint distillation rows that predict
+    the same tokens.
+    """
 
     numbers: Tensor
     rows: Tensor
@@ -121,7 +123,7 @@ class FlatBatch(_ChannelRows):
     """A batch of padded sequences, with separate forward passes for hinted contexts and pairs (see `flat_batch`).
 
     Because the passes are separate, the hinted contexts need no memory for a backward pass, and the values of channel 1
-    are bit-identical with channel 2 on or off.
+    (GRPO) are bit-identical with channel 2 (hint distillation) on or off.
     """
 
     sequences: Sequences

@@ -93,9 +93,9 @@ def plan_windows(
 
     Targets are added in order of their end, each to the current window if it fits. The first window begins with the
     sequence if its first target fits that way. Every other window begins at one of `cuts` (the starts of messages): the
-    last cut that leaves its first target `overlap` tokens of context. If the target does not fit that way, the window
-    begins at the first cut at which it does, or between cuts if there is none before the target. A target that fits
-    into no window is dropped, never truncated.
+    last cut that leaves its first target `overlap` tokens of context. If the target does not fit then, the window
+    begins at the first cut from which it fits, or between cuts if no cut precedes the target. A target that fits into
+    no window is dropped, never truncated.
     """
     rules = _WindowRules(budget, overlap, max_length, sorted({0, *cuts}))
     rules.check(targets)

@@ -204,7 +204,9 @@ class _Stream(NamedTuple):
 
 
 def find_streams(text: str, flat: bytes) -> Iterator[_Stream]:
-    """Yield the messages that are split over lines of a text. `flat` is the text with one byte per character."""
+    """Yield the messages that are split over several lines of a text. `flat` is the text encoded in Latin-1, with
+    one byte per character.
+    """
     num_breaks = flat.count(b"\n")
     if num_breaks < _MIN_EVENTS - 1 or flat.count(b'"') < num_breaks:  # code has fewer quotes than lines
         return

@@ -413,13 +413,13 @@ _MAX_PHRASE_WORDS = 8
 
 
 def names_a_handle(name: str) -> bool:
-    """Return whether a name is that of a handle: the id of a session, or a signature."""
+    """Return whether a name refers to a handle, which is the id of a session or a signature."""
     return _HANDLE.search(name) is not None
 
 
 def is_handle(name: str, value: str) -> bool:
-    """Return whether a name is that of a session or a signature and its value is plain hex, which counts even if it
-    does not look random.
+    """Return whether a value is the id of a session or a signature: plain hex under such a name, even if it does not
+    look random.
     """
     return names_a_handle(name) and _HEX_HANDLE.fullmatch(value) is not None and len(set(value)) >= 8
 
@@ -511,8 +511,8 @@ def is_shaped(value: str) -> bool:
 
 
 def is_unfamiliar(value: str) -> bool:
-    """Return whether a value has a part that is no known word of code or messages, and also a capital and a number
-    or a sign.
+    """Return whether a value contains a part that is unknown in code and messages, a capital letter, and a digit or
+    a sign.
     """
     if not is_uncommon(value) or not _UPPER.search(value) or not _LOWER.search(value) or _CODE_OR_VERSION.search(value):
         return False

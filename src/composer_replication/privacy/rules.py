@@ -331,7 +331,7 @@ class WordFilter:
         self._triggers_by_word: dict[bytes, tuple[bytes, ...]] = {}
 
     def active(self, flat: bytes) -> set[bytes]:
-        """Return the triggers that occur in a text, which must have one byte per character."""
+        """Return the triggers that occur in a text, which must be encoded in Latin-1, with one byte per character."""
         triggers_by_word = self._triggers_by_word
         words = set(flat.translate(_LETTERS_ONLY).split()) - self._words_without_trigger
         cached_words = triggers_by_word.keys() & words  # set operations, since texts have millions of such words

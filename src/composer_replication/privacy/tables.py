@@ -73,7 +73,7 @@ _Columns = Sequence[
 
 def table_spans(text: str, lower: bytes, active: Set[bytes]) -> Iterator[Span]:
     """Yield every secret in the columns of a table whose heading names a secret. `lower` is the lower-cased text
-    with one byte per character.
+    encoded in Latin-1, with one byte per character.
     """
     for word in _WORDS:
         if word in active:

@@ -371,8 +371,9 @@ _KEYS = ("models", "split", "primary", "verdict", "power", "figures", "sampled",
 
 
 def control_name(shuffle: int = 1) -> str:
-    """Return the name that an evaluation gives to a control, a model trained on shuffled hints and pairs: `control`,
-    `control-2`, and so on.
+    """Return the name that an evaluation gives to a control: `control`, `control-2`, and so on.
+
+    A control is a model trained on shuffled hints and pairs; the number identifies the shuffle.
     """
     return _CONTROL if shuffle == 1 else f"{_CONTROL}-{shuffle}"
 
@@ -421,8 +422,8 @@ def write_evaluation(run: RunDir, record: Mapping[str, Any]) -> None:
 def hash_weight_files(folder: Path) -> str | None:
     """Return a digest of the names and bytes of the weight files in a folder; None if there are none.
 
-    An evaluation stores it as `files` of each model, so that its results can be matched to weights. The settings of an
-    adapter are included: the same bytes with another scale are different weights.
+    An evaluation stores the digest as `files` of each model, so that its results can be matched to weights. The
+    settings of an adapter are included, because the same bytes with another scale are different weights.
     """
     files = sorted(folder.glob("*.safetensors"))
     listed = "".join(f"{path.name} {sha256_of_file(path)}\n" for path in files)

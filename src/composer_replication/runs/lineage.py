@@ -70,7 +70,9 @@ def changed_sources(directory: Path, name: str) -> list[str]:
 
 
 def hash_source(directory: Path, source: str | Path) -> Source:
-    """Return a source with its current hash. A string is the name of an artefact if there is one, otherwise a path."""
+    """Return a source with its current hash. A string is taken as the name of an artefact if that artefact exists,
+    otherwise as a path.
+    """
     if isinstance(source, str) and source in ARTEFACTS:
         return Source(kind=_ARTEFACT, name=source, sha256=_load(directory, source)[1])
     path = Path(source)

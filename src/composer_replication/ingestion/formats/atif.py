@@ -58,7 +58,7 @@ _ROLES: dict[str, Role] = {"system": "system", "user": "user", "agent": "assista
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001
-    """Return whether the head has an ATIF schema version, or steps with ATIF keys."""
+    """Return whether `head`, the first bytes of a file, has an ATIF schema version, or steps with ATIF keys."""
     keys, head = key_paths(head), as_utf8(head)
     return ("schema_version" in keys and b'"ATIF-' in head) or {"steps[].step_id", "steps[].source"} <= keys
 

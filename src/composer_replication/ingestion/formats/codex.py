@@ -65,7 +65,7 @@ _NOTE_PREFIXES = (
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a record in the head has a payload and a type that this format uses."""
+    """Return whether a record in `head`, the first bytes of a file, has a payload and a type that this format uses."""
     return any(
         isinstance(value, dict)
         and as_string(value.get("type")) in _LINE_TYPES

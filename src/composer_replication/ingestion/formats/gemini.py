@@ -45,7 +45,7 @@ _IS_ERROR = {"success": False, "error": True, "cancelled": True}
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a value in the head is a chat or a message."""
+    """Return whether a value in `head`, the first bytes of a file, is a chat or a message."""
     return any(isinstance(value, dict) and _is_chat(cast("Record", value)) for value in head_values(head))
 
 

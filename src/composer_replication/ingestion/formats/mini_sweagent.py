@@ -34,7 +34,7 @@ _KEPT_INFO_KEYS = ("exit_status", "submission")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head is a trajectory from this agent."""
+    """Return whether `head`, the first bytes of a file, is from a trajectory of this agent."""
     keys, head = key_paths(head), as_utf8(head)
     ours = path.name.endswith(".traj.json") or any(mark in head for mark in _MARKS)
     if head.lstrip()[:1] == b"[":

@@ -23,7 +23,7 @@ _ROLES = {"system", "developer", "user", "assistant", "tool", "function"}
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the values in the head are messages, or records with messages."""
+    """Return whether the values in `head`, the first bytes of a file, are messages, or records with messages."""
     values = head_values(head)
     if len(values) == 1 and isinstance(values[0], list):
         values = cast("list[Any]", values[0])

@@ -36,7 +36,7 @@ _TOKENS = ("input", "output reasoning", "cache.read", "cache.write")
 
 
 def sniff(head: bytes, path: Path) -> bool:  # noqa: ARG001 (the content says it all)
-    """Return whether a value in the head is an export."""
+    """Return whether a value in `head`, the first bytes of a file, is an OpenCode export."""
     return any(isinstance(value, dict) and _is_export(cast("Record", value)) for value in head_values(head))
 
 

@@ -51,7 +51,9 @@ _NOT_ARGUMENTS = _words(
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head has a history of events, or the keys of an OpenHands output file."""
+    """Return whether `head`, the first bytes of a file, has a history of events, or the keys of an OpenHands output
+    file.
+    """
     keys = key_paths(head)
     # SWE-agent files have actions and observations, too.
     if path.suffix == ".traj" or "trajectory" in keys or "history[].role" in keys:

@@ -29,7 +29,7 @@ _STEP_KEYS = frozenset({"action", "observation", "response", "thought", "state"}
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head is a document with steps or a history in this format."""
+    """Return whether `head`, the first bytes of a file, is a document with steps or a history in this format."""
     keys, head = key_paths(head), as_utf8(head)
     if head.lstrip()[:1] != b"{":
         return False

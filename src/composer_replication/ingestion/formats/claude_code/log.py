@@ -50,7 +50,9 @@ _AGENT_FILE = re.compile(r"agent-(?P<id>[\w-]+)\.jsonl$")
 
 
 def sniff(head: bytes, path: Path) -> bool:
-    """Return whether the head has records with a known type and keys specific to these logs, or is a web export."""
+    """Return whether `head`, the first bytes of a file, is from a web export, or has records with a known type and
+    keys specific to these logs.
+    """
     del path
     head = as_utf8(head)
     # The web export is one document; its characteristic key is near the beginning.
