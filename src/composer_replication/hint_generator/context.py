@@ -242,7 +242,7 @@ def _are_related(folders_a: Sequence[str], folders_b: Sequence[str]) -> bool:
 
 
 def _num_common_last_folders(folders_a: Sequence[str], folders_b: Sequence[str]) -> int:
-    """Return the number of folders that two paths have in common at their ends."""
+    """Return the number of trailing folders that two paths have in common."""
     pairs = zip(reversed(folders_a), reversed(folders_b), strict=False)
     return next((number for number, (a, b) in enumerate(pairs) if a != b), min(len(folders_a), len(folders_b)))
 

@@ -139,7 +139,10 @@ def hint_edit_stale(ctx: HintContext | None = None) -> str:
 
 
 def hint_edit_no_match(ctx: HintContext | None = None) -> str:
-    """Return the hint for an edit whose old text is not in the file: where the two differ, or what to read."""
+    """Return the hint for an edit whose old text is not in the file.
+
+    The hint says where the old text and the file differ, or else what to read.
+    """
     reader, right = _quoted_fact(ctx, "reader_tool"), _quoted_fact(ctx, "closest_line")
     read = f"Read the part to change{f' with {reader}' if reader else ''}"
     now = f", which now has {right} there" if right else ""

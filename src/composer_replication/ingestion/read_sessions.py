@@ -52,7 +52,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True, slots=True)
 class GatheredSession:
-    """A session whose lines are in `file` from `offset` on.
+    """A session whose lines begin at `offset` in `file`.
 
     No suffix has been added to their ids to make them unique.
     """

@@ -177,7 +177,7 @@ class EarlierIngest:
     """id() of a source -> number of its first row. Paths are no keys, since two sources may have the same path."""
 
     def read_rows(self, source: SessionSource) -> tuple[int, list[Row]]:
-        """Return the rows of a session from the last ingest, preceded by their offset in `file`."""
+        """Return the offset in `file` at which a session's rows from the last ingest begin, and the rows themselves."""
         if not source.conversations or self.file is None:
             return 0, []
         offset = self._offsets[self._first_rows[id(source)]]

@@ -133,7 +133,10 @@ class VerdictReviser:
             yield _reassign(verdict, "unknown", "the project may be this program's")
 
     def _is_existence_check(self, call: ToolCall, result: ToolResult, verdict: Verdict, name: str) -> bool:
-        """Return whether the missing file had been announced as a new file, or is written later."""
+        """Return whether the call merely checked whether a new file already existed.
+
+        That is so if the missing file had been announced as a new file, or is written later in the session.
+        """
         if is_edit(call.name) and call.arguments.get("command") != "view":
             return False
         # Few conversations reach this point, so the files are collected lazily.

@@ -88,9 +88,9 @@ class Insert:
 
 @dataclass
 class _Hunk:
-    """One hunk of a patch: replaces the lines `old` by the lines `new`.
+    """One hunk of a patch, which replaces the lines `old` with the lines `new`.
 
-    `at` is the line number in a unified diff, `header` the text after `@@` in Codex's format.
+    `at` is the line number in a unified diff, and `header` is the text after `@@` in Codex's format.
     """
 
     old: list[str] = field(default_factory=list[str])
@@ -444,7 +444,7 @@ def _hunk_start(hunk: _Hunk, lines: list[str], cursor: int) -> int | None:
 
 
 def _match_starts(old_lines: list[str], lines: list[str], cursor: int) -> list[int]:
-    """Return the indices, from `cursor` on, at which `old_lines` occur in `lines`.
+    """Return the indices, at or after `cursor`, at which `old_lines` occur in `lines`.
 
     The search stops after two matches, which already make the hunk ambiguous, and is skipped for very long texts.
     """

@@ -1,14 +1,14 @@
 """Decide whether two actions are the same. Each action has a key, and equal keys mean the same action.
 
 - An action with calls consists of its calls; the text around them is ignored.
-- The order of calls matters unless they only read.
+- The order of calls matters, unless all of them are read-only.
 - Edits of known files are compared by the resulting files, other calls by their canonical arguments
   (`_canonical_arguments`), shell commands by `shell_keys`.
 - A reply without calls is compared as prose (`_text_key`), ignoring case, whitespace and Markdown.
 
 As a fallback, the exact text decides: treating different actions as equal is worse than the opposite mistake.
 
-The last part of the module, from `MIN_SIMILARITY_OF_STATES` on, finds near-duplicate states from two sessions.
+The last part of the module, which begins at `MIN_SIMILARITY_OF_STATES`, finds near-duplicate states from two sessions.
 """
 
 from __future__ import annotations
@@ -339,8 +339,9 @@ def _normalize_word(word: str) -> str:
 
 
 def _remove_emphasis(text: str) -> str:
-    """Return the text without the asterisks that mark emphasis. An unpaired asterisk, as in `*.py` or `2 * 3`,
-    stays.
+    """Return the text without the asterisks that mark emphasis.
+
+    An unpaired asterisk, as in `*.py` or `2 * 3`, stays.
     """
     pieces = list[str]()
     open_at: dict[str, int] = {}  # asterisks -> the index in `pieces` of the run that may open emphasis

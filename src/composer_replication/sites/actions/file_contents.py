@@ -431,8 +431,9 @@ class FileText:
         return self._text
 
     def is_part_of(self, whole: str) -> bool:
-        """Return whether `whole` has every known line at the same line number. Return False if line numbers are
-        invalid.
+        """Return whether `whole` has every known line at the same line number.
+
+        Return False if the line numbers are invalid.
         """
         lines = whole.split("\n")
         if self._are_numbered:

@@ -447,7 +447,7 @@ class _ShownFile(NamedTuple):
 class _FileExcerpt(NamedTuple):
     """Consecutive lines of a file, starting at line number `first`. A truncated line is None.
 
-    `has_end` is set if they include the last line of the file.
+    `has_end` is set if the last of these lines is the last line of the file.
     """
 
     first: int

@@ -206,7 +206,7 @@ class Command:
 
     @cached_property
     def runs_git_only(self) -> bool:
-        """Whether only a typed git command can have run git: no script, build or package manager is involved."""
+        """Whether git can only have been run by a typed git command, not by a script, a build or a package manager."""
         active_names = [
             name for name, _ in self.programs if name not in _DISPLAY_PROGRAMS | _NEUTRAL_PROGRAMS | _NEVER_RUN_GIT
         ]

@@ -111,7 +111,10 @@ class _ShellWalk:
         return target is not None and not self.location.number and self.location.path(target) == self.location.path(".")
 
     def _chain(self, chain: CommandChain) -> Key:
-        """Return the key for a chain, and update the location as far as it is certain."""
+        """Return the key for a chain, and update the location.
+
+        After the chain, the location is unknown if it depends on which commands failed.
+        """
         start, first = self.location, 0
         # A leading `cd .` is a no-op: `cd /repo && ls` in /repo is `ls`.
         while (
@@ -336,7 +339,9 @@ def _path_key(word: ShellWord, location: _Location, *, keeps_slash: bool = False
 
 
 def _operand_keys(operands: Sequence[ShellWord], program: Program, location: _Location, dashes_at: int | None) -> Key:
-    """Return the keys for the operands, which are paths, words or both according to the program's table."""
+    """Return the keys for the operands. The program's table says whether they are paths, words or a mixture of
+    these.
+    """
     kind = program.operands
     if program.paths_after_dashes and dashes_at is not None:
         names, paths = operands[:dashes_at], operands[dashes_at:]

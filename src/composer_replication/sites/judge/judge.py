@@ -533,7 +533,7 @@ def _is_normally_committed(relative: str, files: Collection[str]) -> bool:
 
 
 def _may_be_other_file(relative: str, why: str, files: Collection[str]) -> bool:
-    """Return whether a mention may refer to another file, since people omit the beginning of paths."""
+    """Return whether a mention of a path may refer to another file, since people omit the beginning of paths."""
     if why not in ("its_end_named", "named") or "/" not in relative:
         return False
     end = "/" + (relative if why == "named" else "/".join(relative.split("/")[-2:]))
