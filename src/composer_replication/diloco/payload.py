@@ -78,7 +78,7 @@ def _payload_parts(kind: PayloadKind, elements: int) -> tuple[_PayloadPart, ...]
 
 
 def payload_bytes(elements: int, kind: PayloadKind) -> int:
-    """Return the exact size of a payload, which depends only on its kind and number of elements."""
+    """Return the exact size of a payload in bytes, which depends only on its kind and number of elements."""
     return HEADER_BYTES + sum(part.num_bytes for part in _payload_parts(kind, elements))
 
 
@@ -105,7 +105,9 @@ _SHOWN = 60
 
 
 def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]) -> bytes:
-    """Return a 1-D fp32 vector as a safetensors file. Its header holds `about`, and readers must pass the same."""
+    """Return a 1-D fp32 vector encoded as a safetensors file. Its header contains `about`; readers must pass the
+    same mapping to `decode_vector`.
+    """
     checked = _checked_vector(vector)
     data = [_as_bytes(tensor) for tensor in _to_tensors(checked, kind)]
     checksum = hashlib.sha256()
@@ -115,7 +117,9 @@ def encode_vector(vector: Tensor, *, kind: PayloadKind, about: Mapping[str, str]
 
 
 def decode_vector(data: bytes, *, elements: int, about: Mapping[str, str], most_bytes: int | None = None) -> Tensor:
-    """Return the vector of a payload in fp32. Raises PayloadError if `encode_vector` did not write it for `about`."""
+    """Return the fp32 vector encoded in a payload. Raises PayloadError if the bytes were not written by
+    `encode_vector` with the same `about` and number of elements.
+    """
     if most_bytes is not None and len(data) > most_bytes:
         raise _payload_error("too_large", got=f"{len(data):,} bytes", expected=f"at most {most_bytes:,}")
     # The size rules out most kinds before anything is hashed.
@@ -263,7 +267,7 @@ def _dequantize(scales: Tensor, integers: Tensor) -> Tensor:
 
 
 def _pack_int4(integers: Tensor) -> Tensor:
-    """Pack two integers from -7 to 7 into each byte, the first in the low four bits."""
+    """Pack pairs of integers from -7 to 7 into bytes, with the first integer of each pair in the low four bits."""
     halves = (pad(integers, (0, integers.numel() % 2)) + _INT4_ZERO).to(torch.uint8).view(-1, 2)
     return halves[:, 0] | (halves[:, 1] << 4)
 
@@ -304,7 +308,7 @@ class ErrorFeedback:
         return sent, compensated_vector - sent
 
     def keep(self, residual: Tensor) -> None:
-        """Store the residual, which is added to the next vector."""
+        """Store the residual, so that `compress` adds it to the next vector."""
         self.residual = residual
 
     def state_dict(self) -> dict[str, Tensor]:

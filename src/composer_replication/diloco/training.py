@@ -5,8 +5,8 @@ weights. The mean of these distances is the gradient of one outer step from the 
 momentum. The inner loop needs no change, and this module knows nothing of its losses: hooks of the inner optimizer
 count the steps.
 
-torchft trains without an error in some setups in which its result is wrong. Those are refused before the first step,
-with a message that says what to do instead.
+In some setups, torchft trains without raising an error, but its result is wrong. Such setups are refused before the
+first step, with a message that says what to do instead.
 """
 
 from __future__ import annotations
@@ -432,8 +432,8 @@ def _check_buckets(fragments: Sequence[_Fragment]) -> None:
 
 
 def _check_manager(manager: Any) -> None:
-    """Raise InputError for an asynchronous quorum, and ConfigError if peers of torchft's manager cannot resolve this
-    host.
+    """Raise InputError if the manager's quorum is asynchronous, and ConfigError if peers of torchft's manager cannot
+    resolve this host's name.
     """
     if manager._use_async_quorum:
         fix = "Create it with use_async_quorum=False: the members must be known before weights are sent."

@@ -66,7 +66,7 @@ class _RoundTiming(NamedTuple):
 
 @dataclass(frozen=True)
 class LaunchStatus:
-    """The state of a launch at a point in time."""
+    """The state of a launch at one point in time."""
 
     launch: LaunchNotice
     replicas: Sequence[ReplicaStatus]
@@ -253,7 +253,7 @@ class _Unended(NamedTuple):
 
 
 def make_executor(name: str, options: Mapping[str, Any]) -> Executor:
-    """Return the executor with this name. Raises InputError for unknown names and options."""
+    """Create the executor with this name. Raises InputError for unknown names and options."""
     if name not in EXECUTORS:
         raise InputError(explain("--executor", got=repr(name), expected=f"one of {', '.join(EXECUTORS)}"))
     if forbidden_options := [option for option in _ENVIRONMENT_ONLY_OPTIONS if option in options]:

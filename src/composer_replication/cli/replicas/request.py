@@ -47,7 +47,7 @@ _EXECUTORS_ON_LOCAL_FILES = ("local", "ray")  # their machines may share folders
 
 @dataclass(frozen=True, kw_only=True)
 class LaunchRequest:
-    """Describes a launch: the trainer, its arguments and files, and the executor."""
+    """A request for a launch: the trainer, its arguments and files, and the executor."""
 
     bucket: str
     executor: str
@@ -101,7 +101,9 @@ class LaunchRequest:
 
 
 def bucket_for_replicas(bucket: str, executor: str) -> str:
-    """Return the bucket's address for the replicas. Raises InputError for a folder that they cannot reach."""
+    """Return the bucket's address as the replicas have to use it. Raises InputError for a folder that the replicas
+    cannot reach.
+    """
     if scheme_of(bucket) != "file":
         return bucket
     if executor not in _EXECUTORS_ON_LOCAL_FILES:

@@ -61,8 +61,8 @@ def claim_rank(
 ) -> int:
     """Claim a rank, and return the number of the claim.
 
-    Raises RankTaken if a living process holds the rank, and RoundTimeout if the claim cannot be read back before the
-    store's time is up. With `takeover`, the previous holder is assumed to be dead.
+    Raises RankTaken if a living process holds the rank, and RoundTimeout if the claim cannot be read back within the
+    store's time limit. With `takeover`, the previous holder is assumed to be dead.
     """
     nonce = uuid.uuid4().hex
     holder = {"nonce": nonce, "host": socket.gethostname(), "pid": os.getpid()}

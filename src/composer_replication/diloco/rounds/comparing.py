@@ -232,7 +232,7 @@ class Comparisons:
         return self.state.newest_step(store) > comparison.step
 
     def _is_over(self, store: PatientStore, position: RunPosition, comparison: _StateComparison) -> bool:
-        """Return whether the first member has written its digest or never will."""
+        """Return whether the first member has already written its digest, or is certain never to write it."""
         members = {member.id[:2] for member in position.last.members} if position.last else set()
         return (position.step > comparison.step and comparison.first in members) or self._is_gone(
             store, comparison.first

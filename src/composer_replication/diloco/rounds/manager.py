@@ -47,11 +47,11 @@ class _Count(int):
 
 
 class ObjectStoreManager:
-    """Averages tensors in rounds over an object store, as the manager of torchft's DiLoCo.
+    """A manager for torchft's DiLoCo that averages tensors in rounds over an object store.
 
-    `store` is an ObjectStoreAllReduce (which knows rank, world size and time limit), an ObjectStore, or a URI. A round
-    ends within `timeout_s`: with a commit, or with RoundTimeout, which names the missing ranks. Means of `int8` and
-    `int4` offers are stored in bf16 unless `mean_payload` says otherwise.
+    `store` is an ObjectStoreAllReduce (which provides rank, world size and time limit), an ObjectStore, or a URI. A
+    round ends within `timeout_s`, either with a commit or with RoundTimeout, which names the missing ranks. Means of
+    `int8` and `int4` offers are stored in bf16 unless `mean_payload` says otherwise.
     """
 
     _use_async_quorum = False
@@ -176,7 +176,7 @@ class ObjectStoreManager:
         return _Count(self.world_size if last is None else len(last.members))
 
     def is_leader(self) -> bool:
-        """Return whether this is rank 0."""
+        """Return whether this replica has rank 0."""
         return self.rank == 0
 
     # Called by our own outer loop and by trainers.

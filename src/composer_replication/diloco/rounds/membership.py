@@ -117,7 +117,7 @@ class Membership:
         return self._skips_round or (self.position.commits is not None and self.position.step >= self.position.commits)
 
     def end_after(self, commits: int) -> None:
-        """Set the number of commits that the run needs. No round is held after them."""
+        """Set the number of commits after which the run ends and no more rounds are held."""
         self.position = replace(self.position, commits=commits)
 
     def join(self, *, training: bool = False) -> None:

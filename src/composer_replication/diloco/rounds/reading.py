@@ -140,7 +140,7 @@ class RoundReader:
     _here: set[int] = field(default_factory=set)
 
     def read(self) -> RoundView:
-        """Return the current state of the round."""
+        """Read the round from the store, and return its current state."""
         prefix = self.layout.round(self.step)
         self._request_departures()
         names = {key.removeprefix(f"{prefix}/") for key in self.store.keys(prefix)}

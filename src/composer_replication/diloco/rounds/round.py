@@ -1,4 +1,4 @@
-"""One DiLoCo round over an object store, as one replica takes part in it.
+"""Run one DiLoCo round over an object store, from the perspective of one replica.
 
     claim         the replica holds its rank, and knows the commits that its weights come from (membership.py)
     local steps   it trains alone; then torchft's DiLoCo hands over how far its weights have moved (manager.py)
@@ -352,7 +352,7 @@ class LocalReplica:
 
 @dataclass(frozen=True)
 class Timers:
-    """Which timers of this replica have run out. Clocks of different machines are never compared."""
+    """Flags that say which timers of this replica have run out. Clocks of different machines are never compared."""
 
     grace: bool = False  # since a quorum of offers was seen
     reduce: bool = False  # since the last progress of a sealed attempt

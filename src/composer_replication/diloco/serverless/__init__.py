@@ -1,4 +1,4 @@
-"""Replicas on rented machines, which have no network between them: executors start them, and they share a bucket.
+"""Run replicas on rented machines. The replicas are started by executors, and share a bucket instead of a network.
 
 executor            the base class of executors, their jobs and handles
 replica_process     the program of a replica, on any service

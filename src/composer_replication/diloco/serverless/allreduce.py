@@ -1,4 +1,4 @@
-"""Average a tensor over a fixed number of processes that share only an object store."""
+"""Average tensors over a fixed number of processes that have nothing in common but an object store."""
 
 from __future__ import annotations
 

@@ -282,11 +282,11 @@ class Executor(ABC):
 
     @abstractmethod
     def stream_logs(self, handle: ReplicaHandle, *, n_lines: int = 200) -> str:
-        """Return the last lines of a replica's output so far."""
+        """Return the last lines of the output that a replica has written so far."""
 
     @abstractmethod
     def cancel(self, handle: ReplicaHandle) -> None:
-        """End a replica and all of its processes. Does nothing if it has ended."""
+        """End a replica and all of its processes. Does nothing if the replica has already ended."""
 
     @abstractmethod
     def find(self, launch: str, rank: int, attempt: int) -> list[ReplicaHandle]:
@@ -340,7 +340,7 @@ ENDED: frozenset[ReplicaStatus] = frozenset({"succeeded", "failed", "cancelled"}
 
 @dataclass
 class ReplicaHandle:
-    """Identifies a launched replica: its rank, its executor, and the service's identifiers for it."""
+    """The identity of a launched replica: its rank, its executor, and the service's identifiers for it."""
 
     rank: int
     backend_name: str
@@ -482,7 +482,7 @@ _MAX_JOB_BYTES = 100_000  # the limit for a Linux environment variable is 131,07
 
 @dataclass(frozen=True, kw_only=True)
 class ReplicaJob:
-    """Describes what a replica should do, as JSON, with secrets only by name."""
+    """A description of what a replica should do. It is passed as JSON, and contains secrets only by name."""
 
     entrypoint: str
     args: Mapping[str, Any]

@@ -70,7 +70,9 @@ def main(
 
 
 def _read_rank(environment: Mapping[str, str], world_size: int) -> int:
-    """Return the rank of this replica. Raises RuntimeError if it is not set, and ValueError if it is out of range."""
+    """Return the rank of this replica from the environment. Raises RuntimeError if it is not set, and ValueError if
+    it is out of range.
+    """
     text = environment.get("REPLICA_RANK")
     if text is None:
         fix = "Executors set it; for a replica that you start yourself: REPLICA_RANK=0."

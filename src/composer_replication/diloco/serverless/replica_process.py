@@ -325,9 +325,9 @@ def masked(text: str, masks: Mapping[str, str]) -> str:
 
 
 def secret_masks(names: Iterable[str], environment: Mapping[str, str]) -> dict[str, str]:
-    """Return the names of secrets by value, longest values first, because a value may contain another.
+    """Return a mapping from secret values to secret names, longest values first, because one value may contain another.
 
-    Logs are masked line by line, so each line of a multi-line value is masked separately. Values of less than four
+    Logs are masked line by line, so each line of a multi-line value is masked separately. Values of fewer than four
     characters are not masked, because they would match too much.
     """
     values = {line: name for name in names for line in environment.get(name, "").splitlines()}

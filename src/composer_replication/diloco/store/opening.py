@@ -30,14 +30,15 @@ def open_store(
     """Return the store at `uri`: s3://bucket/prefix, gs://…, az://container/prefix, hf://[datasets/]owner/name/folder,
     file://… or a plain path.
 
-    Credentials come from the environment or `options`, never from the URI. `options` of a bucket are obstore's, by its
-    names (`endpoint`, `region`), and `allow_http` for a server on loopback; those of the Hub are `endpoint` and
-    `token`.
+    Credentials come from the environment or `options`, never from the URI. For a bucket, `options` are those of
+    obstore, under the same names (`endpoint`, `region`), and `allow_http` for a server on loopback. For the Hub, they
+    are `endpoint` and `token`.
 
-    A call without a usable answer is repeated for `deadline_s`, with exponential backoff; an address that has never
-    answered gets eight seconds. Each request also gets the time to transfer its bytes at `slowest_mb_s`, a bandwidth
-    that all requests share. Opening a store checks that only one of two writers can create an object, which creates
-    folders and writes a probe. With `probes=False`, for readers, nothing is written.
+    A call without a usable answer is repeated for `deadline_s` seconds, with exponential backoff; an address that has
+    never answered gets eight seconds. Each request also gets the time to transfer its bytes at `slowest_mb_s`, a
+    bandwidth that all requests share. When a store is opened, a check makes sure that only one of two writers can
+    create an object; this check creates folders and writes a probe object. With `probes=False`, which is meant for
+    readers, nothing is written.
     """
     scheme = scheme_of(uri)
     pace = RequestPace(deadline_s, slowest_mb_s)

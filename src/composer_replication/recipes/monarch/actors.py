@@ -1,4 +1,4 @@
-"""The four actors: wrappers that Monarch can spawn, around classes that do not need Monarch.
+"""Define the four actors, which are wrappers that Monarch can spawn around classes that do not need Monarch.
 
 Every endpoint is async, because Monarch rejects classes that mix sync and async endpoints. Long work runs in a thread,
 so that the process can answer its supervisor; an actor still handles one call at a time. Arguments and results are

@@ -136,7 +136,9 @@ async def _call_reward(function: Callable[..., Any], columns: Mapping[str, Any])
 
 @dataclass(frozen=True, kw_only=True)
 class TeacherPoolSettings:
-    """The teachers to query, and the spending cap. API keys are read from the environment and never passed on."""
+    """The settings of a teacher pool: the teachers to query, and their shared spending cap. API keys are read from
+    the environment and never passed on.
+    """
 
     folder: str
     teachers: tuple[TeacherSpec, ...]

@@ -132,13 +132,13 @@ class ActorRun:
         remove_shared_memory_note(self._folder)
 
     async def train(self) -> list[dict[str, Any]]:
-        """Train on all remaining batches, and return their records."""
+        """Train on all batches that remain, and return the records of their outer steps."""
         await asyncio.gather(*(actor.pid() for actor in self.actors.values()))  # starts all processes concurrently
         num_trained = await self.trainer.call("num_batches")
         return [await self.step(number) for number in range(num_trained, self.settings.num_batches)]
 
     async def step(self, number: int) -> dict[str, Any]:
-        """Create batch `number` unless it exists, train on it, and return its record."""
+        """Create batch `number` if it does not exist yet, train on it, and return the record of this outer step."""
         if not StepBatch.exists(self._folder / "batches", number):
             await self._make_batch(number)
         record = await self.trainer.call("train_outer_step", number)

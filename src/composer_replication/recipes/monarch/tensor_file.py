@@ -283,13 +283,13 @@ _TURN_FIELDS = ("start", "end", "teacher_start", "kind", "hint", "turn_id", "wro
 
 @dataclass(frozen=True, eq=False, kw_only=True)
 class StepBatch:
-    """A batch of rollouts for the trainer: prompts padded on the left, completions on the right.
+    """A batch of rollouts for the trainer, with prompts padded on the left and completions padded on the right.
 
-    It is stored in a file so that a restarted actor finds it, and because an argument would be pickled. `sampled_mask`
-    marks the tokens that the policy sampled. `old_logprobs` (B, C) are the log-probs under the weights that sampled;
-    None if those are the weights to be trained, of version `weights_version`. `sites` are the turns of each row that
-    channel 2 trains on. `pairs` are the `dpo_*` tensors of `compose_loss`, empty without pairs; the trainer adds the
-    reference log-probs.
+    It is stored in a file, so that a restarted actor can find it; as an argument, it would also have to be pickled.
+    `sampled_mask` marks the tokens that the policy sampled. `old_logprobs` (B, C) are the log-probs of these tokens
+    under the weights that sampled them; None means that those are the weights to be trained, of version
+    `weights_version`. `sites` are the turns of each row on which channel 2 (hint distillation) trains. `pairs` are the
+    `dpo_*` tensors of `compose_loss`, or empty if there are no pairs; the trainer adds the reference log-probs.
     """
 
     prompt_ids: Tensor

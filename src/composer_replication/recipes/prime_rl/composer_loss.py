@@ -1,4 +1,5 @@
-"""PRIME-RL's policy loss of one sample plus channel 2, with the signature of its custom-loss hook.
+"""Compute PRIME-RL's policy loss for one sample plus channel 2 (hint distillation), as a function for PRIME-RL's
+custom-loss hook.
 
 lt, li and lr are the log-probs of the sampled tokens under the trainer, the inference engine and the reference; A are
 the advantages; r = exp(lt - li), d = exp(lt) - exp(li). A token is dropped when its probability has already moved far

@@ -256,7 +256,7 @@ def composer_algorithm(grpo: type, settings: HintSettings, traces_of: Any, branc
 
     # Defined here, because the base class is known only once PRIME-RL is imported.
     class ComposerAlgorithm(grpo):
-        """GRPO with hints at erring turns."""
+        """The engine's GRPO algorithm, extended by hints at erring turns."""
 
         async def setup(self) -> None:
             await super().setup()

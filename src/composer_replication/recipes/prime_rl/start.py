@@ -46,9 +46,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _refuse_slurm(rest: Sequence[str]) -> None:
-    """Raise ConfigError if a config requests SLURM.
-
-    The submitted job would start its own orchestrator after this process and its PATH have ended.
+    """Raise ConfigError if a config requests SLURM, because the submitted job would start its own orchestrator after
+    this process and its modified PATH no longer exist.
     """
     for marker, path in itertools.pairwise(rest):
         # The engine reads config files from arguments of the form "@ rl.toml".

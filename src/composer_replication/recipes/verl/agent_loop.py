@@ -1,4 +1,5 @@
-"""An agent loop that finds error sites when a turn ends, and workers that query teacher servers with hinted contexts.
+"""Define an agent loop that finds error sites when a turn ends, and workers that query teacher servers with hinted
+contexts.
 
 Sites are searched after every turn, because only then do verl's messages and token ids agree. Later, verl may stop a
 rollout at its maximum length before a message is written, or write tool results as messages but not as tokens. Sites
@@ -8,8 +9,8 @@ the agent loop, import this module and set `rollout.agent.default_agent_loop: co
 With verl's teacher servers, no reference worker is needed. verl's own agent workers send each finished row to a server
 and store the entries that it returns per token. The workers here instead send the hinted contexts of the row's sites,
 and store the entries of each erring turn at its tokens in the row; all other positions hold `NO_TEACHER`. To use them,
-set `rollout.agent.agent_loop_manager_class` to one of the two managers below, enable `distillation`, and
-choose a loss of `registered` there. The teacher is then the server's model, frozen.
+set `rollout.agent.agent_loop_manager_class` to one of the two managers below, enable `distillation`, and choose a loss
+of `registered` there. The teacher is then the server's model, frozen.
 """
 
 from __future__ import annotations

@@ -235,14 +235,16 @@ KEY = "composer"
 
 @dataclass(frozen=True, kw_only=True)
 class EngineChannels(LossKnobs):
-    """The options of channels 2 and 3, with the names of `compose_loss`, and what an engine needs in addition.
+    """The options of channel 2 (hint distillation) and channel 3 (DPO pairs), with the names used by `compose_loss`,
+    and additional options for an engine.
 
-    `live_share` of the teacher's logits come from the current policy, the rest from the reference worker: a trust
-    region. 0 is the frozen reference, 1 the live policy. `teacher_top_k` keeps that many entries of the teacher per
-    token and puts all others into one tail bucket; None keeps the whole vocabulary. `teacher_batch` is the number of
-    hinted contexts per forward pass, `pair_batch` that of pairs. `sdpo_is_clip` weights a token that older weights
-    sampled by min(clip, p_new / p_old). With `anneal="linear"` the weight of channel 2 goes from `alpha_sdpo` at the
-    first step of the learning-rate schedule to `alpha_sdpo * anneal_end` at its last.
+    `live_share` is the share of the current policy in the teacher's logits; the rest comes from the reference worker. A
+    share of 0 gives a frozen teacher, 1 a teacher that is the current policy, and values in between a trust-region
+    teacher. `teacher_top_k` is the number of teacher entries that are kept per token, while all others go into one tail
+    bucket; None keeps the whole vocabulary. `teacher_batch` is the number of hinted contexts per forward pass, and
+    `pair_batch` is the number of pairs. `sdpo_is_clip` is the clip in the weight min(clip, p_new / p_old) of a token
+    that was sampled by older weights. With `anneal="linear"`, the weight of channel 2 changes from `alpha_sdpo` at the
+    first step of the learning-rate schedule to `alpha_sdpo * anneal_end` at the last step.
     """
 
     live_share: float = 0.01

@@ -143,9 +143,10 @@ def _parse_column(text: str | None, column: str) -> list[Mapping[str, Any]]:
 
 
 def read_column(data: Any, name: str) -> list[str | None]:
-    """Read a column of a TensorDict: one value per row, None for rows without a value and for padding rows.
+    """Read a column of a TensorDict. Returns one value per row, with None for padding rows and rows without a value.
 
-    verl's queue stores the values that an agent loop adds in one mapping per row; its older trainer makes them columns.
+    verl's queue stores the values that an agent loop adds in one mapping per row; verl's older trainer stores them as
+    columns.
     """
     # verl is imported on use: this module also writes columns where verl is not installed.
     from verl.utils import tensordict_utils
