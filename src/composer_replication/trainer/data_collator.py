@@ -118,7 +118,7 @@ class CollatorConfig:
 
 @dataclass
 class ComposerDataCollator:
-    """Makes batches for `compose_loss` from traces.
+    """A collator that turns traces into batches for `compose_loss`.
 
     Every batch has input_ids, attention_mask, response_mask (B, T), which is 1 on every token of every assistant turn
     including its end-of-turn token, and rewards (B,). With `enable_sdpo`, a hint generator and an error site it also
@@ -130,13 +130,13 @@ class ComposerDataCollator:
     these segments. The constructor then warns, and there are no end-of-turn tokens that a mask could include.
 
     A trace is one row, or one row per sequence if a template rewrites history; each row gets the trace's reward. A
-    trace without a reward gets NaN, counted as `no_reward`. Rows longer than `max_seq_len` are truncated on
-    the left, at the start of a message if possible. Targets are never truncated: a turn, site or pair that does not
-    fit is dropped.
+    trace without a reward gets NaN, counted as `no_reward`. Rows longer than `max_seq_len` are truncated on the left,
+    at the start of a message if possible. Targets are never truncated: a turn, site or pair that does not fit is
+    dropped.
 
     `counts` has the number of dropped items by reason, over all calls in this process (each data loader worker has its
-    own; `counts.clear()` resets it). `renderer.counts` counts what a template could not render faithfully. If no
-    row is left (`batch_without_rows`), the batch has one row of a single token without a target and a reward of NaN:
+    own; `counts.clear()` resets it). `renderer.counts` counts what a template could not render faithfully. If no row is
+    left (`batch_without_rows`), the batch has one row of a single token without a target and a reward of NaN:
     `compose_loss` runs, and its `active` shows that lm_ce did not.
     """
 

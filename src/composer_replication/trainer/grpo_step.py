@@ -554,7 +554,7 @@ class ChannelMetrics:
 
 
 class LossStep:
-    """The computation of a trainer's loss in a micro-step: the GRPO loss plus the terms of channels 2 and 3."""
+    """The loss of a trainer's micro-steps: the GRPO loss plus the terms of channels 2 and 3."""
 
     def __init__(
         self, trainer: Any, channels: ComposerChannels, channel_metrics: ChannelMetrics, *, wants_sites: bool

@@ -56,7 +56,7 @@ _log = logging.getLogger(__name__)
 
 
 class OfflineTrainer(WithTeacher, Trainer):
-    """Trains a model on `LoggedSessions`.
+    """A trainer for any or all of the three channels on `LoggedSessions`.
 
     A micro-batch is `per_device_train_batch_size` items of `sessions`, side by side in one tree batch.
 

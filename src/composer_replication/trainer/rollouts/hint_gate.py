@@ -78,7 +78,7 @@ OWN_DROP, OTHER_DROP, GATE, CONTRAST = "hints/own_drop", "hints/other_drop", "hi
 
 
 class HintGate:
-    """Decides after every step whether channel 2 is on in the next step.
+    """A gate that decides after every step whether channel 2 is on in the next step.
 
     The gate starts closed. An earlier version started open and closed too late: the first steps of channel 2 had
     already done the damage (docs/decisions/0025). While the evidence is inconclusive, the gate does not change.

@@ -280,9 +280,7 @@ def _padded(values: Tensor, left_to: int, right_to: int, padding: float) -> Tens
 
 
 def _both_parts(key: str, batch: Batch, prompts: int, completions: int) -> Tensor:
-    """Return the token types of prompts and completions, padded with type 0 (text) on the left of prompts and the
-    right of completions.
-    """
+    """Return the token types, with type 0 (text) as padding left of the prompts and right of the completions."""
     width = batch["prompt_ids"].shape[1]
     types = batch[key]
     return torch.cat([_padded(types[:, :width], prompts, 0, 0), _padded(types[:, width:], 0, completions, 0)], dim=1)

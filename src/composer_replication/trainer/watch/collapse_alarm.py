@@ -240,9 +240,7 @@ class _Best:
         return f"best-{self.step}"
 
     def is_beaten_by(self, metric: str, value: float) -> bool:
-        """Return whether the given value is better; always False for a different metric, since the values are not
-        comparable.
-        """
+        """Return whether the given value is better; False if the metric differs, since values are not comparable."""
         if metric != self.metric:
             return False
         return value > self.value if self.higher_is_better else value < self.value
@@ -387,7 +385,7 @@ class _MetricHistory:
 
 
 class _WatchedMetric:
-    """A watch with its metric's history.
+    """A watched metric with its limits and its history.
 
     The latest `window` values are never part of the baseline: a value enters the baseline when it leaves the window.
     The metric is past its limit if the window's mean (i) is past a multiple of the baseline or an absolute ceiling,
@@ -396,8 +394,8 @@ class _WatchedMetric:
         |mean - baseline| > certainty * s * sqrt(2 / window),    s^2 = mean of (x[t+1] - x[t])^2 / 2 over the older
             values
 
-    Differences of neighboring values measure noise without a trend. `patience` values in a row past the limit raise an
-    alarm; after as many values within the limit, the metric may raise another alarm.
+    s measures noise without a trend, because it uses the differences of neighboring values. `patience` values in a row
+    past the limit raise an alarm; after as many values within the limit, the metric may raise another alarm.
     """
 
     def __init__(self, watch: _Watch) -> None:
@@ -405,7 +403,7 @@ class _WatchedMetric:
         self._history = _MetricHistory()
 
     def observe(self, logs: Mapping[str, Any], step: int) -> _Alarm | None:
-        """Add the value in a line of metrics, if it is finite, and return the alarm that it raises, if any."""
+        """Add the metric's value from a line of metrics, if it is finite, and return an alarm or None."""
         key = next((key for key in self.watch.keys if _finite(logs.get(key)) is not None), None)
         value = None if key is None else _finite(logs[key])
         if key is None or value is None:

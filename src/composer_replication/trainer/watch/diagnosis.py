@@ -431,7 +431,7 @@ ERROR_RATE = "sites/per_100_turns"
 
 
 def _values_of(history: History, key: str) -> list[float]:
-    """Return the finite values of a metric, in order."""
+    """Return the finite values of a metric, in the order in which they were logged."""
     values = [line.get(key) for line in history]
     return [float(value) for value in values if isinstance(value, int | float) and math.isfinite(value)]
 

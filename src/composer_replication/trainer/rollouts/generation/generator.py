@@ -430,7 +430,7 @@ class _Sampler:
 
 
 class _Origin(NamedTuple):
-    """The cached row that a new row continues: its number, and the length of the common prefix."""
+    """The cached row that a new row continues: its index in the cache, and the length of their common prefix."""
 
     row: int
     shared: int

@@ -156,7 +156,7 @@ class _RowMask(SelfAttendingMask):
         return mask
 
     def set_up(self, rows: Tensor, slots: Tensor, reach: int, *, is_fresh: bool = False, is_whole: bool = False) -> Any:
-        """Set this mask up for the next pass, and return it."""
+        """Prepare this mask for the next pass, and return it."""
         self.rows, self.slots, self.reach, self.is_fresh, self.is_whole = rows, slots, reach, is_fresh, is_whole
         self._bias = {}
         return self

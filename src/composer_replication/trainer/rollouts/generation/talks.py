@@ -74,9 +74,7 @@ class _Cache:
 
 
 class _CacheSlot:
-    """The state of a conversation in a row of `_Cache`: its length and maximum length, its current turn, and its
-    unread tokens.
-    """
+    """The state of a conversation in a row of `_Cache`: length, maximum length, current turn and unread tokens."""
 
     def __init__(self, talk: Talk, *, room: int, most_new: int | None) -> None:
         self.talk, self.length, self.turn = talk, 0, list[int]()
