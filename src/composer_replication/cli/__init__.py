@@ -13,5 +13,6 @@ export_weights  merged weights, GGUF, Ollama and vLLM for `crf export --to`
 replicas/   the implementation of `crf diloco`
 
 From logs to weights: ingest, split, sites, hints, judge, inspect, teachers, replay, pairs, train, evaluate, report;
-`run` runs all of these. The other verbs: demo, ablate, diloco, export, chat, forget, world, doctor, completion.
+`run` goes through the whole sequence. The other verbs: demo, ablate, diloco, export, chat, forget, world, doctor,
+completion.
 """

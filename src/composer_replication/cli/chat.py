@@ -169,7 +169,7 @@ def _show_side_by_side(columns: dict[str, str]) -> None:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Sampling:
-    """How an answer is sampled. Temperature 0 is greedy decoding."""
+    """Settings for sampling an answer. Temperature 0 means greedy decoding."""
 
     max_tokens: int = 256
     temperature: float = 0.0

@@ -1,7 +1,7 @@
 """`crf pairs RUN`: make preference pairs for DPO (channel 3) and filter them.
 
-Reads   conversations.jsonl; split.jsonl, sites.jsonl and teacher_calls.jsonl if they exist Writes  pairs.jsonl; with
---export also a data set for TRL's DPOTrainer
+Reads   conversations.jsonl; split.jsonl, sites.jsonl and teacher_calls.jsonl if they exist
+Writes  pairs.jsonl; with --export also a data set for TRL's DPOTrainer
 
 Pairs have two sources:
 

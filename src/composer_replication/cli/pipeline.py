@@ -287,7 +287,7 @@ def _steps(config: CrfConfig, run: RunDir, callbacks: RunCallbacks) -> Iterator[
 def _training_steps(
     config: CrfConfig, run: RunDir, training_data: TrainingDataCounts, callbacks: RunCallbacks
 ) -> Iterator[_Step]:
-    """Yield the training, its controls, the evaluation and the report."""
+    """Yield the steps for the training, its controls, the evaluation and the report."""
     # Imported here because it loads torch.
     from composer_replication.evaluation.evaluate import PARTIAL
     from composer_replication.trainer.from_config.train_run import (

@@ -1,7 +1,7 @@
 """`crf replay RUN`: ask teachers what they would have done at each state of a run, up to a spending cap.
 
-Reads   conversations.jsonl; tools.jsonl, split.jsonl and sites.jsonl if they exist Writes  teacher_calls.jsonl, one row
-per state and teacher; answers are cached in teacher_cache.sqlite
+Reads   conversations.jsonl; tools.jsonl, split.jsonl and sites.jsonl if they exist
+Writes  teacher_calls.jsonl, one row per state and teacher; answers are cached in teacher_cache.sqlite
 
 The conversations are read twice. The first pass builds every request, checks it for secrets, adds its price to the
 total and keeps only its cache key; it sends nothing. The second pass builds the requests again and sends them. The rows
@@ -182,7 +182,8 @@ OnCall = Callable[[TeacherCallResult], None]
 class _ReplayPlan:
     """The requests of a replay, the teachers that receive them, and the cost.
 
-    `finds` lists each text in the requests that looks like a secret once, with the first state that contains it.
+    `finds` lists, without duplicates, the texts in the requests that look like secrets, each with the first state that
+    contains it.
     """
 
     run: RunDir
@@ -458,7 +459,7 @@ class StateOfTurn(NamedTuple):
 
     @property
     def has_failed(self) -> bool:
-        """Whether a call of the turn failed or was refused, apart from `TASK_FAILURES`."""
+        """Whether a call of the turn failed or was refused. Failures in `TASK_FAILURES` do not count."""
         return any(kind not in TASK_FAILURES for kind in self.failures)
 
 

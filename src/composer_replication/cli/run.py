@@ -1,9 +1,9 @@
-"""`crf run PATH... --model M`: from logs to an adapter, an evaluation on held-out sessions and a report.
+"""`crf run PATH... --model M`: turn logs into an adapter, an evaluation on held-out sessions and a report.
 
 run              parse the arguments, then plan or run the steps of `pipeline.py`
 run_pipeline     run the steps and print the verdict
-_plan_run        `--dry-run`: which steps would run and why, their price, time and memory
-_estimate_times  how long training and evaluation would take on this machine
+_plan_run        for `--dry-run`: find which steps would run and why, and their price, time and memory
+_estimate_times  estimate how long training and evaluation would take on this machine
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """The checks of `crf run` before it starts, and the options that it saves in the run.
 
-    check_inputs            logs and model exist; runs before anything that takes seconds to load
-    check_enough_training_data   the run has enough errors and pairs to train on
-    check_verdict_possible  the held-out sessions have enough errors for a verdict
-    save_options              write options.toml: every option that is not a default
+    check_inputs                logs and model exist; runs before anything that takes seconds to load
+    check_enough_training_data  the run has enough errors and pairs to train on
+    check_verdict_possible      the held-out sessions have enough errors for a verdict
+    save_options                write options.toml: every option that is not a default
 
 `crf run RUN` starts from options.toml, so that a run is resumed with its own options. Flags override individual
 options; `--config` replaces all of them.

@@ -6,7 +6,7 @@ sampling       actions that each model samples at held-out states, judged and co
 vllm_sampling  sampling with vLLM, where it is installed
 questions      what every model is asked: log-probs, actions, losses on good turns and code, math, token gaps
 figures        means over sites with intervals over sessions
-record         the questions asked of each model, and what evaluation.json says of the answers
+record         the content of evaluation.json: models, split, metrics and verdict
 models         which models are compared, and with which settings
 evaluate       the whole evaluation in order
 report/        a run as HTML and markdown pages

@@ -4,9 +4,9 @@
     forced_correction change of the right call - change of the erring decision
     sampled_*         change of a property of the actions sampled at held-out states
 
-A change is after - before, in nats/token. The control has the same metrics with its own weights as `after`. The
-`difference` is the trained model's change minus the control's, site by site. If the control has several shuffles, its
-change and the difference are means over the shuffles.
+A change is after - before; changes in log-probs are in nats/token. The control has the same metrics with its own
+weights as `after`. The `difference` is the trained model's change minus the control's, site by site. If the control has
+several shuffles, its change and the difference are means over the shuffles.
 
 Values from the same session are correlated, so intervals are computed over sessions. The estimate m is the mean of all
 values. With S_g and n_g the sum and number of values of session g, e_g = S_g - m n_g, N = sum n_g and G sessions,

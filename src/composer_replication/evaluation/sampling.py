@@ -58,7 +58,7 @@ class State(NamedTuple):
 
     @property
     def key(self) -> tuple[str, str, Sort]:
-        """An id that does not depend on the tokenizer."""
+        """An id of the state that does not depend on the tokenizer."""
         return self.conversation_id, self.turn_id, self.sort
 
 
@@ -168,7 +168,7 @@ def _batches(states: Sequence[State], num_samples: int, max_states: int) -> Iter
 
 
 class _TurnDecoder:
-    """Base of the samplers: decodes generated tokens up to the first one that ends the turn."""
+    """Base class of the samplers, which decodes generated tokens up to the first token that ends the turn."""
 
     def __init__(self, renderer: Renderer) -> None:
         self._renderer = renderer

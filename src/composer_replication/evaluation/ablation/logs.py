@@ -214,7 +214,7 @@ def _copy(source: Path, target: Path) -> None:
 
 
 def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
-    """Return the units of a run. Raises RunError if there are none."""
+    """Return the units of a run, or raise RunError if there are none."""
     units = _session_units(run)
     if not units:
         left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "none"

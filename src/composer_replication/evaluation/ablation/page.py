@@ -94,7 +94,7 @@ def write_page(study: AblationResults, folder: Path) -> Path:
 
 
 def as_json(study: AblationResults) -> dict[str, Any]:
-    """Return the content of the page for `--json`."""
+    """Return the content of the page in the form that `--json` prints."""
     figures = [*compute_figures(study, study.frozen.metrics), *compute_figures(study, _metrics_by_kind(study))]
     return {
         "question": study.frozen.experiment.question,

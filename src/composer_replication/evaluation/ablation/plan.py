@@ -45,7 +45,9 @@ class Budget:
 
 @table("metrics.NAME")
 class Metric:
-    """A metric: the sum of `of` over units, divided by the sum of `per` or by the number of units."""
+    """A metric: the sum of `of` over units, divided by the sum of `per` or the number of units, multiplied by
+    `times`.
+    """
 
     of: str = option("", "Name of the sum. Empty: the metric's own name.")
     per: str | None = option(None, "Name of the denominator. Unset: the number of units.")
@@ -56,7 +58,7 @@ class Metric:
 
 @table("ablate")
 class Experiment:
-    """The question, and what will answer it."""
+    """An experiment: its question, and the world, seeds, baseline, metric and budget that will answer it."""
 
     question: str = option("", "The question, in one sentence.")
     world: str = option("logs", "World that runs the jobs: workspace, logs (logged sessions), or a module of your own.")
@@ -71,7 +73,7 @@ class Experiment:
 
 @table("arms.NAME")
 class _ArmTable:
-    """An arm as written in the file."""
+    """The table of one arm, as written in arms.toml."""
 
     about: str = option("", "What this arm does, in one sentence.")
     predict: str = option("", "Prediction in one sentence, written before the run.")
@@ -87,7 +89,7 @@ class _ArmTable:
 
 @table("")
 class _ArmsFile:
-    """All of arms.toml."""
+    """The content of arms.toml."""
 
     ablate: Experiment = section(Experiment, "The question, and what answers it.")
     base: dict[str, object] = option({}, "Settings that all arms share.")

@@ -283,8 +283,9 @@ def _with_visible_whitespace(text: str) -> str:
 
 
 def _shade_class(gap: float) -> str:
-    """Return the CSS class of a gap: `d1` to `d4` if the hint makes the token less likely, `u1` to
-    `u4` if more likely.
+    """Return the CSS class that shades a token by its gap.
+
+    The class is one of `d1` to `d4` if the hint makes the token less likely, and one of `u1` to `u4` if more likely.
     """
     depth = sum(abs(gap) >= step for step in _SHADE_STEPS)
     return f"{'d' if gap < 0 else 'u'}{depth}" if depth else ""

@@ -183,7 +183,7 @@ class RunRecords:
 
     @cached_property
     def sides(self) -> Mapping[str, Row]:
-        """The rows of the split by conversation id."""
+        """The rows of the split, keyed by conversation id."""
         return {row["conversation_id"]: row for row in self.rows("split")}
 
     @cached_property
@@ -196,7 +196,7 @@ class RunRecords:
 
     @cached_property
     def sampled(self) -> Mapping[tuple[str, str], list[Row]]:
-        """The sampled actions by conversation id and turn id."""
+        """The sampled actions, keyed by conversation id and turn id."""
         rows_by_turn: dict[tuple[str, str], list[Row]] = defaultdict(list)
         for row in self.rows("sampled"):
             rows_by_turn[row["conversation_id"], row.get("turn_id", "")].append(row)
@@ -285,7 +285,7 @@ class RunRecords:
 
 
 class MeanLogprobs(NamedTuple):
-    """Mean log-probs per token by arm."""
+    """The mean log-probs per token of each arm."""
 
     before: float
     after: float
