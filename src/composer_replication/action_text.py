@@ -165,7 +165,7 @@ TEXT_AFTER_CALL = "text_after_call"
 
 
 def action_text(turn: Turn) -> str:
-    """Return the actions of an assistant turn as one text: its blocks in order, joined by newlines."""
+    """Return an assistant turn as one text: its thinking, text and calls in order, joined by newlines."""
     blocks: Any = turn.extra.get("blocks")
     layout: list[Any] = blocks if _is_valid_layout(blocks, turn) else _plain_layout(turn)
     texts, thoughts = _PieceReader(turn.text), _PieceReader(turn.thinking)
@@ -315,7 +315,7 @@ def _call_text(call: ToolCall) -> str:
 
 
 def arguments_text(call: ToolCall) -> str:
-    """Return the arguments as the model wrote them, or as JSON."""
+    """Return a call's arguments as the model wrote them, or else as JSON."""
     if call.raw_arguments is not None:
         return call.raw_arguments
     try:
@@ -362,7 +362,8 @@ def _parse_text_reply(text: str) -> Action:
 def remove_thinking(text: str) -> str:
     """Return the text without the thinking that some models write before their answer.
 
-    The opening tag may be missing, since some templates put it into the prompt; then the closing tag has to end a line.
+    The opening tag may be missing, because some templates put it into the prompt. In that case, the closing tag has to
+    end a line.
     """
     for tag in _THOUGHTS:
         before, end, after = text.partition(f"</{tag}>")

@@ -54,7 +54,7 @@ class StagedFile:
             self.file.close()
 
     def commit(self) -> None:
-        """Replace the target by the file."""
+        """Replace the target with the file."""
         commit_together(self)
 
     def commit_new(self) -> None:
@@ -170,7 +170,7 @@ def atomic_write_bytes(path: str | os.PathLike[str], data: bytes) -> None:
 
 
 def atomic_write_text(path: str | os.PathLike[str], text: str) -> None:
-    """Write a text atomically in UTF-8, with its line ends unchanged."""
+    """Write a text atomically in UTF-8, with its line endings unchanged."""
     atomic_write_bytes(path, text.encode("utf-8"))
 
 

@@ -30,7 +30,9 @@ _MODULE_AND_NAME = re.compile(r"[A-Za-z_][\w.]*:[A-Za-z_]\w*")
 
 
 def require(module: str, *, extra: str) -> ModuleType:
-    """Import and return a module. Raises MissingExtraError with the extra to install, or why the import failed."""
+    """Import and return a module. Raises MissingExtraError, which names the extra to install or the reason why the
+    import failed.
+    """
     if "." not in module and not available(module):
         raise _missing(module, extra)
     try:

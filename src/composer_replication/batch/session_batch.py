@@ -134,7 +134,9 @@ class _SessionRows:
         return planned
 
     def _add_unrelated_hint(self, item: Item, span: TurnSpan, unrelated_hint: str, target: Target) -> Target:
-        """Add a branch for the unrelated hint to the target; return it unchanged if that hint cannot be placed."""
+        """Add a branch for the unrelated hint to the target; return the target unchanged if that hint cannot be
+        placed.
+        """
         hinted = self._hinted_target(span, unrelated_hint, target)
         if isinstance(hinted, str):
             self.contrast_failures[item] = hinted
@@ -294,7 +296,8 @@ WRONG_HINT = "wrong_hint:"
 class SiteHint(NamedTuple):
     """An erring turn and one of its hints.
 
-    `unrelated_hint` is a hint of another kind, for `RowWeighting.contrast` (see `hint_placement.draw_unrelated_hints`).
+    `unrelated_hint` is the hint of a site with another kind of error, for `RowWeighting.contrast` (see
+    `hint_placement.draw_unrelated_hints`).
     """
 
     span: TurnSpan

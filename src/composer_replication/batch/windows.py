@@ -127,7 +127,7 @@ class _OpenWindow:
     targets: list[int]
 
     def add(self, index: int, target: Target) -> None:
-        """Add a target; the caller has checked that it fits."""
+        """Add a target. The caller must have checked that it fits."""
         self.targets.append(index)
         self.end = target.end
         self.num_branch_tokens += target.num_branch_tokens(self.first)
@@ -217,9 +217,11 @@ def plan_packs(sizes: Sequence[int], budget: int) -> list[list[int]]:
 
 
 def padded_length(length: int) -> int:
-    """Round a length up to a multiple of 128 and, from 1,024 on, to one of eight lengths per doubling.
+    """Round a length up, to limit the number of different lengths: to a multiple of 128 and, from 1,024 on, to one of
+    eight lengths per doubling.
 
-    Kernels that are compiled per length are then compiled for few lengths, and less than an eighth is padding.
+    Kernels that are compiled per length are then compiled for few lengths, and less than an eighth of a batch is
+    padding.
     """
     if length < 1:
         raise InputError(explain("length", got=length, expected="1 or more"))

@@ -1,7 +1,10 @@
 """Find secrets that one message asks for and the next message provides without naming them.
 
-assistant: Which password does the staging database have?      user: kestrel-otter-4821, same as last year call:
-terraform output -raw db_password                        result: k[9}Q(w-T,2xB
+assistant: Which password does the staging database have?
+user:      kestrel-otter-4821, same as last year
+
+call:      terraform output -raw db_password
+result:    k[9}Q(w-T,2xB
 """
 
 from __future__ import annotations
@@ -167,7 +170,9 @@ _MAX_PRINTED_CHARS = 200
 
 
 def chat_spans(text: str) -> Iterator[Span]:
-    """Yield the answers in a chat log with one message per line: `ada: who has the panel pw?`."""
+    """Yield the secrets that answer a request such as `ada: who has the panel pw?` in a chat log with one message
+    per line.
+    """
     if not ("?\n" in text or "\uff1f\n" in text) or text.count("\n") > _MAX_CHAT_LINES:
         return
     begin, is_asked = 0, False
@@ -187,7 +192,7 @@ def chat_spans(text: str) -> Iterator[Span]:
 
 
 def answer_spans(text: str, *, of_phrase: bool = False) -> Iterator[Span]:
-    """Yield the secret in a short reply to a request. With `of_phrase`, it may consist of ordinary words."""
+    """Yield the secret in a short reply to a request. With `of_phrase`, the secret may consist of ordinary words."""
     stripped = text.strip()
     # If a rule has already found a secret, that secret is the answer.
     if not may_contain_answer(text) or PLACEHOLDER.search(stripped):

@@ -232,7 +232,9 @@ def _min_lines_to_detect(head: bytes) -> int:
 
 
 def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iterator[list[tuple[int, int]]]:
-    """Yield the bounds of consecutive lines with the same form, which differ only in numbers and string contents."""
+    """Yield runs of lines with the same form, which differ only in numbers and string contents, as the bounds of
+    each line.
+    """
     run: list[tuple[int, int]] = []
     form, last = b"", -1
     for number, start in group:
@@ -250,7 +252,9 @@ def _runs(lines: list[bytes], group: list[tuple[int, int]], fewest: int) -> Iter
 
 
 def _pieces(flat: bytes, run: list[tuple[int, int]]) -> list[tuple[int, int]] | None:
-    """Return the bounds of the string that varies most between lines, or None if no short string varies enough."""
+    """Return the bounds of the string field that varies most between lines, one per line; None if no short string
+    varies enough.
+    """
     rows = [[match.span(1) for match in _STRING.finditer(flat, *bounds)] for bounds in run]
     best: list[tuple[int, int]] | None = None
     most = _MIN_EVENTS - 1

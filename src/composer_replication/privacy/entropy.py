@@ -83,7 +83,9 @@ _PUBLIC_WHOLE = re.compile(r"(?:Root=)?1-[0-9a-f]{8}-[0-9a-f]{24}|_Z[NLK][0-9A-Z
 
 
 def _pair_and_change_shares(value: str) -> tuple[float, float]:
-    """Return the share of letter pairs that occur in words, and the share of neighbors in different classes."""
+    """Return the share of letter pairs that occur in words, and the share of neighboring characters in different
+    classes.
+    """
     lower = value.lower()
     letters = [pair for pair in map(str.__add__, lower, lower[1:]) if pair.isalpha()]
     common = len([pair for pair in letters if pair in _COMMON_PAIRS]) / len(letters) if len(letters) >= 4 else 0.0
@@ -94,7 +96,8 @@ def _pair_and_change_shares(value: str) -> tuple[float, float]:
 
 
 def fraction_of_class_changes(value: str) -> float:
-    """Return the share of neighbors in different classes: lower-case letters, capitals, digits, signs.
+    """Return the share of neighboring characters that are in different classes: lower-case letters, capitals, digits,
+    signs.
 
     A capital before a lower-case letter belongs to the same word and does not count as a change.
     """
@@ -138,7 +141,7 @@ def is_public_id(run: str) -> bool:
 
 
 def _without_public_ids(run: str) -> str:
-    """Return the run with public ids masked by blanks."""
+    """Return the run with public ids replaced by spaces, so that positions stay the same."""
     return _blanked(_PUBLIC, run)
 
 

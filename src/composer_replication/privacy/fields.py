@@ -103,7 +103,9 @@ def _is_typed(text: str) -> bool:
 
 
 def is_command_line(items: Sequence[Any]) -> bool:
-    """Return whether a list is an argument vector that may contain a password, judging by its flags or its command."""
+    """Return whether a list holds the arguments of a command that may include a password, judging by its flags or
+    its program.
+    """
     if not 2 <= len(items) <= _MAX_ARGUMENTS or not isinstance(items[0], str):
         return False
     texts = [item for item in items if isinstance(item, str)]
@@ -152,7 +154,9 @@ def is_secret_number(value: object, key: str, strength: Strength) -> bool:
 
 
 def holds_secret(item: Any, name: str, strength: Strength) -> bool:
-    """Return whether a value under a name with this strength has to be walked field by field."""
+    """Return whether a value under a name with this strength is a secret, or a list or an object that may contain
+    one.
+    """
     if isinstance(item, str):
         return is_whole_secret(item, strength, name)
     # Lists under a secret name are walked; their strings are secrets, too.

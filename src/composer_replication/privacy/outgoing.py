@@ -40,8 +40,8 @@ class Find:
     def id(self) -> str:
         """The id to pass to `--allow`.
 
-        The id covers the whole text. It is slow to compute, so that a text that is little more than a password cannot
-        be guessed.
+        The id is a hash of the whole text. Computing it is deliberately slow, so that nobody can guess a text that is
+        little more than a password.
         """
         return _slow_hash(self.digest)
 
@@ -185,7 +185,7 @@ def _bytes_of(part: Any) -> bytes:
 
 
 def _flat_text(part: Any) -> str:
-    """Return all names and values in a part, one per line, at any nesting depth."""
+    """Return all names and values in a part of a document, one per line, at any nesting depth."""
     lines, pending = list[str](), [("", part)]
     while pending:
         name, value = pending.pop()

@@ -47,7 +47,7 @@ WORDS = tuple(word.lower().encode() for word, *_ in _HOME_PATTERNS)
 
 
 class Identity:
-    """Finds people in text. It is stateless: the caller numbers them for each conversation."""
+    """Finds people in text and replaces them. It is stateless: the caller numbers the people of each conversation."""
 
     def __init__(self, home_dirs: Sequence[str], user_names: Sequence[str], *, people: bool = False) -> None:
         """Compile the patterns. With `people`, e-mail addresses, phone numbers and adjacent names are replaced, too."""
@@ -65,7 +65,9 @@ class Identity:
         self._known_strings = tuple(names)
 
     def replace(self, text: str, pseudonym: Callable[[str], str], words: Set[bytes] | None = None) -> str:
-        """Replace every user by a pseudonym. `words` has the words in `WORDS` that occur, if the caller knows them."""
+        """Replace every user with a pseudonym. `words` has the words of `WORDS` that occur in the text, if the
+        caller knows them.
+        """
         for home in self._homes:
             if home in text:
                 text = re.sub(re.escape(home) + r"(?![A-Za-z0-9_])", lambda _, h=home: self._home(h, pseudonym), text)
@@ -148,7 +150,7 @@ _NOT_A_NAME = re.compile(
 
 
 def _people_in(text: str) -> Iterator[str]:
-    """Yield every e-mail address, phone number and name in a text, longest first since names may overlap."""
+    """Yield every e-mail address, phone number and name in a text, longest first because names may overlap."""
     people = {*_addresses(text), *(match[0] for match in _PHONE.finditer(text) if _is_phone(match[0]))}
     for match in (*_BEFORE_ADDRESS.finditer(text), *_NAME_LINE.finditer(text)):
         name = match["name"].strip()
@@ -171,7 +173,7 @@ def _is_phone(number: str) -> bool:
 
 
 def _with_people_replaced(text: str, pseudonym: Callable[[str], str]) -> str:
-    """Replace other people by pseudonyms. Returns the same object if there are none."""
+    """Replace people other than the user with pseudonyms. Returns the same object if the text names none."""
     for name in _people_in(text):
         text = re.sub(rf"(?<!\w){re.escape(name)}(?!\w)", lambda _, person=name: pseudonym(person), text)
     return text

@@ -77,7 +77,9 @@ def has_digit(value: str) -> bool:
 
 
 def is_strong(value: str) -> bool:
-    """Return whether a bare word could be a password: letters with digits or symbols, but no code or path."""
+    """Return whether a bare word could be a password: at least six characters, either digits only or letters with
+    digits or symbols, and neither code nor a path.
+    """
     if len(value) < 6 or not _BRACKETS.isdisjoint(value) or value.startswith(("/", "./", "~/", "http")):
         return False
     if value.isdigit():
@@ -317,8 +319,8 @@ def any_of(words: Iterable[str]) -> str:
 class WordFilter:
     """Finds the trigger words in a text in one pass.
 
-    A text is split into words. Sessions repeat their words, so almost all results are cached and only new words are
-    searched. The cache holds only words of letters, never a whole secret with digits.
+    A text is split into words. Sessions repeat their words, so almost all results come from a cache and only new words
+    are searched. The cache holds only words of letters, never a whole secret with digits.
     """
 
     def __init__(self, triggers: Iterable[bytes], whole: Iterable[bytes] = ()) -> None:
@@ -368,7 +370,7 @@ _NEVER = re.compile(r"(?!)")
 
 @dataclass(frozen=True)
 class _KingfisherRule(Rule):
-    """All kingfisher rules as a single rule. They run offline and in process."""
+    """All rules of the kingfisher catalog as a single rule, which runs offline and in this process."""
 
     scanner: Any = field(default=None, repr=False)
 

@@ -292,7 +292,7 @@ def _merge_overlaps(text: str, spans: list[Span]) -> list[Span]:
 
 
 def _add_repeats(text: str, spans: list[Span]) -> list[Span]:
-    """Add the spans of all other occurrences of the same values in the text."""
+    """Add the spans of all other places in the text where the same values occur."""
     if len(spans) > 64:  # a dump of secrets: one search per value would be quadratic
         return spans
     extra: list[Span] = []
@@ -389,10 +389,10 @@ _KEY_RUN = re.compile(r"[A-Za-z0-9+/_=-]+")
 
 
 class _ExactValues:
-    """Known values from the environment, plain and in the escapes used by JSON, URLs, shells and HTML.
+    """Known values from the environment, in plain form and with the escapes of JSON, URLs, shells and HTML.
 
-    The trigger for a spelling is its longest sequence of letters. It is looked up among the words in a text, like all
-    triggers, so that a text without it is never searched for the value.
+    The trigger for each of these spellings is its longest sequence of letters. The trigger is looked up among the words
+    of a text, like all triggers, so that a text without it is never searched for the value.
     """
 
     def __init__(self, values: Iterable[str]) -> None:

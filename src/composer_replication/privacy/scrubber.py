@@ -1,4 +1,4 @@
-"""Replace secrets in text and records by placeholders, before anything is written or sent.
+"""Replace secrets in text and records with placeholders, before anything is written or sent.
 
 `Scrubber` holds the rules. `Scope` numbers the placeholders in one session with its subagents, so that parallel and
 serial runs give the same output. Neither shows a value in its repr, and a placeholder reveals only the kind.
@@ -108,7 +108,7 @@ class Scope:
         self._numbering.reserve_all(value)
 
     def text(self, text: str) -> str:
-        """Replace every secret in the text by a placeholder. Returns the same object if there is none."""
+        """Replace every secret in the text with a placeholder. Returns the same object if the text has no secret."""
         return self._text(text, "")
 
     def answer(self, text: str, spans: Callable[[str], Iterable[Span]]) -> str:
@@ -126,8 +126,8 @@ class Scope:
     def value(self, value: Any) -> Any:
         """Scrub every string in a JSON-like value. Returns the same object if nothing was found.
 
-        Most strings in a record are short and clean, so new strings are scanned together, as one text. Only if that
-        finds something are they scanned one by one.
+        Most strings in a record are short and clean, so new strings are scanned together, as one text. They are scanned
+        one by one only if that scan finds something.
         """
         value = self._without_answers(value)
         gathered = _StringCollector(self._clean_strings, self._scanner.holds_env_value)
@@ -136,7 +136,9 @@ class Scope:
         return value if clean and not gathered.special else self._scrub_value(value, "", Strength.NONE)
 
     def _remember(self, answer: str, kind: str) -> None:
-        """Replace this answer in all later texts, unless it may occur elsewhere by chance, like dates and codes."""
+        """Record an answer, to be replaced in all later texts, unless it may occur there by chance, as dates and
+        codes may.
+        """
         is_rare = len(answer) >= _MIN_ANSWER_CHARS and is_strong(answer) and not answer.replace("-", "").isdigit()
         if is_rare and answer not in self._answers and len(self._answers) < _MAX_ANSWERS:
             self._answers[answer] = kind

@@ -420,7 +420,7 @@ def _shaped(text: str, begin: int, end: int, wordy: bool) -> Iterator[Span]:
 
 @lru_cache(maxsize=1 << 12)
 def _looks_like_password(value: str, wordy: bool) -> bool:
-    """Return whether a word looks like a password. Cached, since sessions repeat their words."""
+    """Return whether a word looks like a password. Results are cached, because sessions repeat their words."""
     return is_shaped(value) or (wordy and is_unfamiliar(value))
 
 

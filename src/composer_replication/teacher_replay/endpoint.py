@@ -391,7 +391,9 @@ def _refusal(status: int, headers: Mapping[str, str], data: dict[str, Any] | Non
 
 
 def _retry_after_s(headers: Mapping[str, str]) -> float | None:
-    """Return the seconds to wait from the Retry-After header, in either form; None without the header."""
+    """Return the number of seconds to wait according to the Retry-After header (a number or a date); None without
+    the header.
+    """
     value = headers.get("retry-after")
     if value is None:
         return None

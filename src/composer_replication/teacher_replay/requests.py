@@ -63,7 +63,7 @@ class RequestBuilder:
         *,
         label: str = "a request",
     ) -> Request:
-        """Build the request for one state; tool results in `messages` are fenced with the session's marks."""
+        """Build the request for one state; tool results in `messages` are enclosed in the marks of the session."""
         sent_messages = _fence_results(messages, session) if self._settings.fence else _without_origin(messages)
         parameters = self._parameters(tools)
         body = encode_as_written({**parameters, "messages": sent_messages}, where=f"request to {self._teacher.slug}")
@@ -155,7 +155,7 @@ def _fence_results(messages: Sequence[Message], session: str = "") -> list[Messa
 
 
 def _without_origin(messages: Sequence[Message]) -> list[Message]:
-    """Remove the field `ORIGIN`, which is internal to this package."""
+    """Remove the field `ORIGIN`, which is internal to this package, from messages."""
     return [
         {key: value for key, value in message.items() if key != ORIGIN} if ORIGIN in message else message
         for message in messages
@@ -163,7 +163,7 @@ def _without_origin(messages: Sequence[Message]) -> list[Message]:
 
 
 def fence_text(text: str) -> tuple[str, str]:
-    """Return the sentence that explains the marks, and the text enclosed in them."""
+    """Enclose a text in marks; return a sentence that explains the marks, and the enclosed text."""
     mark = _hash(text)
     return _FENCE_RULE.format(mark=mark), _enclose(text, mark)
 
@@ -178,7 +178,9 @@ def flags(messages: Iterable[Message]) -> list[str]:
 
 
 def _reads_like_instruction(text: str) -> bool:
-    """Whether a text reads like an instruction. Cached, because a text recurs in all later states of its session."""
+    """Whether a text reads like an instruction. Results are cached, because a text recurs in all later states of its
+    session.
+    """
     cache_key = (hash(text), len(text))
     is_instruction = _INSTRUCTION_CACHE.get(cache_key)
     if is_instruction is None:

@@ -414,7 +414,7 @@ class ProtectedTokens:
         self._normalizer = getattr(backend, "normalizer", None)
 
     def escape(self, text: str) -> str:
-        """Replace protected strings by sentinels, and lone surrogates by U+FFFD."""
+        """Replace protected strings with sentinels, and lone surrogates with U+FFFD."""
         # Most texts are ASCII, which needs no normalization and has no private-use characters to escape.
         if not text.isascii():
             text = self._normalize_if_forged(replace_surrogates(text))
@@ -485,7 +485,7 @@ def raw_marker(number: int) -> str:
 
 
 def insert_raw(rendered: str, raw: list[str]) -> str:
-    """Replace every marker in a rendering by its text, and remove any quotes that the template put around the
+    """Replace every marker in a rendering with its text, and remove any quotes that the template put around the
     marker.
     """
     return _RAW_MARKER.sub(lambda match: raw[int(match[1])], rendered) if raw else rendered
@@ -497,7 +497,7 @@ def _any_of_pattern(texts: Iterable[str]) -> str:
 
 
 def replace_surrogates(text: str) -> str:
-    """Replace lone surrogates, which no tokenizer accepts, by U+FFFD."""
+    """Replace lone surrogates, which no tokenizer accepts, with U+FFFD."""
     try:
         text.encode()
     except UnicodeEncodeError:

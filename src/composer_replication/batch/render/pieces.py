@@ -39,7 +39,7 @@ _Tools = Sequence[Mapping[str, Any]] | None
 
 @dataclass(slots=True, kw_only=True)
 class TurnPiece:
-    """One assistant turn in a sequence, as escaped text; positions are characters."""
+    """One assistant turn in a sequence, as escaped text. Its positions count characters."""
 
     turn: Turn
     previous_role: str
@@ -72,7 +72,7 @@ class _WindowMismatchError(Exception):
 
 
 class Cutter:
-    """Cuts conversations that are rendered by one template."""
+    """Splits conversations that are rendered by one template into assistant turns and their contexts."""
 
     def __init__(self, template: ChatTemplate, dialect: Dialect, protected: ProtectedTokens, tools: _Tools) -> None:
         self._template, self._dialect, self._tools = template, dialect, tools
@@ -141,7 +141,7 @@ class Cutter:
             raise _WindowMismatchError
 
     def _step(self, units: _TurnUnits, number: int, before: list[Message], tools: _Tools) -> _WindowStep:
-        """Render turn `number` after the messages of a window."""
+        """Render turn `number` after the messages `before` it in a window, and find the parts of its text."""
         item = units.item(number)
         prompt = self._render(units, before, tools, prompt=True)
         whole = self._render(units, [*before, item.message], tools)
@@ -261,7 +261,7 @@ class _TurnUnits:
         return self.chat.items[start - 1].role if start else ""
 
     def _stand_in_opening(self) -> list[Message]:
-        """Return minimal messages with the same roles as the opening."""
+        """Return minimal messages with the same roles as the messages that open the chat."""
         roles = {item.role for item in self.chat.items[: self.starts[0]]}
         opening = [system("s")] if "system" in roles else []
         return opening + ([user("u")] if roles - {"system"} else [])
