@@ -1,7 +1,7 @@
 """Evaluate models on the held-out sessions of a run: `crf evaluate`, from the run to evaluation.json.
 
-The held-out sessions become questions (`decisions`, `questions`), each model answers them, and the answers become rows
-and the record (`record`).
+The held-out sessions become questions (`scored_calls`, `questions`), each model answers them, and the answers become
+rows and the record (`verdict`).
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ from composer_replication.batch.render.renderer import Renderer
 from composer_replication.config import CrfConfig, load
 from composer_replication.errors import MissingExtraError, NonFiniteError
 from composer_replication.evaluation.arms import Arm, digest_of_arm, load_each_model, load_tokenizers, resolve_arms
-from composer_replication.evaluation.decisions import (
+from composer_replication.evaluation.figures import Over
+from composer_replication.evaluation.models import models_of, training_settings
+from composer_replication.evaluation.questions import Answers, Questions, ask, prepare_questions
+from composer_replication.evaluation.scored_calls import (
     NEAR_DUPLICATE,
     NO_CORRECTION,
     HeldOut,
     ScoreJournal,
     read_held_out,
 )
-from composer_replication.evaluation.figures import Over
-from composer_replication.evaluation.models import models_of, training_settings
-from composer_replication.evaluation.questions import Answers, Questions, ask, prepare_questions
-from composer_replication.evaluation.record import (
+from composer_replication.evaluation.verdict import (
     interval_unit,
     record_of,
     results_of,

@@ -29,7 +29,8 @@ from composer_replication.batch.render.renderer import Renderer, token_texts
 from composer_replication.config import CrfConfig
 from composer_replication.config.sections import EvaluationConfig, Primary
 from composer_replication.errors import ConfigError, explain
-from composer_replication.evaluation.decisions import (
+from composer_replication.evaluation.sampling import SampledText, State, sample_actions, select_states
+from composer_replication.evaluation.scored_calls import (
     HeldOut,
     ScoreJournal,
     Scores,
@@ -39,7 +40,6 @@ from composer_replication.evaluation.decisions import (
     score_groups,
     site_decisions,
 )
-from composer_replication.evaluation.sampling import SampledText, State, sample_actions, select_states
 from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.runs.files import control_name, controls_among
 from composer_replication.trainer.objective.reference import Response, token_logprobs
@@ -47,7 +47,7 @@ from composer_replication.trainer.sessions.phases import Phase, report_phase
 from composer_replication.types import Conversation, Provenance, Turn
 
 if TYPE_CHECKING:
-    from composer_replication.evaluation.decisions import HeldOutSession
+    from composer_replication.evaluation.scored_calls import HeldOutSession
 
 
 GOOD_TURNS, CODE, MATH = "loss_good_turns", "loss_code", "gsm8k"

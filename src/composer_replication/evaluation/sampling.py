@@ -22,8 +22,8 @@ from composer_replication.action_text import parse_reply
 from composer_replication.batch.render.renderer import Renderer, TurnSpan
 from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError
-from composer_replication.evaluation.decisions import ScoredDecision, ScoreJournal, SiteDecisions, digest_of
 from composer_replication.evaluation.figures import Value
+from composer_replication.evaluation.scored_calls import ScoredDecision, ScoreJournal, SiteDecisions, digest_of
 from composer_replication.evaluation.vllm_sampling import ArmEngine
 from composer_replication.runs.files import ToolTable
 from composer_replication.sites.actions.equality import ActionContext, action_kind, is_read_only_call, same_action
@@ -35,7 +35,7 @@ from composer_replication.trainer.sessions.phases import Phase, report_phase
 from composer_replication.types import Action, Turn
 
 if TYPE_CHECKING:
-    from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
+    from composer_replication.evaluation.scored_calls import HeldOut, HeldOutSession
 
 
 Sort = Literal["erring", "good"]

@@ -12,7 +12,7 @@ import pytest
 from composer_replication.cli.main import main
 from composer_replication.cli.pipeline import NOTHING_TO_DO
 from composer_replication.evaluation import evaluate
-from composer_replication.evaluation.record import record_of
+from composer_replication.evaluation.verdict import record_of
 from composer_replication.runs.artefacts import NOT_WRITTEN_YET, READ_COUNTS
 from composer_replication.trainer.metrics_file import StepCallback
 from composer_replication.trainer.sessions.phases import PhaseTimes

@@ -9,7 +9,7 @@ from train_runs import GRPO, adapter_of, same
 
 from composer_replication.config.presets import load_with_preset
 from composer_replication.evaluation.arms import Arm
-from composer_replication.evaluation.record import _control_lacks
+from composer_replication.evaluation.verdict import _control_lacks
 from composer_replication.runs.artefacts import control_folders
 from composer_replication.trainer.from_config.inputs import read_inputs
 from composer_replication.trainer.from_config.offline import offline_data

@@ -12,10 +12,10 @@ from evaluation_runs import TIMES, config, hold_out, write_sites
 
 from composer_replication.envs.student import student_folder
 from composer_replication.errors import InputError
-from composer_replication.evaluation import decisions as forced
+from composer_replication.evaluation import scored_calls as forced
 from composer_replication.evaluation.arms import digest_of_arm, load_each_model, load_tokenizers, resolve_arms
 from composer_replication.evaluation.evaluate import PARTIAL, evaluate
-from composer_replication.evaluation.record import CONTROL
+from composer_replication.evaluation.verdict import CONTROL
 from composer_replication.runs import RunDir
 from composer_replication.runs.files import read_evaluation, read_rows
 from composer_replication.runs.split import read_split_rows

@@ -10,11 +10,11 @@ from evaluation_runs import TIMES, config
 
 from composer_replication.errors import ConfigError
 from composer_replication.evaluation import sampling
-from composer_replication.evaluation.decisions import HeldOut, HeldOutSession
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.figures import NATS
 from composer_replication.evaluation.questions import _is_right
 from composer_replication.evaluation.sampling import SampledText, State, sampled_rows, sampled_values
+from composer_replication.evaluation.scored_calls import HeldOut, HeldOutSession
 from composer_replication.runs.files import read_rows, tool_table
 from composer_replication.sites.judge.judged_calls import earlier_sessions
 from composer_replication.trainer.sessions.rendering import LoggedSession, RenderedSession

@@ -11,7 +11,7 @@ from composer_replication.evaluation.figures import (
     _t_quantile,
     repeated_interval,
 )
-from composer_replication.evaluation.record import _verdict_word
+from composer_replication.evaluation.verdict import _verdict_word
 
 
 def session_interval(values, sessions, *, seed=0):

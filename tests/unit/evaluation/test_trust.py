@@ -14,7 +14,7 @@ from composer_replication.config import CrfConfig, SplitConfig, config_hash, loa
 from composer_replication.evaluation.arms import Arm
 from composer_replication.evaluation.evaluate import evaluate
 from composer_replication.evaluation.models import with_settings_of_training
-from composer_replication.evaluation.record import _training_remarks
+from composer_replication.evaluation.verdict import _training_remarks
 from composer_replication.runs.files import hash_weight_files, read_rows
 from composer_replication.runs.split import read_split_rows
 

@@ -7,7 +7,7 @@ import re
 import pytest
 
 from composer_replication.evaluation.figures import METRICS, Value
-from composer_replication.evaluation.record import _verdict_and_power
+from composer_replication.evaluation.verdict import _verdict_and_power
 
 SPREAD = (-0.1, 0.05, 0.0, 0.1, -0.05, 0.02)
 

@@ -14,8 +14,8 @@ from composer_replication.config.sections import EvaluationConfig
 from composer_replication.errors import InputError
 from composer_replication.evaluation import vllm_sampling
 from composer_replication.evaluation.arms import Arm
-from composer_replication.evaluation.decisions import ScoreJournal
 from composer_replication.evaluation.sampling import State, sample_actions
+from composer_replication.evaluation.scored_calls import ScoreJournal
 from composer_replication.evaluation.vllm_sampling import make_vllm_engine
 from refusals import refusal
 from tokenizer_assets import load

@@ -12,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from composer_replication.sites.actions.equality import ActionContext
-from composer_replication.sites.actions.shell_keys import command_key
+from composer_replication.sites.actions.shell_equality import command_key
 from composer_replication.sites.actions.shell_parser import parse_script
 
 SAME = [

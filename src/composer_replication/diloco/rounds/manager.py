@@ -15,9 +15,9 @@ import torch
 from torch import Tensor
 
 from composer_replication.diloco.payload import ErrorFeedback, PayloadKind
-from composer_replication.diloco.rounds.membership import Follower, Membership
 from composer_replication.diloco.rounds.patience import RoundError, Traffic
 from composer_replication.diloco.rounds.records import MAX_WEIGHT
+from composer_replication.diloco.rounds.replica_lifecycle import Follower, Membership
 from composer_replication.diloco.rounds.round import RoundResult
 from composer_replication.diloco.rounds.settings import RoundSettings, RunPosition
 from composer_replication.diloco.store import ObjectStore, open_store

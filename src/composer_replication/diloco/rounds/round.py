@@ -1,6 +1,6 @@
 """Run one DiLoCo round over an object store, from the perspective of one replica.
 
-    claim         the replica holds its rank, and knows the commits that its weights come from (membership.py)
+    claim         the replica holds its rank, and knows the commits that its weights come from (replica_lifecycle.py)
     local steps   it trains alone; then torchft's DiLoCo hands over how far its weights have moved (manager.py)
     offer         it writes that vector in shards, and then the manifest, which makes the offer visible
     seal          once all expected replicas have offered, or a quorum has and the grace is over, any replica creates
@@ -10,7 +10,7 @@
     outcome       once all shards of the mean exist, any replica creates the outcome, a commit with their checksums; an
                   attempt with damaged offers ends with an abort, and one in which no offer has weight is void
     outer step    every replica, however late, reads the same mean, which DiLoCo's outer optimizer applies
-    next round    the step advances, and the commit joins the history that the weights come from (membership.py)
+    next round    the step advances, and the commit joins the history that the weights come from (replica_lifecycle.py)
 
 `Round.run` repeats: read the store, let `decide` choose the next action, perform it. `decide` has the rules. It is a
 pure function that knows no store, no clock and no tensor, so that the model check of the tests can call it with every

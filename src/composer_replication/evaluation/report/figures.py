@@ -105,7 +105,7 @@ class _ReportFigure(NamedTuple):
         return self.of("control") is not None
 
     def of(self, arm: str) -> _ArmInterval | None:
-        """Return the value of the arm with this name in the evaluation record, or None if there is none."""
+        """Return the value of the arm with this name in the evaluation.verdict, or None if there is none."""
         return next((interval for interval in self.arms if interval.arm == _ARMS[arm]), None)
 
 

@@ -8,7 +8,7 @@ shell_lexer     shell text as words, operators and redirections
 shell_parser    a command line as a tree of commands
 shell_programs  the option syntax of well-known programs
 shell_command   the programs in a command, what it may change, and which files it writes
-shell_keys      equal keys for equivalent commands
+shell_equality  whether two shell commands do the same: equal keys for equivalent commands
 known_paths     which paths exist, as far as a session has shown
 file_contents   the content of files, as far as a session has shown it
 """

@@ -3,7 +3,7 @@
 - An action with calls consists of its calls; the text around them is ignored.
 - The order of calls matters, unless all of them are read-only.
 - Edits of known files are compared by the resulting files, other calls by their canonical arguments
-  (`_canonical_arguments`), shell commands by `shell_keys`.
+  (`_canonical_arguments`), shell commands by `shell_equality`.
 - A reply without calls is compared as prose (`_text_key`), ignoring case, whitespace and Markdown.
 
 As a fallback, the exact text decides: treating different actions as equal is worse than the opposite mistake.
@@ -29,7 +29,7 @@ from typing import Any, cast
 
 from composer_replication.sites.actions.edits import FileChanges, apply_changes, compute_changes, edit_operations
 from composer_replication.sites.actions.shell_command import is_read_only_command
-from composer_replication.sites.actions.shell_keys import argv_key, command_key
+from composer_replication.sites.actions.shell_equality import argv_key, command_key
 from composer_replication.sites.actions.shell_lexer import literal_word
 from composer_replication.sites.actions.shell_parser import nested_script
 from composer_replication.sites.actions.tools import (

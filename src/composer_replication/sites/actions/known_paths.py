@@ -13,7 +13,7 @@ from typing import NamedTuple
 import orjson
 
 from composer_replication.sites.actions.shell_command import change_kind
-from composer_replication.sites.actions.shell_keys import folder_after
+from composer_replication.sites.actions.shell_equality import folder_after
 from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
 from composer_replication.sites.actions.shell_parser import parse_script, single_command
 from composer_replication.sites.actions.tools import (

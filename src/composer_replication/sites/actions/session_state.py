@@ -29,7 +29,7 @@ from composer_replication.sites.actions.known_paths import (
     file_shown_by_tool,
 )
 from composer_replication.sites.actions.shell_command import Command, is_read_only_command, leaves_sources_unchanged
-from composer_replication.sites.actions.shell_keys import folder_after
+from composer_replication.sites.actions.shell_equality import folder_after
 from composer_replication.sites.actions.shell_lexer import UnsupportedShellSyntax
 from composer_replication.sites.actions.shell_parser import nested_script, parse_script
 from composer_replication.sites.actions.tools import (

@@ -1,7 +1,7 @@
 """Parse the options of well-known programs with tables: flags, options with a value, and what may be reordered.
 
-`ls -la src` and `ls src -a -l` are equivalent. `find` and `echo` need special code (`shell_keys`). If a program has no
-table, or an option is not in its table, the words keep their order.
+`ls -la src` and `ls src -a -l` are equivalent. `find` and `echo` need special code (`shell_equality`). If a program has
+no table, or an option is not in its table, the words keep their order.
 
 A program has a table only if the table settles whether two actions are the same, in a labeled pair of the tests or in
 real sessions.

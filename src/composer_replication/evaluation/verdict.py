@@ -1,5 +1,6 @@
-"""Build the record in evaluation.json: the models, the split, every metric, the verdict, and what was not measured.
+"""Decide whether the trained model is better or worse, and build the record in evaluation.json around that verdict.
 
+The record names the models, the split, every metric, the verdict, and what was not measured.
 `results_of` turns the models' answers (`questions`) into rows and values, from which `record_of` builds the record.
 """
 
@@ -14,7 +15,6 @@ from typing import Any, Literal
 
 from composer_replication.config import CrfConfig
 from composer_replication.evaluation.arms import Arm
-from composer_replication.evaluation.decisions import HeldOut, Scores, SiteDecisions
 from composer_replication.evaluation.figures import (
     METRICS,
     NATS,
@@ -28,6 +28,7 @@ from composer_replication.evaluation.figures import (
 )
 from composer_replication.evaluation.questions import CODE, GOOD_TURNS, MATH, Answers, Questions
 from composer_replication.evaluation.sampling import sampled_rows, sampled_summary, sampled_values
+from composer_replication.evaluation.scored_calls import HeldOut, Scores, SiteDecisions
 from composer_replication.runs import RunDir
 from composer_replication.runs.artefacts import now
 from composer_replication.runs.files import (
