@@ -235,9 +235,7 @@ def _is_plausible_under_name(name: str, value: str, strength: Strength) -> bool:
 
 
 def _is_setting(text: str, start: int, match: re.Match[str]) -> bool:
-    """Return whether a name and its value are written as in Go, PHP or makefiles, such as `{Password:hunter2}` or
-    `PASS := hunter2`.
-    """
+    """Return whether a name and value look like Go, PHP or makefiles: `{Password:hunter2}` or `PASS := hunter2`."""
     name = text[start : match.start()]
     if match["sign"] == "=" and text[match.start() : match.start() + 2].isspace():  # aligned in columns
         return True
@@ -440,9 +438,7 @@ def _generated_word(text: str, begin: int) -> str:
 
 
 def _is_env(text: str, start: int, match: re.Match[str]) -> bool:
-    """Return whether the match is `NAME=value` without spaces, as in a shell or a dotenv file, where an unquoted
-    word is a literal.
-    """
+    """Return whether the match is `NAME=value` without spaces, as in shells and dotenv files."""
     name = text[start : match.start()]
     return match["sign"] == "=" and match.end() - match.start() == 1 and name.upper() == name
 
@@ -463,9 +459,7 @@ def _bare_end(text: str, start: int, begin: int, env: bool) -> int:
 
 
 def _up_to_closing_bracket(value: str, lead: str) -> str:
-    """Return the part of a bare value before the bracket that closes one opened in `lead`, the preceding text of its
-    line.
-    """
+    """Return the part of a bare value before the bracket that closes one in `lead`, the line's earlier text."""
     if ")" not in value and "]" not in value and "}" not in value:
         return value
     opened: list[str] = []
@@ -484,9 +478,7 @@ def _up_to_closing_bracket(value: str, lead: str) -> str:
 
 
 def _in_dump(text: str, start: int) -> bool:
-    """Return whether a neighboring line also has the form `NAME=value`. In such a list of variables, values extend
-    to the end of the line.
-    """
+    """Return whether a neighboring line is `NAME=value` too. In such a list, values extend to the end of the line."""
     line_start = text.rfind("\n", max(0, start - _MAX_LEAD_CHARS), start) + 1
     if start - line_start > _MAX_LEAD_CHARS or text[line_start:start].strip() not in ("", "export", "declare -x"):
         return False
@@ -663,9 +655,7 @@ def find_spoken_value(text: str, end: int, *, direct: bool) -> Span | None:
 
 
 def _is_in_no_language(core: str) -> bool:
-    """Return whether a value is no word of any language: an unknown word with a digit or an unusual spelling, or
-    short words joined by hyphens.
-    """
+    """Return whether a value is no word of any language: unknown and oddly spelled, or short words with hyphens."""
     return (is_unknown(core) and (has_digit(core) or is_odd(core))) or (is_passphrase(core) and "-" in core)
 
 
@@ -692,9 +682,7 @@ def _on_next_line(text: str, newline: int) -> Span | None:
 
 
 def bytes_or_groups(text: str, end: int, strength: Strength) -> Span | None:
-    """Return the span of a key written as a list of bytes, or in groups of four letters as authenticator apps show
-    it.
-    """
+    """Return the span of a key written as a list of bytes, or in the groups of four that authenticator apps show."""
     match = _GROUPS.match(text, end) if text[end] in " :=" else None
     if match is None and (strength >= Strength.TOKEN or text.find("0x", end, end + 60) >= 0):
         match = _BYTES.match(text, end)

@@ -18,8 +18,7 @@ distribution on the tokens of the erring turn, and nowhere else, so that it need
     D           the generalized Jensen-Shannon divergence over the whole vocabulary. `sdpo_jsd_beta` = 1 (in the
                 presets) is KL(student || teacher), 0 is KL(teacher || student).
     w_n         min(sdpo_is_clip, p_now(n) / p_sampled(n)) if the policy has changed since it sampled; otherwise 1.
-    num_tokens  the number of such tokens in a generation, over all processes, divided by the number of optimizer steps
-                that train on it: each step divides by this mean, even if it has more or fewer tokens.
+    num_tokens  the mean number of such tokens per optimizer step of a generation, over all processes.
     alpha       `alpha_sdpo`, annealed over the run; 0 while the gate is closed. It opens once own hints make errors
                 rarer by clearly more than hints about other errors do, and may close again (`hint_gate`).
 
@@ -30,9 +29,8 @@ Off by default: other weights w_n and the contrast with an unrelated hint (`obje
 In a GRPO step (`trainer.grpo_step`, which the overrides of TRL's methods call):
 
 1. TRL samples a group of rollouts per prompt and runs their tool calls.
-2. `ErringTurnFinder.find` locates each rollout's error sites, writes a hint for each, and places the hint. Turns of
-   truncated rollouts are dropped if TRL masks these. If the gate or a contrast needs it, each turn is also scored after
-   a second hint, about another kind of error (`unrelated_hints`).
+2. `ErringTurnFinder.find` locates each rollout's error sites, writes a hint for each, and places the hint. The gate
+   and the contrast need a second hint, about another kind of error (`unrelated_hints`).
 3. TRL shuffles the rollouts and splits them into micro-batches. The turns travel with them (`SITES`).
 4. For every micro-step, `HintDistillation.policy_and_term` finds the turns' rows in the padded micro-batch
    (`place_turns`), runs the teachers without gradient, and then GRPO's forward pass, inside which the loss is computed.
@@ -187,13 +185,10 @@ class ErringTurnFinder:
 
 
 class TurnRows(NamedTuple):
-    """The N positions in a padded micro-batch that predict tokens of erring turns, and the matching rows in the
-    teachers' tree.
+    """The N positions in a padded micro-batch that predict tokens of erring turns, with the matching rows of the tree.
 
-    A token is predicted at the position before it. The tree contains all contexts with hints, and stores tokens that
-    several contexts share (a group's prompt, a rollout's history) only once. M of the N positions belong to turns that
-    also have an unrelated hint: `compared_M` has their indices among the N positions, `unrelated_M` their tree rows
-    after the unrelated hint, and `unhinted_M` their tree rows without any hint.
+    A token is predicted at the position before it. The tree stores what contexts share only once. M of the N positions
+    are in turns with an unrelated hint: `compared_M` has their indices, the other two their rows in the tree.
     """
 
     sample_N: Tensor
@@ -215,8 +210,7 @@ def place_turns(
 ) -> TurnRows | None:
     """Return the positions of each sample's turns in the left-padded batch, or None if there are no turns.
 
-    Raises AlignmentError if the student's and the teachers' rows do not predict the same tokens, as happens when a
-    batch is shuffled, split or padded without its turns.
+    Raises AlignmentError if the student's and the teachers' rows predict different tokens, as after a shuffle.
     """
     flat = [(sample, turn) for sample, sample_turns in enumerate(turns) for turn in sample_turns]
     if not flat:
@@ -308,10 +302,9 @@ def distill(
 ) -> tuple[T, Channel | None, Tensor | None]:
     """Run the hinted teachers, then the policy, and compute channel 2 from the policy's own hidden states.
 
-    `run_policy` must run the model's body exactly once, on `input_ids`. Returns three values: the result of
-    `run_policy`; the channel's loss, whose `value` is the sum over the rows divided by `options.divide`, or None if
-    `rows` is None; and a tensor (T, 2) with the effects of the own hint and of the unrelated hint on each turn that has
-    both, in nats/token, or None.
+    `run_policy` must run the model's body exactly once, on `input_ids`. Returns its result; the channel, whose `value`
+    is the sum over the rows divided by `options.divide`, or None without rows; and the effects of both hints on each
+    turn that has an unrelated one, (T, 2) in nats/token, or None.
     """
     # The policy's forward pass runs under autocast, so the teachers must as well.
     with autocast():
@@ -334,9 +327,7 @@ def distill(
 def _run_teachers(
     model: nn.Module, input_ids: Tensor, rows: TurnRows | None, options: ChannelOptions
 ) -> tuple[list[Any], HintTargets, Tensor | None]:
-    """Run the teachers, and return their hidden states for the turns' tokens, the loss's other inputs, and the
-    hints' effects.
-    """
+    """Return the teachers' hidden states for the turns' tokens, the loss's other inputs, and the hints' effects."""
     # Processes that share sharded weights must make the same passes, so all run the teachers if any has a turn.
     (is_needed,) = max_over_shards(all_models(model, options.teachers), [int(rows is not None)])
     if not is_needed:
@@ -409,10 +400,7 @@ class MicroStep(NamedTuple):
 
 
 class ChannelTerm(NamedTuple):
-    """A channel's weighted share of a micro-step's loss.
-
-    The term also has the channel's mean per item, and its number of items, over all processes.
-    """
+    """A channel's weighted share of a micro-step's loss, and its mean and item count over all processes."""
 
     loss: Tensor
     mean: float
@@ -501,9 +489,7 @@ class HintDistillation:
 def _comparisons(
     turns: Sequence[Sequence[ErringTurn]], inputs: Mapping[str, Any], effects_T2: Tensor
 ) -> list[HintComparison]:
-    """Return a comparison for each turn that was scored after two hints; row i of `effects_T2` belongs to the i-th
-    such turn.
-    """
+    """Return a comparison for each turn that was scored after two hints, in the order of the rows of `effects_T2`."""
     comparisons: list[HintComparison] = []
     effects = iter(effects_T2.tolist())
     for sample, sample_turns in enumerate(turns):

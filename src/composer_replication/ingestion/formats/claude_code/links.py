@@ -145,10 +145,10 @@ class RecordLinks:
         self._last_message = node
 
     def _guess_parent(self, entry: Entry) -> str | None:
-        """Return the previous record as a substitute for a missing parent.
+        """Return the previous record as a substitute for a missing parent, or None if the record really begins a
+        thread.
 
-        Claude Code loses links, and a log without any links is still one conversation. Returns None for a record that
-        really begins a thread: a boundary, or a prompt that replaced the very first prompt.
+        Claude Code loses links, and a log without any links is still one conversation.
         """
         tail, node = self._tail, entry.node
         is_message = node is not None and node.is_main_message
@@ -192,9 +192,7 @@ class RecordLinks:
         return tail.node.uuid, True
 
     def _is_late_result(self, node: Node, target: _LinkedRecord | None) -> bool:
-        """Return whether a record without children answers calls above its parent, while the thread continues
-        elsewhere.
-        """
+        """Return whether a record without children answers earlier calls while the thread continues elsewhere."""
         is_last = node is self._messages[-1]
         if node.kind == "assistant" or is_last or node.uuid in self._referenced_uuids:
             return False
@@ -229,16 +227,12 @@ class RecordLinks:
         return False
 
     def _answers_above(self, node: Node, keys: set[str], target: _LinkedRecord) -> bool:
-        """Return whether a record holds only results, and only of calls in the messages `keys` or of calls at or
-        above `target`.
-        """
+        """Return whether a record holds only results of calls in the messages `keys`, or at or above `target`."""
         callers = [] if node.kind == "assistant" else self._owning_assistant_records(node)
         return bool(callers) and all(caller.message_key in keys or _is_above(caller, target) for caller in callers)
 
     def _owning_assistant_records(self, node: Node) -> list[Node]:
-        """Return the record itself if an assistant wrote it; otherwise the assistant records with the calls that it
-        answers.
-        """
+        """Return the assistant records that a record belongs to: itself, or those whose calls it answers."""
         if node.kind == "assistant":
             return [node]
         return [self._callers[call_id] for call_id in node.answered if call_id in self._callers]
@@ -248,9 +242,7 @@ class RecordLinks:
         return keys.pop() if len(keys) == 1 else ""
 
     def _is_rewind(self, tail: _LinkedRecord, node: Node, target: _LinkedRecord | None, written_at: Any) -> bool:
-        """Return whether a message whose parent is `target`, rather than the last record `tail`, was written after a
-        rewind to `target`.
-        """
+        """Return whether a message below `target`, not below the last record `tail`, was written after a rewind."""
         abandoned_top = tail.topmost_after(-1 if target is None else target.node.index)
         if abandoned_top is not None and abandoned_top.node.uuid in self._guessed:
             return False  # the parent of `abandoned_top` was guessed, so its position proves nothing
@@ -270,9 +262,7 @@ class RecordLinks:
         return (is_at_prompt or self._is_unanswered(tail, abandoned_top)) and verdict != "went on"
 
     def _is_unanswered(self, tail: _LinkedRecord, abandoned_top: _LinkedRecord) -> bool:
-        """Return whether only a single message with unanswered calls is abandoned. No session can continue from such
-        a message.
-        """
+        """Return whether only one message with unanswered calls, which no session can continue, is abandoned."""
         if not _reaches(tail.same_owner, abandoned_top) or tail.owner != abandoned_top.owner:
             return False
         # A message may be split over several records, each with some of the calls.
@@ -285,9 +275,7 @@ class RecordLinks:
         return bool(calls) and calls.isdisjoint(self._answered)
 
     def _verdict(self, target: _LinkedRecord | None, written_at: Any) -> Verdict | None:
-        """Return whether timestamps and token counts show that the session went on or went back to `target`; None if
-        they show neither.
-        """
+        """Return whether times and token counts show a return to `target`; None if they show nothing."""
         tail = self._tail
         assert tail is not None
         times = [
@@ -415,9 +403,7 @@ def _linked_record(node: Node, up: _LinkedRecord | None, owner: str) -> _LinkedR
 
 
 def _far(up: _LinkedRecord) -> _LinkedRecord:
-    """Return the far ancestor for a record below `up`: the target of the last two jumps if they are equally long,
-    otherwise `up`.
-    """
+    """Return the far ancestor for a record below `up`: the target of the last two jumps if equally long, else `up`."""
     far = up.far
     # Two equal jumps are merged into a jump twice as long, as in a skew-binary random-access list.
     if far is None or far.far is None or up.depth - far.depth != far.depth - far.far.depth:
@@ -426,9 +412,7 @@ def _far(up: _LinkedRecord) -> _LinkedRecord:
 
 
 class _ContextLengths:
-    """The prompt lengths that answers on the main thread report, and estimates of the context's length between those
-    answers.
-    """
+    """The prompt lengths that answers on the main thread report, and estimates for the messages between them."""
 
     def __init__(self, messages: list[Node]) -> None:
         self._messages = messages
@@ -481,9 +465,7 @@ class _ContextLengths:
 
 
 def _is_too_soon_for_rewind(written_at: Any, tail_at: Any, target_at: Any) -> bool:
-    """Return whether the timestamps show that a message was written too soon after the thread's last record to
-    follow a rewind.
-    """
+    """Return whether a message follows the thread's last record too quickly for a rewind."""
     written_at, tail_at, target_at = _time(written_at), _time(tail_at), _time(target_at)
     if written_at is None or tail_at is None or target_at is None:
         return False
@@ -543,9 +525,7 @@ _MAX_PARALLEL = 64
 
 @dataclass(slots=True)
 class SubagentChain:
-    """The records of one inline subagent read so far: the last record, and the records that may be the next record's
-    parent.
-    """
+    """The records read so far of one inline subagent: the last one, and the candidates for the next parent."""
 
     name: str
     last_uuid: str
@@ -580,9 +560,7 @@ class SubagentChain:
 
 
 class _Sidechains:
-    """Assigns the sidechain records of a log, in order, to the chains of its inline subagents; `of` maps uuids to
-    chains.
-    """
+    """Assigns sidechain records to the chains of inline subagents; `of` maps uuids to chains."""
 
     def __init__(self, entries: list[Entry]) -> None:
         self.of: dict[str, SubagentChain] = {}
@@ -601,9 +579,7 @@ class _Sidechains:
         self._prompts = _prompts_of_calls(entries) if side else set[str]()
 
     def parent_of(self, entry: Entry, parents: Mapping[str, str | None]) -> tuple[str | None, bool]:
-        """Return the parent of a record, and whether the parent is a guess; `parents` maps all earlier records to
-        their parents.
-        """
+        """Return a record's parent and whether it is a guess; `parents` maps earlier records to their parents."""
         self._at += 1
         named_parent = entry.parent if isinstance(entry.parent, str) and entry.parent in parents else None
         linked = self.of.get(named_parent) if named_parent is not None else None
@@ -622,9 +598,7 @@ class _Sidechains:
         return parent, is_guess
 
     def _is_root(self, entry: Entry, names_other: bool) -> bool:
-        """Return whether a record begins a chain: a boundary, a prompt with a parent outside the chain, or the
-        prompt that a call passed.
-        """
+        """Return whether a record begins a chain: a boundary, a parent outside the chain, or a call's prompt."""
         node = entry.node
         if node is not None and node.is_boundary:
             return True
@@ -656,9 +630,7 @@ class _Sidechains:
         return (chain for chain in chains if chain is not None)
 
     def _caller(self, node: Node, linked: SubagentChain | None, fits: bool) -> SubagentChain | None:
-        """Return the chain with the calls that a record answers. If a call has several results, a plausible link
-        takes precedence.
-        """
+        """Return the chain with the calls that a record answers, preferring a plausible link."""
         for call_id in node.answered:
             chains = self._callers.get(call_id)
             if chains and linked is not None and linked.name in chains:
