@@ -38,8 +38,8 @@ In a GRPO step (`trainer.grpo_step`, which the overrides of TRL's methods call):
 
 What is reported: the loss as `loss/sdpo_kl`, the number of tokens as `items/sdpo_kl`, and whether the channel trained
 as `ran/sdpo_kl`. If no rollout of any process has an erring turn, the step is plain GRPO: no loss is reported, and
-`ran` is 0. While alpha is 0, the loss is computed and reported, but multiplied by 0, and `ran` is 0. A micro-batch
-without erring turns adds exactly 0. Sites that are not trained on are counted with the reason (`ErringTurns.counts`).
+`ran` is 0. While alpha is 0, the loss is reported but multiplied by 0, and `ran` is 0. Sites that are not trained on
+are counted with the reason (`ErringTurns.counts`).
 """
 
 from __future__ import annotations
@@ -210,7 +210,7 @@ def place_turns(
 ) -> TurnRows | None:
     """Return the positions of each sample's turns in the left-padded batch, or None if there are no turns.
 
-    Raises AlignmentError if the student's and the teachers' rows predict different tokens, as after a shuffle.
+    Raises AlignmentError if student and teacher rows predict different tokens, as after a shuffle.
     """
     flat = [(sample, turn) for sample, sample_turns in enumerate(turns) for turn in sample_turns]
     if not flat:
@@ -304,7 +304,7 @@ def distill(
 
     `run_policy` must run the model's body exactly once, on `input_ids`. Returns its result; the channel, whose `value`
     is the sum over the rows divided by `options.divide`, or None without rows; and the effects of both hints on each
-    turn that has an unrelated one, (T, 2) in nats/token, or None.
+    turn that has both, (T, 2) in nats/token, or None.
     """
     # The policy's forward pass runs under autocast, so the teachers must as well.
     with autocast():
