@@ -115,7 +115,6 @@ class ErringTurn(NamedTuple):
 
     @property
     def kind_of_hint(self) -> str:
-        """The kind of error that the hint is about."""
         return self.hint_kind or self.kind
 
 
