@@ -44,7 +44,7 @@ def _encode(value: object, where: str, options: int, indent: bool) -> bytes:
     if b"null" in data and not _all_finite([value]):
         for path, leaf in _iter_leaves(value):
             if isinstance(leaf, float) and not math.isfinite(leaf):
-                fix = "JSON has no such number. Omit the row, or write None and the reason in another field"
+                fix = "JSON cannot represent it. Omit the row, or write None, and give the reason in another field."
                 raise InputError(explain(_location(where, path), got=leaf, expected="a finite number", fix=fix))
     return data
 

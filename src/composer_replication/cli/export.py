@@ -86,8 +86,8 @@ def _refuse_unused_options(args: argparse.Namespace) -> None:
     unused += ["--public"] if args.public and args.to is not None and args.push is None else []
     unused += ["--precision"] if args.precision != "auto" and args.to is None else []
     if unused:
-        expected = "--to DIR, and --push REPO for --public"
-        raise InputError(explain(", ".join(unused), got="an export that ignores it", expected=expected))
+        got = "no --to" if args.to is None else "no --push"
+        raise InputError(explain(", ".join(unused), got=got, expected="--to DIR; for --public also --push REPO"))
 
 
 def _run_weights(args: argparse.Namespace) -> int:

@@ -108,7 +108,7 @@ def call_progress(num_calls: int, cap_usd: float, *, quiet: bool) -> Generator[_
 
 @contextlib.contextmanager
 def training_progress(total_steps: int) -> Generator[TrainingCallbacks, None, None]:
-    """Yield callbacks that show the progress of a training. This package's warnings are printed above the bar."""
+    """Yield callbacks that show the progress of a training run. This package's warnings are printed above the bar."""
     from composer_replication.trainer.sessions.phases import TrainingCallbacks
 
     if not is_terminal(sys.stderr):

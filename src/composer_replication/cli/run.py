@@ -413,7 +413,7 @@ def _light_steps(config: CrfConfig, run: RunDir) -> tuple[list[_PlannedStep], Pr
 
 
 def _heavy_steps(config: CrfConfig, run: RunDir, output: Path) -> list[_PlannedStep]:
-    """Plan the trainings, the evaluation and the report, without running them.
+    """Plan the training runs, the evaluation and the report, without running them.
 
     Evaluation and report are stale if any step before them is.
     """

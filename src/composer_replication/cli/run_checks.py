@@ -83,7 +83,7 @@ def saved_options_path(output: Path) -> Path | None:
 
 
 def find_saved_options(root: Path) -> Path | None:
-    """Return the path of the options saved in a run: by `crf run`, or else by its last training.
+    """Return the path of the options saved in a run: by `crf run`, or else by its last training run.
 
     None if there are none.
     """

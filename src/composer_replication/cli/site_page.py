@@ -51,7 +51,7 @@ def site_page(
         renderer: The renderer that made the view.
         tokenizer: Name of the tokenizer, for the heading of the page.
         placement: The hint placement that the config asks for; the template may not support it.
-        left_out: Why a training would drop the site; empty if it would not.
+        left_out: Why a training run would drop the site; empty if it would not.
         proof: The result of the site's last hint check, in words; empty if there is none.
         num_context: Tokens of context to show on each side.
         all_pairs: Show all index pairs instead of the first and last ones.

@@ -117,7 +117,7 @@ def _evaluate_run(
 ) -> dict[str, Any]:
     """Compare the models on the held-out sessions of a run, write the artifacts, and return the record.
 
-    The record is the content of evaluation.json. `primary_then` is the primary metric that the training's settings
+    The record is the content of evaluation.json. `primary_then` is the primary metric that the training run's settings
     name. `scores` is the path of a journal that is kept, so that later evaluations of the same weights can reuse the
     scores.
     """

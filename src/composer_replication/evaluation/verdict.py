@@ -203,7 +203,7 @@ def record_of(
 ) -> dict[str, Any]:
     """Return the record of evaluation.json, without `seconds` and `drops`, which the caller adds.
 
-    `primary_then` is the primary metric that the training's settings name, or None if these settings are unknown.
+    `primary_then` is the primary metric that the training run's settings name, or None if these settings are unknown.
     """
     section = config.evaluation
     controls = controls_among(arm.name for arm in arms if arm.name not in answers.broken)

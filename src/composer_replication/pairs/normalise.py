@@ -377,7 +377,7 @@ class _WordsNumFilter(_RangeFilter):
 
     def __post_init__(self) -> None:
         if self.tokenization:
-            fix = 'For words of a SentencePiece model use data-juicer itself: DJNormalizer(..., backend="data_juicer").'
+            fix = 'Only data-juicer itself counts SentencePiece words: DJNormalizer(..., backend="data_juicer").'
             raise InputError(explain("words_num_filter, tokenization", got="true", expected="false", fix=fix))
 
     def judge(self) -> Judge:

@@ -150,8 +150,8 @@ def read_json_object(path: Path) -> dict[str, Any]:
 
 
 def describe_unfinished(root: Path) -> str:
-    """Describe how many steps an unfinished training in this folder has completed; return an empty string if there
-    is none.
+    """Describe how many steps an unfinished training run in this folder has completed; return an empty string if
+    there is none.
     """
     paths = {name: root / ARTEFACTS[name].file_name for name in ("checkpoints", "adapter", "model", "config")}
     if not paths["checkpoints"].is_dir() or paths["adapter"].is_dir() or paths["model"].is_dir():
@@ -164,12 +164,12 @@ def describe_unfinished(root: Path) -> str:
     # The training ended before it wrote the config, or the file was edited.
     except (OSError, ValueError, LookupError, TypeError):
         total = ""
-    return f"an unfinished training at step {steps}{total}; `crf run {root}` resumes it"
+    return f"an unfinished training run at step {steps}{total}, which `crf run {root}` resumes"
 
 
 @dataclass(frozen=True, kw_only=True)
 class ChannelResult:
-    """The result of one loss channel in a training: the number of steps that trained it, and its first and last
+    """The result of one loss channel in a training run: the number of steps that trained it, and its first and last
     loss.
 
     `reason` says why a channel's loss was measured without being trained on.

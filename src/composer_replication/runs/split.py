@@ -40,7 +40,7 @@ class SplitRow(NamedTuple):
     """A row of `split.jsonl`: a conversation with its split, its session, and the time and project in which the session
     began.
 
-    `near_duplicates` are turns of a test session whose context is nearly the same as that of a turn in a training
+    `near_duplicates` are turns of a test session whose context is nearly the same as that of a turn in a training run
     session.
     """
 

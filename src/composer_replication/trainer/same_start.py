@@ -43,9 +43,11 @@ def check_is_in_group(world_size: int) -> None:
     """Raise ConfigError if a launcher has started several processes, but they are not in one process group."""
     launched = launched_processes()
     if launched > 1 and world_size == 1:
-        fix = "Set TrainingArguments(use_cpu=True) on a machine without an accelerator, as `crf train` does."
-        got = "1: transformers found no accelerator and created no process group"
-        raise ConfigError(explain("processes in this training run", got=got, expected=launched, fix=fix))
+        fix = (
+            "Without an accelerator, transformers creates no process group: set TrainingArguments(use_cpu=True), as "
+            "`crf train` does."
+        )
+        raise ConfigError(explain("processes in this training run", got=1, expected=launched, fix=fix))
 
 
 def share_start_weights(model: nn.Module, *, what: str = "initial weights") -> None:

@@ -56,7 +56,7 @@ class Trained:
 
 
 def find_trained(name: str, adapter: str | None = None) -> Trained:
-    """Return the weights that `name` refers to: a run directory, a training's output folder, an adapter or a model.
+    """Return the weights that `name` refers to: a run directory, a training run's output folder, an adapter or a model.
 
     If `adapter` is given, it is the adapter's folder, and `name` is a run directory or the base model.
     """
@@ -117,7 +117,7 @@ def _weights_in(path: Path, run: RunDir | None) -> Path | None:
 def _read_base(adapter: Path) -> str:
     """Return the base model named in an adapter's config.
 
-    A relative path in the config is relative to the training's working directory, which is unknown. The path is
+    A relative path in the config is relative to the training run's working directory, which is unknown. The path is
     therefore looked up from the current working directory and from every folder above the adapter.
     """
     base = read_json_object(adapter / ADAPTER_CONFIG).get(_BASE) or read_training(adapter).get("start_weights")

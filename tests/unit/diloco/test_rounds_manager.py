@@ -166,7 +166,8 @@ def test_rounded_payloads_leave_replicas_equal_and_near_the_exact_mean(payload):
         0
     ].square().mean().sqrt()
     assert away < {"bf16": 0.01, "int8": 0.02, "int4": 0.3}[payload]
-    assert loops[0].manager.traffic.sent < plain[0].manager.traffic.sent
+    # Which replica writes the mean differs from run to run, so compare what both have sent.
+    assert sum(loop.manager.traffic.sent for loop in loops) < sum(loop.manager.traffic.sent for loop in plain)
 
 
 @pytest.mark.parametrize("payload", ["int8", "int4"])

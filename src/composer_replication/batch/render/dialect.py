@@ -259,7 +259,9 @@ class ThinkingRules:
     def __post_init__(self) -> None:
         for name in ("own", "others"):
             if getattr(self, name) not in TREATMENTS:
-                raise InputError(explain(f"thinking: {name}", got=getattr(self, name), expected=f"one of {TREATMENTS}"))
+                raise InputError(
+                    explain(f"thinking.{name}", got=repr(getattr(self, name)), expected=f"one of {TREATMENTS}")
+                )
 
     def is_own(self, turn: Turn) -> bool:
         """Whether the student itself wrote the turn."""

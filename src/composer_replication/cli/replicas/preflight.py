@@ -151,14 +151,14 @@ class _EarlierLaunches:
             if changed_options := [
                 option for option in _LOOKUP_OPTIONS if launch.options.get(option) != self._request.options.get(option)
             ]:
-                got = f"a start without an answer, with another {', '.join(changed_options)}"
-                raise RunError(explain(what, got=got, expected="the options of this launch"))
+                got = f"no reply to a start request that had another {', '.join(changed_options)}"
+                raise RunError(explain(what, got=got, expected="a start request with the options of this launch"))
             # Decide this before searching, so that a replica that appears in between is found.
             may_come = not is_settled(None, start, executor)
             handles = executor.find(launch.id, start.rank, start.attempt)
             if not handles and may_come:
-                got = "a start without an answer, whose machine may still appear"
-                raise RunError(explain(what, got=got, expected="a replica in the service's list"))
+                got, fix = "no reply to its start request", "The machine may still appear: try again in a few minutes."
+                raise RunError(explain(what, got=got, expected="a replica in the service's list", fix=fix))
         for handle in handles:
             if not executor.reaches(handle):
                 raise RunError(

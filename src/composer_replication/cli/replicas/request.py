@@ -107,8 +107,8 @@ def bucket_for_replicas(bucket: str, executor: str) -> str:
     if scheme_of(bucket) != "file":
         return bucket
     if executor not in _EXECUTORS_ON_LOCAL_FILES:
-        expected = "s3://, gs://, az:// or hf://, which its machines can reach"
-        raise InputError(explain(f"bucket of {executor}", got="a folder on this machine", expected=expected))
+        expected = f"an s3://, gs://, az:// or hf:// URL, which the machines of {executor} can reach"
+        raise InputError(explain(f"bucket for {executor}", got=f"the local folder {bucket!r}", expected=expected))
     return bucket if "://" in bucket else str(Path(bucket).expanduser().absolute())
 
 

@@ -179,8 +179,8 @@ class Executor(ABC):
             for replica in handles:
                 self.cancel(replica)
             if not handles and self.listed_s and not is_settled:
-                got = "a start without an answer, whose replica may still appear"
-                raise RunError(explain(f"rank {rank}", got=got, expected="a replica in the service's list"))
+                got, fix = "no reply to its start request", "The replica may still appear: try again in a few minutes."
+                raise RunError(explain(f"rank {rank}", got=got, expected="a replica in the service's list", fix=fix))
 
         return tried(end)[1]
 

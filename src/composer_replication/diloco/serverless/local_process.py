@@ -207,10 +207,15 @@ class LocalProcessExecutor(Executor):
     def _is_alive(self, handle: ReplicaHandle) -> bool:
         self._check_own(handle)
         if not self.reaches(handle):
-            got = f"a process on {handle.metadata.get('host')}, in {handle.metadata.get('folder')}"
-            fix = "Run the command on that machine."
+            got = f"a process on host {handle.metadata.get('host')!r}, in {handle.metadata.get('folder')}"
+            fix = "Run the command on the host of the process."
             raise RunError(
-                explain(f"rank {handle.rank}", got=got, expected=f"a process on {socket.gethostname()}", fix=fix)
+                explain(
+                    f"rank {handle.rank}",
+                    got=got,
+                    expected=f"a process on this host, {socket.gethostname()!r}",
+                    fix=fix,
+                )
             )
         process = self._processes.get(handle.metadata.get("name", ""))
         if process is not None:

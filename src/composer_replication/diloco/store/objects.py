@@ -144,7 +144,7 @@ def missing(uri: str, key: str, *, cause_kind: str = "") -> MissingObject:
 
 def too_large(uri: str, key: str, *, size: int, most_bytes: int) -> ObjectTooLarge:
     """Return the error for an object that is larger than its reader accepts."""
-    what = explain("size of the object", got=f"{size:,} bytes", expected=f"at most {most_bytes:,}")
+    what = explain("size of the object", got=f"{size:,} bytes", expected=f"at most {most_bytes:,} bytes")
     return ObjectTooLarge(what, uri=uri, key=key)
 
 

@@ -218,8 +218,8 @@ def _scored_units(run: RunDir, drops: Mapping[str, int]) -> list[Unit]:
     units = _session_units(run)
     if not units:
         left_out = ", ".join(f"{reason} {number}" for reason, number in drops.items()) or "none"
-        fix = "Hold out more sessions (`crf split RUN --set split.test=0.4`), or give evaluation.context more tokens."
-        got = f"no held-out error that can be scored (left out: {left_out})"
+        fix = "Hold out more sessions (`crf split RUN --set split.test=0.4`), or increase evaluation.context."
+        got = f"no error in the held-out sessions that can be scored (left out: {left_out})"
         raise RunError(explain(str(run.root), got=got, expected="at least one", fix=fix))
     return units
 

@@ -168,7 +168,7 @@ def _last(rows: list[Row], key: str) -> Any:
 
 
 def _sum_times(records: RunRecords) -> list[tuple[str, float]]:
-    """Return the seconds spent on each part of the work, in order. A training that was killed has recorded no time.
+    """Return the seconds spent on each part of the work, in order. A training run that was killed has recorded no time.
 
     Parts that took no time are listed as well, because the list shows which parts were run.
     """

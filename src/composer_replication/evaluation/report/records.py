@@ -68,7 +68,7 @@ class Absent(NamedTuple):
 
 
 class _Metrics(NamedTuple):
-    """The rows of a training's `metrics.jsonl`, and whether a crash cut off the last line."""
+    """The rows of a training run's `metrics.jsonl`, and whether a crash cut off the last line."""
 
     rows: list[Row]
     is_torn: bool
@@ -153,9 +153,9 @@ class RunRecords:
 
     @cached_property
     def why_no_proof(self) -> str:
-        """The reason why this training did not check hints; empty if its settings enable the check.
+        """The reason why this training run did not check hints; empty if its settings enable the check.
 
-        Even if there is a reason, the folder may contain hint checks from an earlier training.
+        Even if there is a reason, the folder may contain hint checks from an earlier training run.
         """
         settings: Row = self.settings or {}
         train: Row = settings.get("train", {})
@@ -169,8 +169,8 @@ class RunRecords:
     def proofs(self) -> Mapping[str, Row]:
         """The hint checks by site id.
 
-        The result is empty if this training checked no hints, or if an older version, which measured something else,
-        wrote the checks.
+        The result is empty if this training run checked no hints, or if an older version, which measured something
+        else, wrote the checks.
         """
         if self.why_no_proof:
             return {}

@@ -184,7 +184,7 @@ def _prepare_policy(inputs: Inputs, args: Any, say: Say) -> tuple[Any, Any | Non
 
 
 def _load_logged_sessions(inputs: Inputs, model: Any, say: Say) -> LoggedSessions | None:
-    """Return the run's sessions with the error sites and preference pairs that this training uses.
+    """Return the run's sessions with the error sites and preference pairs that this training run uses.
 
     Returns None if it uses neither.
     """
@@ -301,7 +301,7 @@ class NamedSource(NamedTuple):
 
 
 def named_sources(config: CrfConfig) -> list[NamedSource]:
-    """Return the prompts, rewards and environment for a training with rollouts, each with the hash of its file.
+    """Return the prompts, rewards and environment for a training run with rollouts, each with the hash of its file.
 
     Sources that are not a single file, such as folders and hub names, have no hash.
     """

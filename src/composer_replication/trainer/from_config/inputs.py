@@ -44,7 +44,7 @@ class Inputs(NamedTuple):
 
 
 class TrainingSetup(NamedTuple):
-    """The parts of a training that depend on its mode.
+    """The parts of a training run that depend on its mode.
 
     `args` are the training arguments. `build` returns the trainer and its logged sessions. `before` is called with the
     trainer just before the first step, to report its state. `sessions` are the sessions of an offline training, as they

@@ -413,11 +413,9 @@ def _needs_warm_up(
 ) -> bool:
     """Return whether the training needs a warm-up.
 
-    A mode other than "auto" decides this directly. With "auto", a resumed training keeps its earlier decision, and a
-    new training needs a warm-up if the model assigns a low probability to the tool names in the logs.
+    A mode other than "auto" decides this directly. With "auto", a resumed training run keeps its earlier decision, and
+    a new training run needs a warm-up if the model assigns a low probability to the tool names in the logs.
     """
-    pass
-
     warmup, items = inputs.config.train.warmup, data.train.channels
     if warmup.mode != "auto":
         if warmup.mode != "off" and not items[CHANNELS[0]]:
@@ -522,7 +520,7 @@ def _measure_pace(inputs: Inputs, sessions: LoggedSessions) -> TrainingPace:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPace:
-    """The measurements from which a training's duration is estimated.
+    """The measurements from which a training run's duration is estimated.
 
     `speed` is in operations per second, `weights` is the number of weights in the model, and `tokens` is the mean
     number of tokens in a window.

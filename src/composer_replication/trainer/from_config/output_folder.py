@@ -33,7 +33,7 @@ _PATH_OPTIONS = frozenset({"train.run", "train.output", "train.resume"})
 
 @dataclass(frozen=True)
 class TrainingFolder:
-    """The folder for a training's files: the run directory, or `train.output`. Both use the same file names."""
+    """The folder for a training run's files: the run directory, or `train.output`. Both use the same file names."""
 
     root: Path
 
@@ -68,13 +68,13 @@ class TrainingFolder:
         return any(_has_manifest(folder) for _, folder in checkpoints_in(self.warmup))
 
     def copy_warmup(self, source: TrainingFolder) -> None:
-        """Copy the warm-up of another training. Its origin is checked later, when the warm-up is used."""
+        """Copy the warm-up of another training run. Its origin is checked later, when the warm-up is used."""
         with staged_path(self.warmup) as unfinished:
             shutil.copytree(source.warmup, unfinished)
 
     @property
     def has_begun(self) -> bool:
-        """Whether this folder contains files from a training, finished or not."""
+        """Whether this folder contains files from a training run, finished or not."""
         names = (ARTEFACTS[name].file_name for name in ("adapter", "checkpoints"))
         return any((self.root / name).exists() for name in (*names, MODEL_FOLDER))
 
@@ -83,13 +83,13 @@ class TrainingFolder:
         return read_training(self.trained(is_adapter=is_adapter)) or None
 
     def made_of(self) -> dict[str, str] | None:
-        """Return the hashes of the files that the training here began with, by name, or None without a training."""
+        """Return the hashes of the files that the training here began with, by name, or None without a training run."""
         path = self.checkpoints / _SOURCES_NAME
         record: dict[str, Any] | None = decode_object(path.read_bytes()) if path.exists() else None
         return None if record is None else record["sources"]
 
     def set_aside(self) -> Path:
-        """Move the training's files to a new folder `earlier/N`, and return that folder.
+        """Move the training run's files to a new folder `earlier/N`, and return that folder.
 
         Another training can then begin in this folder.
         """
@@ -136,15 +136,15 @@ class TrainingFolder:
         return self.root / RESOLVED_NAME
 
     def trained(self, *, is_adapter: bool) -> Path:
-        """Return the folder in which a finished training stores its weights."""
+        """Return the folder in which a finished training run stores its weights."""
         return self.root / (ARTEFACTS["adapter"].file_name if is_adapter else MODEL_FOLDER)
 
     @contextlib.contextmanager
     def held(self, *, is_main: bool = True) -> Generator[None, None, None]:
-        """Lock the folder inside the block, so that only one training at a time uses it.
+        """Lock the folder inside the block, so that only one training run at a time uses it.
 
-        Raises RunError if another training holds the lock. If a training has several processes, only the main process
-        takes the lock.
+        Raises RunError if another training run holds the lock. If a training run has several processes, only the main
+        process takes the lock.
         """
         self.root.mkdir(parents=True, exist_ok=True)
         if not is_main:
@@ -214,7 +214,7 @@ class TrainingFolder:
         return newest is not None
 
     def _refuse_unreadable_checkpoints(self) -> None:
-        """Raise RunError if a new training would overwrite complete checkpoints from another version.
+        """Raise RunError if a new training run would overwrite complete checkpoints from another version.
 
         A checkpoint without a manifest is ignored, because its run was stopped while writing it.
         """

@@ -78,7 +78,7 @@ def _write_model_card(saved: Path, config: CrfConfig) -> None:
 
 
 def weights_folder(config: CrfConfig, run: RunDir) -> Path:
-    """Return the folder to which a training with this config writes its weights."""
+    """Return the folder to which a training run with this config writes its weights."""
 
     return _training_folder(config, run).trained(is_adapter=config.train.adapter.kind != "none")
 
@@ -86,8 +86,8 @@ def weights_folder(config: CrfConfig, run: RunDir) -> Path:
 class _TrainingNeed(NamedTuple):
     """The result of `why_train`.
 
-    `why` says why a training has to run or resume, and is "" if it is up to date. `is_other` says whether the folder
-    contains a training with other files or options.
+    `why` says why a training run has to run or resume, and is "" if it is up to date. `is_other` says whether the
+    folder contains a training run with other files or options.
     """
 
     why: str
@@ -95,7 +95,7 @@ class _TrainingNeed(NamedTuple):
 
 
 def why_train(config: CrfConfig, run: RunDir) -> _TrainingNeed:
-    """Return why a training has to run, if it does.
+    """Return why a training run has to run, if it does.
 
     The existing weights are compared with the current files and options.
     """
@@ -127,7 +127,7 @@ def why_train(config: CrfConfig, run: RunDir) -> _TrainingNeed:
 def describe_training(config: CrfConfig, run: RunDir, why: _TrainingNeed, kept_in: str | None = None) -> str:
     """Describe the training that `why_train` found necessary: the step at which it starts, and the reason.
 
-    `kept_in` is the folder to which an earlier training with other options was moved.
+    `kept_in` is the folder to which an earlier training run with other options was moved.
     """
 
     if why.is_other:
@@ -144,7 +144,7 @@ def describe_training(config: CrfConfig, run: RunDir, why: _TrainingNeed, kept_i
 
 
 def move_earlier_training(config: CrfConfig, run: RunDir) -> Path:
-    """Move a training with other files or options to `earlier/N` inside its own folder, and return the new folder.
+    """Move a training run with other files or options to `earlier/N` inside its own folder, and return the new folder.
 
     Its evaluation is moved to `earlier/N` in the run, so that it is not mistaken for the evaluation of the next
     training.
@@ -171,7 +171,7 @@ def _with_run(config: CrfConfig, run: RunDir | None) -> CrfConfig:
 
 @dataclass(frozen=True, kw_only=True)
 class TrainingPlan:
-    """What a training would do: its folder, its data, and the memory of a step (offline mode only).
+    """What a training run would do: its folder, its data, and the memory of a step (offline mode only).
 
     `newest_checkpoint` names the folder from which the training would resume; damaged checkpoints are skipped.
     """
@@ -192,7 +192,7 @@ class TrainingPlan:
 def plan(config: CrfConfig, run: RunDir | None = None) -> TrainingPlan:
     """Return what `train` would do, without loading weights.
 
-    The resolved config is written unless a training has already begun in this folder.
+    The resolved config is written unless a training run has already begun in this folder.
     """
     inputs = read_inputs(_with_run(config, run))
     config = inputs.config

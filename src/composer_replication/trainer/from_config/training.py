@@ -70,7 +70,7 @@ def run_training(
         config: The whole config.
         resume: Require a checkpoint to resume from. If false, `train.resume` decides.
         must_fit: Raise an error, instead of only warning, if a step does not fit into memory.
-        progress: Callbacks for the training's progress.
+        progress: Callbacks for the training run's progress.
         replica: Train on this replica's part of the data, and exchange weights with the other replicas.
     """
     callbacks = progress or TrainingCallbacks()

@@ -55,7 +55,7 @@ _listener: ContextVar[OnPhase | None] = ContextVar("phase_listener", default=Non
 
 @dataclass(frozen=True)
 class TrainingCallbacks:
-    """Callbacks for a training's progress.
+    """Callbacks for a training run's progress.
 
     `say` is called with each message, and `on_phase` with the progress of the work before the first step. `on_step` is
     called after every step with (step, total steps), and `on_log` for every line of metrics with (step, total steps,

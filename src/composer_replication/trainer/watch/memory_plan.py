@@ -73,7 +73,7 @@ def plan_memory(
 def free_memory(device: str | torch.device = "cpu") -> int:
     """Return the free bytes on a GPU, or on this machine within its container's limit.
 
-    Memory that an earlier training in this process has released counts as free. It must be garbage-collected first,
+    Memory that an earlier training run in this process has released counts as free. It must be garbage-collected first,
     since its objects refer to each other, and PyTorch's allocator caches freed memory.
     """
     if torch.device(device).type == "cuda":
