@@ -37,7 +37,7 @@ LIMITS: dict[str, tuple[int, int | None]] = {"run": (200, 1500), "grpo": (60, No
 
 def main() -> int:
     """Trace one run, print its figures and return 1 if it enters more than the limits allow."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("subject", choices=("run", "grpo"))
     parser.add_argument("--order", action="store_true", help="list the functions in the order of their first call")
     args = parser.parse_args()
@@ -104,7 +104,7 @@ def pipeline_run(folder: Path) -> Callable[[], object]:
 def grpo_steps(folder: Path) -> Callable[[], object]:
     """Return the training call of a trainer whose rollouts contain errors, so that channel 2 runs."""
     from datasets import Dataset
-    from trl import GRPOConfig
+    from trl.trainer.grpo_config import GRPOConfig
 
     from composer_replication import ComposerReplicationTrainer
     from composer_replication.envs.trl_environment import WorkspaceEnvironment, task_rows

@@ -25,7 +25,7 @@ os.environ.setdefault("TRL_EXPERIMENTAL_SILENCE", "1")
 import torch
 from datasets import Dataset
 from transformers import AutoModelForCausalLM, AutoTokenizer
-from trl import GRPOConfig
+from trl.trainer.grpo_config import GRPOConfig
 
 from composer_replication import ComposerReplicationTrainer
 from composer_replication.envs.trl_environment import WorkspaceEnvironment, task_rows
@@ -45,7 +45,7 @@ PREFIXES = (
 
 def main() -> int:
     """Train two steps, check the synchronization and print the record. Returns 1 if channel 2 or a check failed."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("model")
     parser.add_argument("--json", type=Path)
     parser.add_argument("--memory", type=float, default=0.3, help="vLLM's share of the GPU")
