@@ -137,6 +137,8 @@ def grpo_steps(folder: Path) -> Callable[[], object]:
         trainer.train()
         losses = [row.get("loss/sdpo_kl") for row in trainer.state.log_history if "loss/total" in row]
         print(f"channel 2 by step: {losses}")
+        if len(losses) != STEPS["grpo"] or None in losses:
+            raise SystemExit("channel 2 did not run in every step, so these figures would leave its files out")
 
     return train
 

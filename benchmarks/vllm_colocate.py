@@ -71,7 +71,9 @@ def main() -> int:
     print(json.dumps(record, indent=1))
     if args.json:
         args.json.write_text(json.dumps(record), encoding="utf-8")
-    return int(not all(step.get("ran/sdpo_kl") for step in record["steps"]))
+    has_trained = bool(record["steps"]) and all(step.get("ran/sdpo_kl") for step in record["steps"])
+    sync = record.get("synchronization", {"follows": True, "returns": True})
+    return int(not (has_trained and sync["follows"] and sync["returns"]))
 
 
 def build_trainer(args: argparse.Namespace, folder: Path) -> Any:
